@@ -1,0 +1,98 @@
+"""The service's configuration (faser.yaml): TensorRT-LLM's names where they exist, unknown keys refused."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from faser_trtllm.errors import ConfigError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CapacitySchedulerPolicy(str, enum.Enum):
+    GUARANTEED_NO_EVICT = "GUARANTEED_NO_EVICT"
+    MAX_UTILIZATION = "MAX_UTILIZATION"
+
+
+class KvCacheConfig(_Strict):
+    max_tokens: int | None = Field(None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len")
+    enable_block_reuse: bool = True
+
+
+class SchedulerConfig(_Strict):
+    capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+    enable_chunked_context: bool = True
+    chunk_unit_size: int = Field(16, ge=1, description="context chunks that do not finish the prompt are multiples of it")
+
+
+class ExecutorConfig(_Strict):
+    """Everything the executor needs besides the engines; None means "what the engine was built for"."""
+
+    max_batch_size: int | None = Field(None, ge=1)
+    max_num_tokens: int | None = Field(None, ge=1)
+    max_seq_len: int | None = Field(None, ge=2)
+    max_draft_len: int | None = Field(None, ge=0)
+    speculation: str = Field("fixed:4", description="off or fixed:K")
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
+    scheduler_config: SchedulerConfig = SchedulerConfig()
+    num_threads: int | None = Field(None, ge=1, description="threads of the CPU engine; default: all cores it may use")
+    cores: tuple[int, ...] | None = None
+    max_queue_size: int = Field(4096, ge=1, description="requests waiting or running; more are refused as UNAVAILABLE")
+
+
+class ServiceConfig(ExecutorConfig):
+    """faser.yaml: the executor's settings and the service's own."""
+
+    engine_dir: str | None = None
+    startup_timeout_s: float = Field(120.0, gt=0)
+    drain_timeout_s: float = Field(10.0, ge=0, description="on SIGTERM, running requests get so long to finish")
+    restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is started again")
+    restart_backoff_max_s: float = Field(10.0, gt=0)
+    cancellation_check_period_ms: int = Field(5, ge=1)
+
+
+def load_service_config(path: Path | None, overrides: dict[str, Any] | None = None) -> ServiceConfig:
+    """Read faser.yaml (if given) and apply overrides (None values are ignored); raise ConfigError in one sentence."""
+    data: Any = {}
+    if path is not None:
+        try:
+            data = yaml.safe_load(path.read_text()) or {}
+        except OSError as error:
+            raise ConfigError(f"the configuration {path.name} cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the configuration {path.name} is not valid YAML: {str(error).splitlines()[0]}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"the configuration {path.name} must be a mapping of keys to values")
+    data = data | {key: value for key, value in (overrides or {}).items() if value is not None}
+    return parse(ServiceConfig, data)
+
+
+def parse(model: type[Any], data: dict[str, Any]) -> Any:
+    """Validate data against a pydantic model; unknown keys raise ConfigError with a suggestion."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(str(first["loc"][-1]), _field_names(model, first["loc"][:-1]), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"unknown configuration key {key}{hint}") from None
+        raise ConfigError(f"configuration key {key} is {first['input']!r}: {first['msg'].lower()}") from None
+
+
+def _field_names(model: type[Any], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None or not hasattr(field.annotation, "model_fields"):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,81 @@
+"""The ragged batch that an engine runs: plain arrays, filled in place once per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Rows of many requests, each request's rows at consecutive positions.
+
+    slots [num_requests]: rows of block_table. cu_rows [num_requests + 1]: cumulative rows.
+    token_ids, positions [num_rows]. logit_rows [num_logit_rows]: ascending row indices whose logits are wanted.
+    block_table [max_batch_size, max_blocks_per_seq]. All int32 and contiguous.
+    """
+
+    slots: Int32Array
+    cu_rows: Int32Array
+    token_ids: Int32Array
+    positions: Int32Array
+    logit_rows: Int32Array
+    block_table: Int32Array
+
+    @property
+    def num_requests(self) -> int:
+        return self.slots.size
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids.size
+
+
+class BatchBuilder:
+    """Fills one set of buffers per step, so that a steady state allocates nothing of size."""
+
+    def __init__(
+        self, max_num_requests: int, max_num_rows: int, max_seq_len: int, block_table: Int32Array
+    ) -> None:
+        self._slots = np.zeros(max_num_requests, np.int32)
+        self._cu_rows = np.zeros(max_num_requests + 1, np.int32)
+        self._token_ids = np.zeros(max_num_rows, np.int32)
+        self._positions = np.zeros(max_num_rows, np.int32)
+        self._logit_rows = np.zeros(max_num_rows, np.int32)
+        self._iota = np.arange(max(max_num_rows, max_seq_len) + 1, dtype=np.int32)
+        self._block_table = block_table
+        self.clear()
+
+    def clear(self) -> None:
+        self.num_requests = 0
+        self.num_rows = 0
+        self.num_logit_rows = 0
+
+    def add(self, slot: int, tokens: Int32Array, first: int, end: int, num_logit_rows: int) -> None:
+        """Add rows for tokens[first:end] of a request; the last num_logit_rows of them give logits."""
+        start, stop = self.num_rows, self.num_rows + end - first
+        self._slots[self.num_requests] = slot
+        self._token_ids[start:stop] = tokens[first:end]
+        self._positions[start:stop] = self._iota[first:end]
+        if num_logit_rows:
+            logits_end = self.num_logit_rows + num_logit_rows
+            self._logit_rows[self.num_logit_rows : logits_end] = self._iota[stop - num_logit_rows : stop]
+            self.num_logit_rows = logits_end
+        self.num_requests += 1
+        self.num_rows = stop
+        self._cu_rows[self.num_requests] = stop
+
+    def build(self) -> RaggedBatch:
+        """Views of the buffers; valid until the next clear()."""
+        return RaggedBatch(
+            self._slots[: self.num_requests],
+            self._cu_rows[: self.num_requests + 1],
+            self._token_ids[: self.num_rows],
+            self._positions[: self.num_rows],
+            self._logit_rows[: self.num_logit_rows],
+            self._block_table,
+        )

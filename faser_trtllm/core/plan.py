@@ -1,0 +1,73 @@
+"""The frozen values that a step hands from schedule to draft to verify to update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step."""
+
+    request: Request
+    num_new_tokens: int  # committed tokens to run in the target: tokens[num_computed_tokens :][: num_new_tokens]
+    num_drafts: int  # pending drafts wanted in this step; KV blocks for them are allocated. 0 in a context chunk
+
+    @property
+    def reaches_end(self) -> bool:
+        """The pass runs the last committed token, so it yields the next one."""
+        return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    scheduled: tuple[ScheduledRequest, ...]
+    admitted: tuple[Request, ...] = ()  # got a slot in this step (first admission or after preemption)
+    paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
+    finished: tuple[Request, ...] = ()  # ended without running: deadline passed in the queue, cancelled
+
+    @property
+    def num_rows(self) -> int:
+        """Target rows of the step, drafts included."""
+        return sum(s.num_new_tokens + s.num_drafts for s in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftResult:
+    """What drafting did, in the order of SchedulerOutput.scheduled."""
+
+    num_new_drafts: tuple[int, ...]
+    num_draft_computed: tuple[int, ...]  # the draft model's KV covers so many tokens now
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What a target pass found, in the order of SchedulerOutput.scheduled.
+
+    token_ids [num_scheduled, max_draft_len + 1] int32: committed tokens, of which the first num_tokens[i] count and
+    the first num_accepted[i] were drafts. carried[i]: untested drafts stay pending. A context chunk that does not
+    reach the end has num_tokens 0. failed[i]: a sentence if the request cannot go on ("" if it can).
+    exhausted[i]: no token was allowed (all banned), so the request ends with "length".
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    num_tokens: tuple[int, ...]
+    num_accepted: tuple[int, ...]
+    num_verified: tuple[int, ...]  # pending drafts whose rows the pass ran (L)
+    carried: tuple[bool, ...]
+    failed: tuple[str, ...]
+    exhausted: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """New tokens of a request, as the scheduler committed them; finish_reason is set on the last one."""
+
+    request: Request
+    new_token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None

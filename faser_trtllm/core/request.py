@@ -1,0 +1,107 @@
+"""A request and its progress. Only the scheduler writes the fields; everyone else reads."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.sampling_params import SamplingParams
+
+
+class RequestState(enum.Enum):
+    WAITING = "waiting"  # in the queue, no slot, no blocks (also after preemption)
+    RUNNING = "running"  # has a slot and blocks
+    FINISHED = "finished"
+
+
+class FinishReason(str, enum.Enum):
+    STOP = "stop"  # an end id or a stop word
+    LENGTH = "length"  # max_tokens, max_seq_len, or no token was allowed
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"  # the request's deadline passed
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counts over the life of a request; a drafted token is counted when a pass has tested it or it was dropped."""
+
+    num_draft_tokens: int = 0  # drafted
+    num_accepted_tokens: int = 0  # drafts that passed their test
+    num_pruned_rows: int = 0
+    num_steps: int = 0  # target passes that committed tokens
+    num_cached_tokens: int = 0  # prompt tokens found in the KV cache at admission
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
+class Request:
+    """Tokens and counters of one request.
+
+    tokens [capacity] int32: committed tokens tokens[:num_tokens], then pending drafts
+    tokens[num_tokens : num_tokens + num_drafts]. capacity covers max_tokens and the pending drafts.
+    num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
+    num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: npt.ArrayLike,
+        params: SamplingParams,
+        *,
+        max_seq_len: int,
+        max_draft_len: int,
+        arrival_s: float = 0.0,
+        priority: float = 0.5,
+        deadline_s: float | None = None,
+    ) -> None:
+        prompt = np.asarray(prompt_token_ids, dtype=np.int32)
+        self.request_id = request_id
+        self.params = params
+        self.prompt_len = int(prompt.size)
+        self.max_num_tokens = min(max_seq_len, self.prompt_len + params.max_tokens)  # committed tokens, at most
+        self.max_draft_len = min(max_draft_len, params.num_draft_tokens if params.num_draft_tokens is not None else max_draft_len)
+        self.arrival_s = arrival_s
+        self.priority = priority  # 0 to 1, more is sooner (TensorRT-LLM: default 0.5)
+        self.deadline_s = deadline_s
+        self.tokens: npt.NDArray[np.int32] = np.zeros(self.max_num_tokens + max_draft_len + 1, dtype=np.int32)
+        self.tokens[: self.prompt_len] = prompt
+        self.num_tokens = self.prompt_len
+        self.num_drafts = 0
+        self.num_computed_tokens = 0
+        self.num_draft_computed_tokens = 0
+        self.slot = -1
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.stats = RequestStats()
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only the last committed token lacks target KV, so a pass may verify drafts."""
+        return self.num_computed_tokens == self.num_tokens - 1
+
+    @property
+    def draft_limit(self) -> int:
+        """Most pending drafts that can still be of use: the pass commits one token more than it accepts."""
+        return max(0, min(self.max_draft_len, self.max_num_tokens - self.num_tokens - 1))
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.state.value}, tokens={self.num_tokens}, drafts={self.num_drafts}, "
+            f"computed={self.num_computed_tokens}, draft_computed={self.num_draft_computed_tokens}, slot={self.slot})"
+        )

@@ -1,0 +1,112 @@
+"""What one request asks of sampling; knows token ids, not text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from faser_trtllm.errors import InvalidArgumentError
+
+MAX_STOP_WORDS = 64
+MAX_BAD_WORDS = 1024
+MAX_LOGIT_BIAS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters with TensorRT-LLM's names; None means "not given".
+
+    temperature: 0 is greedy. If it is not given it is 1 when top_k > 1, top_p or min_p is, else 0. top_k == 1 is greedy.
+    top_k: keep the k most probable tokens; 0 is off.
+    top_p: in (0, 1]; keep the smallest set of tokens whose probability reaches it.
+    min_p: in [0, 1); drop tokens less probable than min_p x the most probable.
+    seed: the same seed, prompt and parameters give the same text, whatever the speculation, the batch or the load.
+    repetition_penalty, presence_penalty, frequency_penalty: over prompt and output, as TensorRT-LLM counts.
+    bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
+    end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
+    num_draft_tokens: at most so many draft tokens per step; 0 turns speculation off; None leaves it to the policy.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    end_ids: tuple[int, ...] = ()
+    num_draft_tokens: int | None = None
+
+    @property
+    def effective_temperature(self) -> float:
+        if self.top_k == 1:
+            return 0.0
+        if self.temperature is not None:
+            return self.temperature
+        return 1.0 if self.top_k or self.top_p is not None or self.min_p is not None else 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.effective_temperature == 0.0
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise InvalidArgumentError, naming field, value and limit, if anything is out of range."""
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, self.max_tokens, "0 to max_tokens")
+        if self.temperature is not None:
+            _in_range("temperature", self.temperature, 0.0, 100.0, "0 (greedy) to 100")
+            if 0.0 < self.temperature < 1e-3:
+                raise InvalidArgumentError(
+                    f"temperature is {self.temperature}, allowed is 0 (greedy) or 0.001 to 100; use 0 for greedy"
+                )
+        if self.top_k is not None:
+            _in_range("top_k", self.top_k, 0, 2**31 - 1, "0 (off) or more")
+        if self.top_p is not None:
+            _in_range("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", open_low=True)
+        if self.min_p is not None:
+            _in_range("min_p", self.min_p, 0.0, 1.0, "0 (off) to less than 1", open_high=True)
+        if self.seed is not None:
+            _in_range("seed", self.seed, 0, 2**64 - 1, "0 to 2^64 - 1")
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, "more than 0 and at most 100", open_low=True)
+        _in_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        if self.num_draft_tokens is not None:
+            _in_range("num_draft_tokens", self.num_draft_tokens, 0, 2**31 - 1, "0 (speculation off) or more")
+        _token_ids("end_id", self.end_ids, vocab_size)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidArgumentError(f"bad_words has {len(self.bad_words)} entries, allowed are at most {MAX_BAD_WORDS}")
+        for word in self.bad_words:
+            if not word:
+                raise InvalidArgumentError("bad_words holds an empty word, each needs at least one token")
+            _token_ids("bad_words", word, vocab_size)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidArgumentError(f"logit_bias has {len(self.logit_bias)} entries, allowed are at most {MAX_LOGIT_BIAS}")
+        _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), vocab_size)
+        for token, value in self.logit_bias:
+            if not math.isfinite(value):
+                raise InvalidArgumentError(f"logit_bias of token {token} is {value}, it must be a finite number")
+
+
+def _in_range(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    allowed: str | None = None,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    inside = (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
+    if not inside:  # also NaN, which compares false
+        raise InvalidArgumentError(f"{name} is {value}, allowed is {allowed or f'{low} to {high}'}")
+
+
+def _token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidArgumentError(f"{name} holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}")

@@ -1,0 +1,72 @@
+"""The Engine protocol: a compiled forward pass over ragged rows and block tables (TensorRT's sense of the word).
+
+An engine knows token ids, positions and blocks; it knows nothing of requests' lives, of drafts or of text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine was built for, and the memory it was opened with."""
+
+    vocab_size: int
+    max_seq_len: int
+    num_layers: int
+    num_blocks: int
+    tokens_per_block: int
+    max_num_tokens: int  # rows of one pass
+    max_batch_size: int  # requests of one pass, and slots
+    segments: tuple[int, ...]  # layer boundaries: (0, ..., num_layers)
+
+
+class Engine(Protocol):
+    """One model on one partition. Not thread-safe: one caller at a time."""
+
+    @property
+    def spec(self) -> EngineSpec: ...
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        """Run layers spec.segments[segment] to spec.segments[segment + 1].
+
+        The last segment returns logits [num_logit_rows, >= vocab_size] fp32, valid until the next call.
+        """
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        """All segments in one call -> logits [num_logit_rows, >= vocab_size] fp32, valid until the next call."""
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        """Keep only these hidden rows (ascending indices) between two segments; the next batch matches them."""
+
+    def draft(
+        self,
+        batch: RaggedBatch,
+        sampling: npt.NDArray[np.void],
+        num_tokens: npt.NDArray[np.int32],
+        num_drafts: npt.NDArray[np.int32],
+        num_new_drafts: npt.NDArray[np.int32],
+        max_draft_len: int,
+    ) -> npt.NDArray[np.int32]:
+        """Draft autoregressively in one call (a draft model's engine only) -> [num_requests] tokens drafted.
+
+        The batch's rows (committed tokens and pending drafts without draft KV, at least one row where
+        num_new_drafts > 0) are run first; request i then drafts num_new_drafts[i] tokens, written behind its
+        num_tokens[i] + num_drafts[i] known tokens. sampling: SamplingTable.array, indexed by batch.slots.
+        """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,39 @@
+"""The errors users see. Each message is one sentence: the field, the value, the limit and the fix."""
+
+
+class FaserError(Exception):
+    """Base of all errors meant for users; `code` is the Triton status it maps to."""
+
+    code = "INTERNAL"
+
+
+class InvalidArgumentError(FaserError):
+    """The caller sent something that can never work."""
+
+    code = "INVALID_ARG"
+
+
+class UnavailableError(FaserError):
+    """The service cannot take the request now; trying again later may work."""
+
+    code = "UNAVAILABLE"
+
+
+class CancelledError(FaserError):
+    """The client cancelled the request."""
+
+    code = "CANCELLED"
+
+
+class EngineFileError(FaserError):
+    """An engine directory or checkpoint is missing, truncated, or does not fit; `faser build` mends it."""
+
+    code = "INVALID_ARG"
+
+
+class CheckpointError(InvalidArgumentError):
+    """A checkpoint cannot be read or is of an unsupported kind."""
+
+
+class ConfigError(InvalidArgumentError):
+    """A configuration file or flag is wrong."""
