@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -171,4 +172,5 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif  // FASER_CPU_H_

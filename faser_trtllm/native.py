@@ -1,0 +1,239 @@
+"""The native library (faser_cpu.h) through ctypes: loaded once, all signatures and structures in one place."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+
+ABI_VERSION = 1
+
+FASER_OK = 0
+FASER_BAD_ARGUMENT = -1
+FASER_OUT_OF_MEMORY = -2
+FASER_BAD_TOKEN = -3
+FASER_BAD_POSITION = -4
+FASER_BAD_BLOCK = -5
+
+ROW_OK = 0
+ROW_NAN = 1
+ROW_EMPTY = 2
+
+CARRIED = 0
+RECOVERED = 1
+BONUS = 2
+FAILED = 3
+
+GREEDY = 0
+SEEDED = 1
+SAMPLED = 2
+
+
+class FaserLayer(Structure):
+    """struct faser_layer: addresses of one layer's weights, None where the header allows NULL."""
+
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("qkv_bias", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("o", c_void_p),
+        ("o_bias", c_void_p),
+        ("post_norm", c_void_p),
+        ("gate_up", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down", c_void_p),
+        ("down_bias", c_void_p),
+    ]
+
+
+class FaserModel(Structure):
+    """struct faser_model."""
+
+    _fields_ = [
+        ("num_layers", c_int32),
+        ("hidden_size", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("intermediate_size", c_int32),
+        ("vocab_size", c_int32),
+        ("max_seq_len", c_int32),
+        ("sliding_window", c_int32),
+        ("rms_norm_eps", c_float),
+        ("rope_attention_factor", c_float),
+        ("rope_inv_freq", c_void_p),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("lm_head", c_void_p),
+        ("layers", POINTER(FaserLayer)),
+    ]
+
+
+class FaserBatch(Structure):
+    """struct faser_batch."""
+
+    _fields_ = [
+        ("num_requests", c_int32),
+        ("num_rows", c_int32),
+        ("max_blocks_per_seq", c_int32),
+        ("slots", c_void_p),
+        ("cu_rows", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("block_table", c_void_p),
+    ]
+
+
+class FaserSampling(Structure):
+    """struct faser_sampling: what one request samples with."""
+
+    _fields_ = [
+        ("tokens", c_void_p),
+        ("draft_probs", c_void_p),
+        ("end_ids", c_void_p),
+        ("bias_ids", c_void_p),
+        ("bias_values", c_void_p),
+        ("bad_words", c_void_p),
+        ("cu_bad_words", c_void_p),
+        ("key", c_uint64),
+        ("draft_counter", c_uint64),
+        ("num_end_ids", c_int32),
+        ("num_bias", c_int32),
+        ("num_bad_words", c_int32),
+        ("prompt_len", c_int32),
+        ("min_tokens", c_int32),
+        ("mode", c_int32),
+        ("top_k", c_int32),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+    ]
+
+
+# name: (result, arguments); addresses of arrays are passed as integers or c_void_p.
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "faser_abi_version": (c_int32, []),
+    "faser_isa": (c_char_p, []),
+    "faser_pool_create": (c_void_p, [c_void_p, c_int32, c_int32]),
+    "faser_pool_num_threads": (c_int32, [c_void_p]),
+    "faser_pool_destroy": (None, [c_void_p]),
+    "faser_engine_create": (
+        c_void_p,
+        [POINTER(FaserModel), c_void_p, c_int32, c_int32, c_int32, c_int32, POINTER(c_int32)],
+    ),
+    "faser_engine_destroy": (None, [c_void_p]),
+    "faser_engine_memory_bytes": (c_int64, [c_void_p]),
+    "faser_engine_logits_stride": (c_int32, [c_void_p]),
+    "faser_engine_forward": (
+        c_int32,
+        [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p],
+    ),
+    "faser_engine_compact_rows": (c_int32, [c_void_p, c_void_p, c_int32]),
+    "faser_next_token_probs": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "faser_accept": (
+        c_int32,
+        [
+            c_void_p,  # pool
+            c_int32,  # num_requests
+            c_void_p,  # slots
+            c_void_p,  # sampling
+            c_void_p,  # logits
+            c_int32,  # logits_stride
+            c_int32,  # vocab_size
+            c_void_p,  # cu_logit_rows
+            c_void_p,  # num_tokens
+            c_void_p,  # num_drafts
+            c_int32,  # max_draft_len
+            c_void_p,  # out_tokens
+            c_void_p,  # out_num_tokens
+            c_void_p,  # out_num_accepted
+            c_void_p,  # out_outcome
+            c_void_p,  # out_row_status
+        ],
+    ),
+    "faser_sample_draft": (
+        c_int32,
+        [
+            c_void_p,  # pool
+            c_int32,  # num_requests
+            c_void_p,  # slots
+            c_void_p,  # sampling
+            c_void_p,  # logits
+            c_int32,  # logits_stride
+            c_int32,  # vocab_size
+            c_void_p,  # num_known
+            c_int32,  # max_draft_len
+            c_void_p,  # out_tokens
+        ],
+    ),
+    "faser_draft": (
+        c_int32,
+        [
+            c_void_p,  # engine
+            c_void_p,  # pool
+            c_void_p,  # batch
+            c_void_p,  # sampling
+            c_void_p,  # num_tokens
+            c_void_p,  # num_drafts
+            c_void_p,  # num_new_drafts
+            c_int32,  # max_draft_len
+            c_void_p,  # logits
+            c_void_p,  # out_num_new
+        ],
+    ),
+}
+
+_LIBRARY = Path(__file__).parent / "_native" / "libfaser_cpu.so"
+
+_STATUS_SENTENCES = {
+    FASER_BAD_ARGUMENT: "an argument is out of range",
+    FASER_OUT_OF_MEMORY: "memory ran out",
+    FASER_BAD_TOKEN: "a token id is outside the vocabulary",
+    FASER_BAD_POSITION: "a position is outside the sequence length the engine was opened with",
+    FASER_BAD_BLOCK: "a block id is outside the KV pool",
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library, signatures declared; raises FaserError if it is missing or of another version."""
+    if not _LIBRARY.exists():
+        raise FaserError("native library not found, run ./build.sh setup")
+    try:
+        lib = ctypes.CDLL(str(_LIBRARY))
+        lib.faser_abi_version.restype = c_int32
+        version = lib.faser_abi_version()
+    except (OSError, AttributeError) as error:
+        raise FaserError(f"the native library cannot be loaded ({error}), run ./build.sh setup") from error
+    if version != ABI_VERSION:
+        raise FaserError(
+            f"the native library has ABI version {version}, needed is {ABI_VERSION}; run ./build.sh setup"
+        )
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name, None)
+        if function is not None:
+            function.restype = result
+            function.argtypes = arguments
+    return lib
+
+
+def isa() -> str:
+    """The instruction set this process runs: avx512bf16, avx2 or portable."""
+    name: bytes = library().faser_isa()
+    return name.decode()
+
+
+def check(status: int, what: str) -> None:
+    """Raise for a negative faser_status: InvalidArgumentError, or FaserError when memory ran out."""
+    if status >= FASER_OK:
+        return
+    sentence = f"{what} failed: {_STATUS_SENTENCES.get(status, f'status {status}')}"
+    raise (FaserError if status == FASER_OUT_OF_MEMORY else InvalidArgumentError)(sentence)
