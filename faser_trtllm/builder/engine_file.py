@@ -1,0 +1,286 @@
+"""The CPU engine's file (rank0.engine): packed weights that the engine maps into memory and reads in place.
+
+Layout: b"FASERENG", uint32 version, uint32 header_len, a JSON header of header_len bytes (padded with spaces, so that the
+data starts at a multiple of 4096), then tensors, each at a multiple of 64 bytes. Everything is little-endian. `offset`
+in the header counts from the start of the file. Shapes and paddings: plugins/cpu/faser_cpu.h.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import EngineFileError
+
+MAGIC = b"FASERENG"
+VERSION = 1
+PANEL = 64
+TENSOR_ALIGNMENT = 64
+DATA_ALIGNMENT = 4096
+_PREFIX = struct.Struct("<8sII")
+_MAX_HEADER_BYTES = 64 << 20
+
+Array = npt.NDArray[Any]
+TensorSource = Array | Callable[[], Array]
+
+MODEL_FIELDS = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_seq_len",
+    "sliding_window",
+    "rms_norm_eps",
+    "rope_attention_factor",
+    "tied",
+)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return (value + multiple - 1) // multiple * multiple
+
+
+def pack_matrix(weight: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+    """Pack bf16 bits [out, in] (uint16) into panels [ceil(out / 64), in_padded / 2, 64] uint32.
+
+    Element [p, i, j] holds the weights of output 64 p + j for inputs 2 i (low half) and 2 i + 1 (high half); in_padded is
+    `in` rounded up to 32, and what is beyond out or in is zero. Raises ValueError for other dtypes and ranks.
+    """
+    if weight.dtype != np.uint16 or weight.ndim != 2:
+        raise ValueError(f"pack_matrix takes a uint16 matrix, got {weight.dtype} of {weight.ndim} dimensions")
+    num_out, num_in = weight.shape
+    padded_out, padded_in = round_up(num_out, PANEL), round_up(num_in, 32)
+    if (padded_out, padded_in) != weight.shape:
+        weight = np.pad(weight, ((0, padded_out - num_out), (0, padded_in - num_in)))
+    pairs = np.ascontiguousarray(weight).view("<u4").reshape(-1, PANEL, padded_in // 2)
+    return np.ascontiguousarray(pairs.transpose(0, 2, 1))
+
+
+def unpack_matrix(packed: npt.NDArray[np.uint32], num_out: int, num_in: int) -> npt.NDArray[np.uint16]:
+    """Undo pack_matrix -> bf16 bits [num_out, num_in]."""
+    rows = np.ascontiguousarray(packed.transpose(0, 2, 1)).reshape(-1, packed.shape[1])
+    return rows.view("<u2")[:num_out, :num_in]
+
+
+def tensor_sizes(model: dict[str, Any]) -> dict[str, tuple[int, bool]]:
+    """Every tensor a model of these sizes may have -> {name: (nbytes, required)}."""
+    hidden, head_dim, vocab = model["hidden_size"], model["head_dim"], model["vocab_size"]
+    q_size = model["num_heads"] * head_dim
+    qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
+    gate_up_size = 2 * round_up(model["intermediate_size"], PANEL)
+
+    def packed(num_out: int, num_in: int) -> int:
+        return round_up(num_out, PANEL) * round_up(num_in, 32) * 2
+
+    sizes = {
+        "rope_inv_freq": (head_dim // 2 * 4, True),
+        "final_norm": (hidden * 4, True),
+        "lm_head": (packed(vocab, hidden), True),
+    }
+    if not model["tied"]:
+        sizes["embedding"] = (vocab * hidden * 2, True)
+    for i in range(model["num_layers"]):
+        sizes |= {
+            f"layers.{i}.input_norm": (hidden * 4, True),
+            f"layers.{i}.qkv": (packed(qkv_size, hidden), True),
+            f"layers.{i}.qkv_bias": (qkv_size * 4, False),
+            f"layers.{i}.q_norm": (head_dim * 4, False),
+            f"layers.{i}.k_norm": (head_dim * 4, False),
+            f"layers.{i}.o": (packed(hidden, q_size), True),
+            f"layers.{i}.o_bias": (hidden * 4, False),
+            f"layers.{i}.post_norm": (hidden * 4, True),
+            f"layers.{i}.gate_up": (packed(gate_up_size, hidden), True),
+            f"layers.{i}.gate_up_bias": (gate_up_size * 4, False),
+            f"layers.{i}.down": (packed(hidden, model["intermediate_size"]), True),
+            f"layers.{i}.down_bias": (hidden * 4, False),
+        }
+    return sizes
+
+
+def write_engine_file(
+    path: Path,
+    model: dict[str, Any],
+    segments: list[int],
+    tensors: Iterable[tuple[str, TensorSource]],
+    on_tensor: Callable[[str], None] | None = None,
+) -> None:
+    """Write an engine file tensor by tensor; a source is an array or a function that makes one, called once.
+
+    Memory holds one tensor at a time. on_tensor is told each name once it is written. Raises ValueError where a tensor's
+    name or size does not belong to the model (the builder's bug), OSError as the file system does.
+    """
+    sizes = tensor_sizes(model)
+    _check_segments(segments, model["num_layers"])
+    # The offsets are known only after the data: leave room for the largest header there can be.
+    longest = {name: {"offset": 2**63, "nbytes": nbytes} for name, (nbytes, _) in sizes.items()}
+    data_start = round_up(_PREFIX.size + len(_header_json(2**63, model, segments, longest)), DATA_ALIGNMENT)
+    written: dict[str, dict[str, int]] = {}
+    with path.open("wb") as file:
+        file.seek(data_start)
+        for name, source in tensors:
+            array = source() if callable(source) else source
+            if name not in sizes or name in written or array.nbytes != sizes[name][0]:
+                raise ValueError(f"tensor {name} of {array.nbytes} bytes does not belong to this engine file")
+            offset = round_up(file.tell(), TENSOR_ALIGNMENT)
+            file.seek(offset)
+            file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            written[name] = {"offset": offset, "nbytes": array.nbytes}
+            del array
+            if on_tensor is not None:
+                on_tensor(name)
+        missing = [name for name, (_, required) in sizes.items() if required and name not in written]
+        if missing:
+            raise ValueError(f"tensor {missing[0]} is missing from this engine file")
+        file_size = round_up(file.tell(), TENSOR_ALIGNMENT)
+        file.truncate(file_size)
+        header = _header_json(file_size, model, segments, written)
+        file.seek(0)
+        file.write(_PREFIX.pack(MAGIC, VERSION, data_start - _PREFIX.size))
+        file.write(header.ljust(data_start - _PREFIX.size))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header_json(
+    file_size: int, model: dict[str, Any], segments: list[int], tensors: dict[str, dict[str, int]]
+) -> bytes:
+    header = {"file_size": file_size, "model": model, "segments": segments, "tensors": tensors}
+    return json.dumps(header, separators=(",", ":")).encode()
+
+
+def _check_segments(segments: list[int], num_layers: int) -> None:
+    rising = all(a < b for a, b in zip(segments, segments[1:], strict=False))
+    if len(segments) < 2 or segments[0] != 0 or segments[-1] != num_layers or not rising:
+        raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
+
+
+class EngineFile:
+    """An engine file mapped read-only; addresses stay valid until close().
+
+    header: the JSON header (see the module's docstring): file_size, model, segments, tensors.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], mapping: mmap.mmap) -> None:
+        self.path = path
+        self.header = header
+        self._mapping: mmap.mmap | None = mapping
+        # Only the number is kept: a live view of the mapping would forbid closing it.
+        self._base = int(np.frombuffer(mapping, np.uint8).ctypes.data)
+
+    @classmethod
+    def open(cls, path: Path) -> EngineFile:
+        """Map the file after checking magic, version, size and every tensor's place; raise EngineFileError."""
+        label = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                header = _read_header(file.read(_PREFIX.size), file.read, size, label)
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise EngineFileError(
+                f"{label} cannot be read ({error.strerror}); rebuild it with faser build"
+            ) from error
+        return cls(path, header, mapping)
+
+    def address(self, name: str) -> int | None:
+        """Address of a tensor's first byte (64-byte aligned), or None if the file has no such tensor."""
+        if self._mapping is None:
+            raise ValueError(f"{self.path.name} is closed")
+        entry = self.header["tensors"].get(name)
+        return None if entry is None else self._base + int(entry["offset"])
+
+    def array(self, name: str, dtype: npt.DTypeLike) -> Array:
+        """A copy of a tensor as a flat array of this dtype; KeyError if the file has no such tensor."""
+        if self._mapping is None:
+            raise ValueError(f"{self.path.name} is closed")
+        entry = self.header["tensors"][name]
+        start = entry["offset"]
+        return np.frombuffer(self._mapping[start : start + entry["nbytes"]], dtype)
+
+    def close(self) -> None:
+        """Unmap the file; addresses given out before are invalid from now on. Closing twice is harmless."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+
+    def __enter__(self) -> EngineFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: str) -> dict[str, Any]:
+    if len(prefix) < _PREFIX.size:
+        raise EngineFileError(
+            f"{label}: {size} bytes are too few for an engine file; rebuild it with faser build"
+        )
+    magic, version, header_len = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise EngineFileError(f"{label} is not an engine file of faser; rebuild it with faser build")
+    if version != VERSION:
+        raise EngineFileError(
+            f"{label} has version {version}, this faser reads {VERSION}; rebuild it with faser build"
+        )
+    if header_len > min(size, _MAX_HEADER_BYTES):
+        raise EngineFileError(
+            f"{label}: a header of {header_len} bytes in a file of {size}, "
+            "the file is truncated or damaged; rebuild it with faser build"
+        )
+    try:
+        header = json.loads(read(header_len))
+        file_size = int(header["file_size"])
+        if file_size == size:
+            _check_header(header)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineFileError(
+            f"{label}: the header is damaged ({error}); rebuild it with faser build"
+        ) from error
+    if file_size > size:
+        raise EngineFileError(
+            f"{label}: {size} of {file_size} bytes, the file is truncated; rebuild it with faser build"
+        )
+    if file_size < size:
+        raise EngineFileError(
+            f"{label}: {size} bytes where {file_size} were written; rebuild it with faser build"
+        )
+    return header  # type: ignore[no-any-return]
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    """The engine indexes memory by these numbers, so a wrong one must not get through: ValueError, KeyError."""
+    model, tensors = header["model"], header["tensors"]
+    for field in MODEL_FIELDS:
+        value = model[field]
+        if isinstance(value, str | list | dict) or value is None or value < 0:
+            raise ValueError(f"model.{field} is {value!r}")
+    if model["num_layers"] > 100_000:
+        raise ValueError(f"model.num_layers is {model['num_layers']}")
+    _check_segments(header["segments"], model["num_layers"])
+    sizes = tensor_sizes(model)
+    for name, entry in tensors.items():
+        offset, nbytes = entry["offset"], entry["nbytes"]
+        if name not in sizes or nbytes != sizes[name][0]:
+            raise ValueError(f"tensor {name} has {nbytes} bytes")
+        if not isinstance(offset, int) or offset % TENSOR_ALIGNMENT or offset < 0:
+            raise ValueError(f"tensor {name} is at {offset}")
+        if offset + nbytes > header["file_size"]:
+            raise ValueError(f"tensor {name} ends beyond the file")
+    for name, (_, required) in sizes.items():
+        if required and name not in tensors:
+            raise ValueError(f"tensor {name} is missing")
