@@ -1,4 +1,4 @@
-"""The native library (faser_cpu.h) through ctypes: loaded once, all signatures and structures in one place."""
+"""The native library (faser_cpu.h) through ctypes: loaded once, signatures and structures in one place."""
 
 from __future__ import annotations
 
