@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# One entry point: ./build.sh setup | demo | test | lint | serve ... | clean. Idempotent; everything lives in .venv.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+VENV="${FASER_VENV:-$PWD/.venv}"
+PYTHON="$VENV/bin/python"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+
+die() {
+  echo "build.sh: $*" >&2
+  exit 1
+}
+
+usage() {
+  cat <<'TEXT'
+usage: ./build.sh COMMAND
+  setup   make .venv, compile the native library, install the package (needs Python 3.10 to 3.12 and a C++17 compiler)
+  demo    serve the bundled draft/target pair behind a real Triton server and stream text through tritonclient
+  test    lint, type checks and the whole test suite
+  lint    ruff, mypy and clang-format only
+  clean   remove .venv and what was built
+TEXT
+}
+
+find_python() {
+  local candidate
+  for candidate in ${FASER_PYTHON:-} python3 python3.11 python3.12 python3.10; do
+    if command -v "$candidate" >/dev/null 2>&1 &&
+      "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.10 to 3.12 with venv found; install one (Debian: apt-get install python3 python3-venv) or set FASER_PYTHON"
+}
+
+check_compiler() {
+  local compiler="${CXX:-c++}"
+  command -v "$compiler" >/dev/null 2>&1 ||
+    die "no C++ compiler ($compiler) found; install one (Debian: apt-get install g++) or set CXX"
+}
+
+# stamp NAME FILE...: true if the named step has run on exactly these files
+stamp_of() { cat "$@" 2>/dev/null | sha256sum | cut -d' ' -f1; }
+is_done() { [ -f "$VENV/.faser-$1" ] && [ "$(cat "$VENV/.faser-$1")" = "$2" ]; }
+mark_done() { echo "$2" >"$VENV/.faser-$1"; }
+
+pip_install() { "$PYTHON" -m pip install --quiet -c constraints.txt "$@"; }
+
+setup() {
+  if [ ! -x "$PYTHON" ]; then
+    local base
+    base=$(find_python)
+    echo "build.sh: making $(basename "$VENV") with $("$base" --version)"
+    "$base" -m venv "$VENV"
+  fi
+  local sources
+  sources=$(stamp_of pyproject.toml constraints.txt plugins/CMakeLists.txt plugins/cpu/*)
+  if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
+    check_compiler
+    echo "build.sh: installing the package and compiling the native library"
+    # nvidia-pytriton brings the Triton server; what else it would pull in is not needed.
+    pip_install --no-deps nvidia-pytriton
+    pip_install -e ".[serve]"
+    mark_done setup "$sources"
+  fi
+}
+
+setup_tests() {
+  setup
+  local wanted
+  wanted=$(stamp_of pyproject.toml constraints.txt)
+  if ! is_done tests "$wanted"; then
+    echo "build.sh: installing what the tests need"
+    pip_install torch
+    pip_install -e ".[serve,test]"
+    if "$PYTHON" -m pip list 2>/dev/null | grep -qE '^nvidia-(cuda|cublas|cudnn|nccl)'; then
+      echo "build.sh: note: this index has only a CUDA build of torch; the tests run on the CPU all the same" >&2
+    fi
+    mark_done tests "$wanted"
+  fi
+}
+
+lint() {
+  "$PYTHON" -m ruff check .
+  "$PYTHON" -m ruff format --check .
+  "$PYTHON" -m mypy
+  local sources
+  sources=$(git ls-files 'plugins/*.cpp' 'plugins/*.h' 'plugins/*.inl' 'plugins/*.cu' 'plugins/*.cuh' 2>/dev/null ||
+    find plugins -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+  # shellcheck disable=SC2086
+  "$VENV/bin/clang-format" --dry-run --Werror $sources
+}
+
+case "${1:-}" in
+  setup) setup ;;
+  demo)
+    setup
+    shift
+    exec "$PYTHON" -m faser_trtllm.serving.demo "$@"
+    ;;
+  test)
+    setup_tests
+    shift
+    lint
+    exec "$PYTHON" -m pytest "$@"
+    ;;
+  lint)
+    setup_tests
+    lint
+    ;;
+  clean) rm -rf "$VENV" build faser_trtllm/_native engines/built .pytest_cache .mypy_cache .ruff_cache ;;
+  *)
+    usage
+    [ -z "${1:-}" ] || [ "${1:-}" = help ] || [ "${1:-}" = --help ] || exit 2
+    ;;
+esac

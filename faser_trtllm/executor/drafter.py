@@ -1,0 +1,94 @@
+"""The drafting half of a step: brings the draft model's KV up to date and drafts, in one engine call."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput
+from faser_trtllm.engine.base import Engine
+from faser_trtllm.sampling.table import SamplingTable
+
+
+class Drafter:
+    """Drafts for the requests of a plan; it decides nothing, the plan says how many pending drafts it wants.
+
+    A request's draft KV may lag behind (speculation was off for a while, or its prompt is longer than a pass): then the
+    rows that fit are run first, and drafting waits until the lag is gone.
+    """
+
+    def __init__(
+        self, engine: Engine, sampling: SamplingTable, block_table: npt.NDArray[np.int32], max_draft_len: int
+    ) -> None:
+        spec = engine.spec
+        self._engine = engine
+        self._sampling = sampling
+        self._max_draft_len = max_draft_len
+        self._max_num_tokens = spec.max_num_tokens
+        self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
+        self._num_tokens = np.zeros(spec.max_batch_size, np.int32)
+        self._num_drafts = np.zeros(spec.max_batch_size, np.int32)
+        self._num_new = np.zeros(spec.max_batch_size, np.int32)
+
+    def draft(self, plan: SchedulerOutput) -> DraftResult:
+        builder = self._builder
+        builder.clear()
+        planned: list[int] = []
+        num_computed: list[int] = []
+        budget = self._max_num_tokens
+        for index, scheduled in enumerate(plan.scheduled):
+            request = scheduled.request
+            computed = request.num_draft_computed_tokens
+            num_computed.append(computed)
+            if request.max_draft_len == 0:
+                continue
+            num_new = scheduled.num_drafts - request.num_drafts
+            if request.is_decoding:
+                if num_new <= 0:
+                    continue
+                known = request.num_tokens + request.num_drafts
+            else:
+                num_new = 0
+                known = request.num_computed_tokens + scheduled.num_new_tokens
+            end = min(known, computed + budget)
+            if end <= computed:
+                continue
+            if end < known:
+                num_new = 0
+            budget -= end - computed
+            entry = builder.num_requests
+            builder.add(request.slot, request.tokens, computed, end, 1 if num_new else 0)
+            self._num_tokens[entry] = request.num_tokens
+            self._num_drafts[entry] = request.num_drafts
+            self._num_new[entry] = num_new
+            planned.append(index)
+            num_computed[index] = end
+        num_drafted = [0] * len(plan.scheduled)
+        if planned:
+            drafted = self._run(len(planned))
+            for entry, index in enumerate(planned):
+                if self._num_new[entry]:
+                    num_drafted[index] = drafted[entry]
+                    num_computed[index] += drafted[entry] - 1  # the newest draft has not been run through the model
+        return DraftResult(tuple(num_drafted), tuple(num_computed))
+
+    def _run(self, n: int) -> list[int]:
+        drafted: list[int] = self._engine.draft(
+            self._builder.build(),
+            self._sampling.array,
+            self._num_tokens[:n],
+            self._num_drafts[:n],
+            self._num_new[:n],
+            self._max_draft_len,
+        ).tolist()
+        return drafted
+
+
+class NoDrafter:
+    """Stands in where speculation is off for good: no draft engine is loaded."""
+
+    def draft(self, plan: SchedulerOutput) -> DraftResult:
+        return DraftResult(
+            (0,) * len(plan.scheduled), tuple(s.request.num_draft_computed_tokens for s in plan.scheduled)
+        )

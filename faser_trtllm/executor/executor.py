@@ -1,0 +1,257 @@
+"""The service loop: schedule, draft, verify, update, for all requests in flight.
+
+One thread runs step(); any thread may submit and cancel. The executor knows token ids, not text and not sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Protocol
+
+from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput
+from faser_trtllm.core.request import FinishReason, Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.executor.stats import ExecutorStats
+from faser_trtllm.executor.verifier import Verifier
+from faser_trtllm.sampling.table import SamplingTable
+from faser_trtllm.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[RequestOutput], bool]
+"""Gets a request's new tokens, on the executor's thread, at most once per step. Returning True ends the request with
+FinishReason.STOP (a stop word was found); no further call follows."""
+
+
+class DraftStage(Protocol):
+    def draft(self, plan: SchedulerOutput) -> DraftResult: ...
+
+
+class Executor:
+    """Owns the requests in flight. Build it with executor.factory.open_executor."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        drafter: DraftStage,
+        verifier: Verifier,
+        sampling: SamplingTable,
+        clock: Clock,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        max_draft_len: int,
+        max_queue_size: int,
+        resources: ExitStack | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_seq_len = max_seq_len
+        self.max_draft_len = max_draft_len
+        self._scheduler = scheduler
+        self._drafter = drafter
+        self._verifier = verifier
+        self._sampling = sampling
+        self._clock = clock
+        self._max_queue_size = max_queue_size
+        self._resources = resources or ExitStack()
+        self._stats = ExecutorStats()
+        self._sinks: dict[str, Sink] = {}
+        self._slots: dict[str, int] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._live: set[str] = set()  # submitted and not yet ended; guarded by _wake
+        self._draining = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def step(self) -> bool:
+        """One pass over everything in flight; False when there is nothing to do."""
+        self._read_inbox()
+        if not self._scheduler.has_work():
+            return False
+        started = time.perf_counter()
+        plan = self._scheduler.schedule()
+        self._bind(plan)
+        scheduled = time.perf_counter()
+        drafts = self._drafter.draft(plan)
+        drafted = time.perf_counter()
+        result = self._verifier.verify(plan, drafts)
+        verified = time.perf_counter()
+        outputs = self._scheduler.update(plan, drafts, result)
+        self._deliver(plan, outputs)
+        self._stats.record(plan, drafts, result, (started, scheduled, drafted, verified, time.perf_counter()))
+        return True
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        priority: float = 0.5,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
+        params.validate(self.vocab_size)
+        self._check_prompt(prompt_token_ids)
+        now_s = self._clock.now_s()
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            max_seq_len=self.max_seq_len,
+            max_draft_len=self.max_draft_len,
+            arrival_s=now_s,
+            priority=priority,
+            deadline_s=None if timeout_s is None else now_s + timeout_s,
+        )
+        self._scheduler.check(request)
+        with self._wake:
+            if self._closing or self._draining:
+                raise UnavailableError("the server is shutting down; send the request to another one")
+            if len(self._live) >= self._max_queue_size:
+                raise UnavailableError(
+                    f"{len(self._live)} requests are waiting or running, the limit max_queue_size is "
+                    f"{self._max_queue_size}; try again later"
+                )
+            if request_id in self._live:
+                raise InvalidArgumentError(f"request id {request_id[:64]!r} is already in use by a running request")
+            self._live.add(request_id)
+            self._inbox.append(lambda: self._add(request, sink))
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with FinishReason.CANCELLED; unknown or finished ids are ignored."""
+        with self._wake:
+            if request_id in self._live:
+                self._inbox.append(lambda: self._cancel(request_id))
+                self._wake.notify()
+
+    def start(self) -> None:
+        """Run step() in a thread of its own until close()."""
+        self._thread = threading.Thread(target=self._run, name="faser-executor", daemon=True)
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the running ones; True if all ended in time."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._wake:
+            self._draining = True
+            while self._live:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._wake.wait(min(left_s, 0.05))
+        return True
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, and gauges of the queue and the cache."""
+        return self._stats.as_dict() | self._scheduler.gauges()
+
+    def close(self) -> None:
+        """End the thread and all requests (CANCELLED), and free the engines."""
+        with self._wake:
+            if self._closing:
+                return
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._read_inbox()
+        for request_id in list(self._sinks):
+            self._cancel(request_id)
+        self._resources.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
+        if len(prompt_token_ids) == 0:
+            raise InvalidArgumentError("the prompt has no tokens, at least 1 is needed")
+        if len(prompt_token_ids) >= self.max_seq_len:
+            raise InvalidArgumentError(
+                f"the prompt has {len(prompt_token_ids)} tokens, max_seq_len is {self.max_seq_len} with at least 1 "
+                "for the output; shorten the prompt"
+            )
+        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if low < 0 or high >= self.vocab_size:
+            raise InvalidArgumentError(
+                f"the prompt holds token id {low if low < 0 else high}, the vocabulary has ids 0 to {self.vocab_size - 1}"
+            )
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._inbox and not self._scheduler.has_work() and not self._closing:
+                    self._wake.wait()
+                if self._closing:
+                    return
+            self.step()
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _add(self, request: Request, sink: Sink) -> None:
+        self._sinks[request.request_id] = sink
+        self._scheduler.add(request)
+
+    def _cancel(self, request_id: str) -> None:
+        request = self._scheduler.cancel(request_id)
+        if request is not None:
+            self._send(RequestOutput(request, (), FinishReason.CANCELLED))
+
+    def _bind(self, plan: SchedulerOutput) -> None:
+        """Slots change hands: write the sampling table for the newcomers, forget the preempted."""
+        for request in plan.paused:
+            self._release(request)
+        for request in plan.admitted:
+            self._slots[request.request_id] = request.slot
+            self._sampling.bind(request.slot, request)
+
+    def _release(self, request: Request) -> None:
+        slot = self._slots.pop(request.request_id, None)
+        if slot is not None:
+            self._sampling.release(slot)
+
+    def _deliver(self, plan: SchedulerOutput, outputs: list[RequestOutput]) -> None:
+        for request in plan.finished:
+            self._send(RequestOutput(request, (), request.finish_reason))
+        for output in outputs:
+            self._send(output)
+
+    def _send(self, output: RequestOutput) -> None:
+        request = output.request
+        sink = self._sinks.get(request.request_id)
+        if sink is None:
+            return
+        try:
+            stop = sink(output)
+        except Exception:
+            log.exception("the output sink of a request failed; the request is cancelled")
+            stop = True
+        if output.finish_reason is None and stop:
+            self._scheduler.finish(request, FinishReason.STOP)
+        if output.finish_reason is not None or stop:
+            del self._sinks[request.request_id]
+            self._release(request)
+            self._stats.record_finished(request)
+            with self._wake:
+                self._live.discard(request.request_id)
+                self._wake.notify_all()
+
+

@@ -1,0 +1,149 @@
+"""Opens an engine directory: partition, engines, cache, scheduler and policy, put together as one executor."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.clock import Clock, MonotonicClock
+from faser_trtllm.engine.base import Engine
+from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.drafter import Drafter, NoDrafter
+from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.verifier import Verifier
+from faser_trtllm.kvcache.manager import KVCacheManager
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.policy.base import Policy
+from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.sampling.table import SamplingTable
+from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+
+DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
+
+
+def open_executor(engine_dir: Path, config: ExecutorConfig, clock: Clock | None = None) -> Executor:
+    """Open the engines and return an executor that is not started yet; close() frees everything.
+
+    Raises ConfigError where the configuration asks for more than the engines were built for, and EngineFileError where
+    the directory is not usable.
+    """
+    engines = EngineDir.load(engine_dir)
+    built = engines.build_config
+    max_batch_size = _limit("max_batch_size", config.max_batch_size, built.max_batch_size)
+    max_num_tokens = _limit("max_num_tokens", config.max_num_tokens, built.max_num_tokens)
+    max_seq_len = _limit("max_seq_len", config.max_seq_len, built.max_seq_len)
+    max_draft_len = _limit("max_draft_len", config.max_draft_len, built.max_draft_len)
+    if max_num_tokens < max_batch_size:
+        raise ConfigError(
+            f"max_num_tokens is {max_num_tokens}, it must be at least max_batch_size ({max_batch_size}), one row each"
+        )
+    policy = make_policy(config.speculation, max_draft_len) if engines.has_draft else OffPolicy()
+    drafting = policy.name != "off"
+    if not drafting:
+        max_draft_len = 0
+    tokens_per_block = built.tokens_per_block
+    max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
+    num_blocks = _num_blocks(config, engines.kv_bytes_per_token, max_batch_size, max_blocks_per_seq, tokens_per_block)
+    with ExitStack() as stack:
+        core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
+
+        def open_engine(path: Path) -> Engine:
+            return stack.enter_context(
+                CpuEngine.open(
+                    path,
+                    core_set,
+                    num_blocks=num_blocks,
+                    tokens_per_block=tokens_per_block,
+                    max_batch_size=max_batch_size,
+                    max_num_tokens=max_num_tokens,
+                    max_seq_len=max_seq_len,
+                )
+            )
+
+        target = open_engine(engines.target_path)
+        draft = open_engine(engines.draft_path) if drafting else None
+        return assemble(
+            target,
+            draft,
+            policy,
+            config,
+            max_seq_len=max_seq_len,
+            max_draft_len=max_draft_len,
+            clock=clock or MonotonicClock(),
+            resources=stack.pop_all(),
+        )
+
+
+def assemble(
+    target: Engine,
+    draft: Engine | None,
+    policy: Policy,
+    config: ExecutorConfig,
+    *,
+    max_seq_len: int,
+    max_draft_len: int,
+    clock: Clock,
+    resources: ExitStack | None = None,
+) -> Executor:
+    """An executor over engines that are open; both share block ids, so they have as many blocks of the same size."""
+    spec = target.spec
+    assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
+        spec.num_blocks,
+        spec.tokens_per_block,
+    )
+    kv = KVCacheManager(
+        spec.num_blocks,
+        spec.tokens_per_block,
+        spec.max_batch_size,
+        -(-max_seq_len // spec.tokens_per_block),
+        enable_block_reuse=config.kv_cache_config.enable_block_reuse,
+    )
+    limits = SchedulerLimits(
+        max_batch_size=spec.max_batch_size,
+        max_num_tokens=spec.max_num_tokens,
+        max_seq_len=max_seq_len,
+        max_draft_len=max_draft_len,
+        capacity_policy=config.scheduler_config.capacity_scheduler_policy,
+        enable_chunked_context=config.scheduler_config.enable_chunked_context,
+        chunk_unit_size=config.scheduler_config.chunk_unit_size,
+    )
+    sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len)
+    drafter = Drafter(draft, sampling, kv.block_table, max_draft_len) if draft is not None else NoDrafter()
+    return Executor(
+        Scheduler(kv, limits, policy, clock),
+        drafter,
+        Verifier(target, sampling, policy, kv.block_table, max_draft_len),
+        sampling,
+        clock,
+        vocab_size=spec.vocab_size,
+        max_seq_len=max_seq_len,
+        max_draft_len=max_draft_len,
+        max_queue_size=config.max_queue_size,
+        resources=resources,
+    )
+
+
+def _limit(name: str, wanted: int | None, built: int) -> int:
+    if wanted is None:
+        return built
+    if wanted > built:
+        raise ConfigError(f"{name} is {wanted}, the engines were built for {built}; lower it or rebuild with --{name} {wanted}")
+    return wanted
+
+
+def _num_blocks(
+    config: ExecutorConfig, kv_bytes_per_token: int, max_batch_size: int, max_blocks_per_seq: int, tokens_per_block: int
+) -> int:
+    max_tokens = config.kv_cache_config.max_tokens
+    if max_tokens is not None:
+        if max_tokens < tokens_per_block:
+            raise ConfigError(
+                f"kv_cache_config.max_tokens is {max_tokens}, it must hold at least one block of {tokens_per_block}"
+            )
+        return max_tokens // tokens_per_block
+    affordable = DEFAULT_KV_BYTES // (kv_bytes_per_token * tokens_per_block)
+    return max(max_blocks_per_seq, min(max_batch_size * max_blocks_per_seq, affordable))
