@@ -1,12 +1,13 @@
 """The CPU engine's file (rank0.engine): packed weights that the engine maps into memory and reads in place.
 
-Layout: b"FASERENG", uint32 version, uint32 header_len, a JSON header of header_len bytes (padded with spaces, so that the
-data starts at a multiple of 4096), then tensors, each at a multiple of 64 bytes. Everything is little-endian. `offset`
-in the header counts from the start of the file. Shapes and paddings: plugins/cpu/faser_cpu.h.
+Layout: b"FASERENG", uint32 version, uint32 header_len, a JSON header of header_len bytes (padded with spaces,
+so that the data starts at a multiple of 4096), then tensors, each at a multiple of 64 bytes. All is
+little-endian; offsets count from the start of the file. Shapes and paddings: plugins/cpu/faser_cpu.h.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -56,8 +57,8 @@ def round_up(value: int, multiple: int) -> int:
 def pack_matrix(weight: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
     """Pack bf16 bits [out, in] (uint16) into panels [ceil(out / 64), in_padded / 2, 64] uint32.
 
-    Element [p, i, j] holds the weights of output 64 p + j for inputs 2 i (low half) and 2 i + 1 (high half); in_padded is
-    `in` rounded up to 32, and what is beyond out or in is zero. Raises ValueError for other dtypes and ranks.
+    Element [p, i, j] holds the weights of output 64 p + j for inputs 2 i (low half) and 2 i + 1 (high half);
+    in_padded is `in` rounded up to 32, and what is beyond out or in is zero. ValueError for other types.
     """
     if weight.dtype != np.uint16 or weight.ndim != 2:
         raise ValueError(f"pack_matrix takes a uint16 matrix, got {weight.dtype} of {weight.ndim} dimensions")
@@ -119,8 +120,8 @@ def write_engine_file(
 ) -> None:
     """Write an engine file tensor by tensor; a source is an array or a function that makes one, called once.
 
-    Memory holds one tensor at a time. on_tensor is told each name once it is written. Raises ValueError where a tensor's
-    name or size does not belong to the model (the builder's bug), OSError as the file system does.
+    Memory holds one tensor at a time. on_tensor is told each name once it is written. Raises ValueError where
+    a tensor's name or size is not the model's (the builder's bug), OSError as the file system does.
     """
     sizes = tensor_sizes(model)
     _check_segments(segments, model["num_layers"])
@@ -136,7 +137,7 @@ def write_engine_file(
                 raise ValueError(f"tensor {name} of {array.nbytes} bytes does not belong to this engine file")
             offset = round_up(file.tell(), TENSOR_ALIGNMENT)
             file.seek(offset)
-            file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            file.write(np.ascontiguousarray(array).data.cast("B"))
             written[name] = {"offset": offset, "nbytes": array.nbytes}
             del array
             if on_tensor is not None:
@@ -162,7 +163,7 @@ def _header_json(
 
 
 def _check_segments(segments: list[int], num_layers: int) -> None:
-    rising = all(a < b for a, b in zip(segments, segments[1:], strict=False))
+    rising = all(a < b for a, b in itertools.pairwise(segments))
     if len(segments) < 2 or segments[0] != 0 or segments[-1] != num_layers or not rising:
         raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
 
@@ -182,7 +183,7 @@ class EngineFile:
 
     @classmethod
     def open(cls, path: Path) -> EngineFile:
-        """Map the file after checking magic, version, size and every tensor's place; raise EngineFileError."""
+        """Map the file after checking magic, version, size and all tensors' places; raise EngineFileError."""
         label = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
         try:
             with path.open("rb") as file:
@@ -263,7 +264,7 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    """The engine indexes memory by these numbers, so a wrong one must not get through: ValueError, KeyError."""
+    """The engine indexes memory by these numbers, so wrong ones raise ValueError or KeyError."""
     model, tensors = header["model"], header["tensors"]
     for field in MODEL_FIELDS:
         value = model[field]
