@@ -79,6 +79,8 @@ void faser_engine_destroy(faser_engine* engine);
 int64_t faser_engine_memory_bytes(const faser_engine* engine);  // KV pool and workspaces
 // Leading dimension (floats) of a logits row: vocab_size rounded up to 64.
 int32_t faser_engine_logits_stride(const faser_engine* engine);
+int32_t faser_engine_num_layers(const faser_engine* engine);
+int32_t faser_engine_vocab_size(const faser_engine* engine);
 
 // A ragged batch: rows of many requests, each request's rows at consecutive positions.
 typedef struct {

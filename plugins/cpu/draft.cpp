@@ -1,0 +1,93 @@
+// Drafting in one call: catch-up rows, then one row per request and step, without going back to the caller.
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "faser_cpu.h"
+
+namespace faser {
+namespace {
+
+// Buffers of the calling thread; they grow to the largest batch seen, then stay.
+struct DraftScratch {
+  std::vector<int32_t> requests;  // the requests that still draft, by their place in the caller's batch
+  std::vector<int32_t> slots, cu_rows, token_ids, positions, rows, num_known;
+
+  void reserve(int32_t num_requests) {
+    const size_t size = static_cast<size_t>(num_requests);
+    if (requests.size() >= size) return;
+    for (std::vector<int32_t>* buffer : {&requests, &slots, &token_ids, &positions, &rows, &num_known}) {
+      buffer->resize(size);
+    }
+    cu_rows.resize(size + 1);
+    for (size_t i = 0; i <= size; ++i) cu_rows[i] = static_cast<int32_t>(i);
+  }
+};
+
+int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_known, int32_t num_drafts, int32_t num_new,
+                      int32_t max_draft_len) {
+  if (num_new < 0 || num_drafts < 0 || num_drafts + num_new > max_draft_len) return FASER_BAD_ARGUMENT;
+  if (num_new == 0) return FASER_OK;
+  const int32_t begin = batch.cu_rows[i], end = batch.cu_rows[i + 1];
+  if (begin >= end || end > batch.num_rows) return FASER_BAD_ARGUMENT;
+  return batch.positions[end - 1] == num_known - 1 ? FASER_OK : FASER_BAD_POSITION;
+}
+
+}  // namespace
+}  // namespace faser
+
+int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
+                    const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
+                    int32_t max_draft_len, float* logits, int32_t* out_num_new) {
+  thread_local faser::DraftScratch scratch;
+  scratch.reserve(batch->num_requests);
+  int32_t num_active = 0;
+  for (int32_t i = 0; i < batch->num_requests; ++i) {
+    const int32_t num_known = num_tokens[i] + num_drafts[i];
+    const int32_t status = faser::check_request(*batch, i, num_known, num_drafts[i], num_new_drafts[i], max_draft_len);
+    if (status != FASER_OK) return status;
+    out_num_new[i] = 0;
+    if (num_new_drafts[i] == 0) continue;
+    scratch.requests[num_active] = i;
+    scratch.slots[num_active] = batch->slots[i];
+    scratch.rows[num_active] = batch->cu_rows[i + 1] - 1;
+    scratch.num_known[num_active] = num_known;
+    ++num_active;
+  }
+  if (batch->num_rows == 0) return FASER_OK;
+
+  const int32_t num_layers = faser_engine_num_layers(engine);
+  const int32_t vocab_size = faser_engine_vocab_size(engine);
+  const int32_t stride = faser_engine_logits_stride(engine);
+  int32_t status = faser_engine_forward(engine, batch, 0, num_layers, scratch.rows.data(), num_active, logits);
+  while (status == FASER_OK && num_active > 0) {
+    status = faser_sample_draft(pool, num_active, scratch.slots.data(), sampling, logits, stride, vocab_size,
+                                scratch.num_known.data(), max_draft_len, scratch.token_ids.data());
+    if (status != FASER_OK) break;
+    // Compacts the list to the requests that go on; out_num_new is what their last row has shown.
+    int32_t num_left = 0;
+    for (int32_t a = 0; a < num_active; ++a) {
+      const int32_t i = scratch.requests[a];
+      if (scratch.token_ids[a] < 0 || ++out_num_new[i] == num_new_drafts[i]) continue;
+      scratch.requests[num_left] = i;
+      scratch.slots[num_left] = scratch.slots[a];
+      scratch.token_ids[num_left] = scratch.token_ids[a];
+      scratch.positions[num_left] = scratch.num_known[a];
+      scratch.num_known[num_left] = scratch.num_known[a] + 1;
+      ++num_left;
+    }
+    num_active = num_left;
+    if (num_active == 0) break;
+    const faser_batch step = {num_active,
+                              num_active,
+                              batch->max_blocks_per_seq,
+                              scratch.slots.data(),
+                              scratch.cu_rows.data(),
+                              scratch.token_ids.data(),
+                              scratch.positions.data(),
+                              batch->block_table};
+    // Every row gives logits: their indices are the cumulative rows themselves.
+    status = faser_engine_forward(engine, &step, 0, num_layers, scratch.cu_rows.data(), num_active, logits);
+  }
+  return status;
+}

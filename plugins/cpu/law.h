@@ -1,0 +1,21 @@
+// The law of the next token: logits with all edits applied, as probabilities or as the argmax.
+#ifndef FASER_LAW_H_
+#define FASER_LAW_H_
+
+#include <cstdint>
+
+#include "faser_cpu.h"
+
+namespace faser {
+
+// The argmax of the edited logits, the lowest id on ties. Returns a faser_row_status; token is set if it is OK.
+int32_t greedy_token(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
+                     int32_t* token);
+
+// faser_next_token_probs.
+int32_t next_token_probs(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
+                         float* probs);
+
+}  // namespace faser
+
+#endif  // FASER_LAW_H_

@@ -1,0 +1,163 @@
+#include "row_kernels.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "philox.h"
+
+// The dispatch needs ifunc (glibc); elsewhere the baseline instruction set gives the same bits, only slower.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__)
+#define FASER_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FASER_CLONES
+#endif
+
+namespace faser {
+namespace {
+
+constexpr int32_t kMappedInfinity = 0x7f800000;
+// What MapBits gives for -inf; only NaNs with the sign bit lie below.
+constexpr int32_t kMappedMinusInfinity = static_cast<int32_t>(0xff800000u ^ 0x7fffffffu);
+constexpr int32_t kBlock = 64;
+constexpr int32_t kSumLanes = 32;
+
+// Floats ordered as signed integers: integer maxima vectorise, float maxima with their NaN rules do not. Its own
+// inverse.
+inline int32_t map_bits(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+
+inline int32_t bits_of(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+// exp(z) for z <= 0 within 2 ulp, 0 below -72 (so that no probability is ever denormal). Each operation rounds once,
+// and numpy gives the same bits.
+inline float exp_non_positive(float z) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float shifted = z * 1.44269504f + kRound;
+  const float n = shifted - kRound;
+  const float r = (z - n * 0.693359375f) - n * -2.12194440e-4f;
+  float poly = 1.9875691500e-4f;
+  poly = poly * r + 1.3981999507e-3f;
+  poly = poly * r + 8.3334519073e-3f;
+  poly = poly * r + 4.1665795894e-2f;
+  poly = poly * r + 1.6666665459e-1f;
+  poly = poly * r + 5.0000001201e-1f;
+  poly = (poly * (r * r) + r) + 1.0f;
+  const uint32_t exponent = static_cast<uint32_t>(bits_of(shifted)) << 23;
+  const uint32_t bits = static_cast<uint32_t>(bits_of(poly)) + exponent;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return z >= -72.0f ? value : 0.0f;
+}
+
+}  // namespace
+
+FASER_CLONES
+bool row_max(const float* x, int32_t n, float* max) {
+  int32_t high = std::numeric_limits<int32_t>::min(), low = std::numeric_limits<int32_t>::max();
+  for (int32_t i = 0; i < n; ++i) {
+    const int32_t mapped = map_bits(bits_of(x[i]));
+    high = mapped > high ? mapped : high;
+    low = mapped < low ? mapped : low;
+  }
+  const int32_t bits = map_bits(high);
+  std::memcpy(max, &bits, sizeof bits);
+  return high < kMappedInfinity && low >= kMappedMinusInfinity;
+}
+
+FASER_CLONES
+int32_t first_index_of(const float* x, int32_t n, float value) {
+  int32_t start = 0;
+  for (; start + kBlock <= n; start += kBlock) {
+    int32_t found = 0;
+    for (int32_t i = 0; i < kBlock; ++i) found |= x[start + i] == value ? 1 : 0;
+    if (found) break;
+  }
+  for (int32_t i = start; i < n; ++i) {
+    if (x[i] == value) return i;
+  }
+  return n;
+}
+
+FASER_CLONES
+void exp_row(const float* x, int32_t n, float max, float inv_temperature, float* out) {
+  for (int32_t i = 0; i < n; ++i) out[i] = exp_non_positive((x[i] - max) * inv_temperature);
+}
+
+FASER_CLONES
+void zero_behind(const float* x, int32_t n, float cut_value, int32_t cut_id, float* weights) {
+  for (int32_t i = 0; i < n; ++i) {
+    const bool keep = (x[i] > cut_value) | ((x[i] == cut_value) & (i <= cut_id));
+    weights[i] = keep ? weights[i] : 0.0f;
+  }
+}
+
+FASER_CLONES
+void zero_below(int32_t n, float floor, float* weights) {
+  for (int32_t i = 0; i < n; ++i) weights[i] = weights[i] < floor ? 0.0f : weights[i];
+}
+
+FASER_CLONES
+double row_sum(const float* x, int32_t n) {
+  double lanes[kSumLanes] = {};
+  int32_t start = 0;
+  for (; start + kSumLanes <= n; start += kSumLanes) {
+    for (int32_t i = 0; i < kSumLanes; ++i) lanes[i] += static_cast<double>(x[start + i]);
+  }
+  for (int32_t i = start; i < n; ++i) lanes[i - start] += static_cast<double>(x[i]);
+  for (int32_t width = kSumLanes / 2; width > 0; width /= 2) {
+    for (int32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+FASER_CLONES
+void scale_row(float factor, int32_t n, float* x) {
+  for (int32_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+FASER_CLONES
+void residual_row(const float* p, const float* q, int32_t n, float* out) {
+  for (int32_t i = 0; i < n; ++i) {
+    const float difference = p[i] - q[i];
+    out[i] = difference > 0.0f ? difference : 0.0f;
+  }
+}
+
+FASER_CLONES
+void race_noise(uint64_t key, uint64_t position, int32_t first_token, double* uniforms) {
+  constexpr int32_t kPairs = kNoiseTokens / 2;
+  uint32_t c0[kPairs], c1[kPairs], c2[kPairs], c3[kPairs];
+  for (int32_t i = 0; i < kPairs; ++i) {
+    c0[i] = static_cast<uint32_t>(position);
+    c1[i] = static_cast<uint32_t>(position >> 32);
+    c2[i] = static_cast<uint32_t>(first_token / 2 + i);
+    c3[i] = kRaceStream;
+  }
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    for (int32_t i = 0; i < kPairs; ++i) {
+      const uint64_t a = static_cast<uint64_t>(kPhiloxMultiplier0) * c0[i];
+      const uint64_t b = static_cast<uint64_t>(kPhiloxMultiplier1) * c2[i];
+      c0[i] = static_cast<uint32_t>(b >> 32) ^ c1[i] ^ k0;
+      c1[i] = static_cast<uint32_t>(b);
+      c2[i] = static_cast<uint32_t>(a >> 32) ^ c3[i] ^ k1;
+      c3[i] = static_cast<uint32_t>(a);
+    }
+    k0 += kPhiloxWeyl0;
+    k1 += kPhiloxWeyl1;
+  }
+  // 52 random bits below the exponent of 1.0 give [1, 2); half a step moves [0, 1) into (0, 1).
+  uint64_t bits[kNoiseTokens];
+  for (int32_t i = 0; i < kPairs; ++i) {
+    bits[2 * i] = (((static_cast<uint64_t>(c1[i]) << 32) | c0[i]) >> 12) | 0x3ff0000000000000u;
+    bits[2 * i + 1] = (((static_cast<uint64_t>(c3[i]) << 32) | c2[i]) >> 12) | 0x3ff0000000000000u;
+  }
+  std::memcpy(uniforms, bits, sizeof bits);
+  for (int32_t i = 0; i < kNoiseTokens; ++i) uniforms[i] = (uniforms[i] - 1.0) + 0x1p-53;
+}
+
+}  // namespace faser

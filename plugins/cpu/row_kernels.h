@@ -1,0 +1,39 @@
+// Loops over one row of logits or probabilities. Their results are the same bits on every instruction set: sums have a
+// fixed order, and nothing is contracted.
+#ifndef FASER_ROW_KERNELS_H_
+#define FASER_ROW_KERNELS_H_
+
+#include <cstdint>
+
+namespace faser {
+
+// The maximum of a row; false if the row holds a NaN or +inf (max undefined). -inf entries are allowed.
+bool row_max(const float* x, int32_t n, float* max);
+
+// The first index whose entry equals value; n if there is none.
+int32_t first_index_of(const float* x, int32_t n, float value);
+
+// out = exp((x - max) * inv_temperature), exactly 1 at the maximum, 0 where the exponent is below -72.
+void exp_row(const float* x, int32_t n, float max, float inv_temperature, float* out);
+
+// Zeroes weights of entries that rank behind (cut_value, cut_id) in the order (x descending, id ascending).
+void zero_behind(const float* x, int32_t n, float cut_value, int32_t cut_id, float* weights);
+
+// Zeroes weights below floor.
+void zero_below(int32_t n, float floor, float* weights);
+
+double row_sum(const float* x, int32_t n);
+
+void scale_row(float factor, int32_t n, float* x);
+
+// out = max(p - q, 0).
+void residual_row(const float* p, const float* q, int32_t n, float* out);
+
+constexpr int32_t kNoiseTokens = 32;
+// Uniforms of the seeded race for tokens first_token .. first_token + 31 (first_token a multiple of 32): in (0, 1),
+// 52 bits, each a function of (key, position, token) alone.
+void race_noise(uint64_t key, uint64_t position, int32_t first_token, double* uniforms);
+
+}  // namespace faser
+
+#endif  // FASER_ROW_KERNELS_H_
