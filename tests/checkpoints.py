@@ -49,7 +49,7 @@ def make_checkpoint(
     """Write a random checkpoint and return its directory.
 
     head_dim: written to config.json only if given, and for Qwen3 always. spelling: "v5" (rope_parameters,
-    dtype) or "v4" (rope_theta, rope_scaling, torch_dtype). rope: rope_type and its parameters, rope_theta too.
+    dtype) or "v4" (rope_theta, rope_scaling, torch_dtype). rope: rope_type, rope_theta and its parameters.
     tokenizer_vocab_size: at most vocab_size, its default; below 257 not every byte has a token.
     overrides: further keys of config.json; None removes the key.
     """

@@ -1,0 +1,258 @@
+"""What a decoder is made of, read from a Hugging Face config.json (transformers 4 and 5 spellings)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder of the Llama family. sliding_window 0: none. torch_dtype: as the checkpoint declares it."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    sliding_window: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    torch_dtype: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model_config(checkpoint_dir: Path) -> ModelConfig:
+    """Read checkpoint_dir/config.json; raise CheckpointError naming file and field."""
+    return parse_model_config(read_json(checkpoint_dir / "config.json"), "config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError in one sentence otherwise."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read in {path.parent}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} in {path.parent} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path.name} in {path.parent} must hold a JSON object")
+    return data
+
+
+def parse_model_config(data: dict[str, Any], source: str = "config.json") -> ModelConfig:
+    """Check and translate a Hugging Face configuration; source names it in errors."""
+    fields = _Fields(data, source)
+    architectures = data.get("architectures") or [None]
+    architecture = architectures[0] if isinstance(architectures, list) else architectures
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise CheckpointError(
+            f"{source}: architecture {architecture} is not supported; "
+            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    if data.get("quantization_config"):
+        raise CheckpointError(
+            f"{source}: quantization_config is set, but only bf16, fp16 and fp32 weights are read; "
+            "use the unquantized checkpoint"
+        )
+    hidden_act = data.get("hidden_act", "silu")
+    if hidden_act != "silu":
+        raise CheckpointError(f"{source}: hidden_act is {hidden_act!r}, only 'silu' is supported")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
+    hidden_size = fields.integer("hidden_size")
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{source}: num_attention_heads {num_heads} is not a multiple "
+            f"of num_key_value_heads {num_kv_heads}"
+        )
+    head_dim = fields.integer("head_dim", default=0, minimum=0)
+    if head_dim == 0:
+        # transformers' Qwen3Config has its own default, whatever hidden_size is.
+        head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
+        if architecture != "Qwen3ForCausalLM" and hidden_size % num_heads:
+            raise CheckpointError(
+                f"{source}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}; "
+                "set head_dim"
+            )
+    if head_dim % 2:
+        raise CheckpointError(f"{source}: head_dim is {head_dim}, rotary embedding needs an even number")
+    max_position_embeddings = fields.integer("max_position_embeddings")
+    has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    attention_bias = has_attention_bias and fields.boolean("attention_bias", default=False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        rope=_parse_rope(fields, max_position_embeddings),
+        sliding_window=_parse_sliding_window(fields, architecture, num_layers),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+        o_bias=attention_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and fields.boolean("mlp_bias", default=False),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        torch_dtype=str(data.get("dtype") or data.get("torch_dtype") or "bfloat16"),
+        bos_token_id=fields.integer("bos_token_id", default=None, minimum=0),
+        eos_token_ids=token_ids(data.get("eos_token_id"), f"{source}: eos_token_id"),
+    )
+
+
+def token_ids(value: Any, what: str) -> tuple[int, ...]:
+    """A token id, a list of them or None -> tuple; CheckpointError otherwise."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise CheckpointError(f"{what} is {value!r}, it must be a token id or a list of them")
+    return tuple(ids)
+
+
+class _Fields:
+    """Typed access to a JSON object; errors name the file, the field and the value."""
+
+    def __init__(self, data: dict[str, Any], source: str) -> None:
+        self.data = data
+        self.source = source
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.data.get(key)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise CheckpointError(f"{self.source}: {key} is missing")
+        return default
+
+    def integer(self, key: str, default: Any = _MISSING, minimum: int = 1) -> Any:
+        value = self._get(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise CheckpointError(
+                f"{self.source}: {key} is {value!r}, it must be an integer of at least {minimum}"
+            )
+        return value
+
+    def number(self, key: str, default: Any = _MISSING, above: float | None = 0.0) -> Any:
+        value = self._get(key, default)
+        if value is None:
+            return None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (above is not None and value <= above)
+        ):
+            raise CheckpointError(
+                f"{self.source}: {key} is {value!r}, it must be a number greater than {above:g}"
+            )
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be true or false")
+        return value
+
+
+def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
+    data, source = fields.data, fields.source
+    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"{source}: rope_parameters is {rope!r}, it must be an object")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise CheckpointError(
+            f"{source}: rope_parameters differ by layer, only one rope for all layers is supported"
+        )
+    rope = {"rope_theta": data.get("rope_theta")} | rope
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if rope_type not in SUPPORTED_ROPE_TYPES:
+        raise CheckpointError(
+            f"{source}: rope_type {rope_type!r} is not supported; "
+            f"supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
+        )
+    partial = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise CheckpointError(f"{source}: partial_rotary_factor is {partial!r}, only 1.0 is supported")
+    original_len = data.get("original_max_position_embeddings") or max_position_embeddings
+    rope = {"original_max_position_embeddings": original_len} | rope
+    values = _Fields(rope, f"{source}: rope")
+    theta = values.number("rope_theta", default=10000.0)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    factor = values.number("factor")
+    if rope_type == "linear":
+        return RopeConfig(rope_type, theta, factor)
+    original_len = values.integer("original_max_position_embeddings")
+    if rope_type == "llama3":
+        low, high = values.number("low_freq_factor"), values.number("high_freq_factor")
+        if high <= low:
+            raise CheckpointError(
+                f"{source}: rope: high_freq_factor {high} must exceed low_freq_factor {low}"
+            )
+        return RopeConfig(rope_type, theta, factor, original_len, low_freq_factor=low, high_freq_factor=high)
+    return RopeConfig(
+        rope_type,
+        theta,
+        factor,
+        original_len,
+        attention_factor=values.number("attention_factor", default=None),
+        beta_fast=values.number("beta_fast", default=32.0),
+        beta_slow=values.number("beta_slow", default=1.0),
+        mscale=values.number("mscale", default=None),
+        mscale_all_dim=values.number("mscale_all_dim", default=None),
+        truncate=values.boolean("truncate", default=True),
+    )
+
+
+def _parse_sliding_window(fields: _Fields, architecture: str, num_layers: int) -> int:
+    data, source = fields.data, fields.source
+    layer_types = data.get("layer_types") or []
+    if len(set(layer_types)) > 1:
+        raise CheckpointError(
+            f"{source}: layer_types differ, only one kind of attention for all layers is supported"
+        )
+    if architecture == "MistralForCausalLM":
+        # transformers' MistralConfig has a window of 4096 unless config.json says null.
+        window = data.get("sliding_window", 4096)
+    elif architecture.startswith("Qwen") and fields.boolean("use_sliding_window", default=False):
+        window = fields.integer("sliding_window", default=4096)
+        first_layer = fields.integer("max_window_layers", default=28, minimum=0)
+        if layer_types:
+            first_layer = 0 if layer_types[0] == "sliding_attention" else num_layers
+        if 0 < first_layer < num_layers:
+            raise CheckpointError(
+                f"{source}: max_window_layers {first_layer} gives a sliding window to a part of the "
+                f"{num_layers} layers, only one for all layers is supported"
+            )
+        if first_layer >= num_layers:
+            window = None
+    else:
+        window = None
+    if window is None:
+        return 0
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise CheckpointError(f"{source}: sliding_window is {window!r}, it must be null or at least 1")
+    return window

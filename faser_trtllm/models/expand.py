@@ -1,0 +1,62 @@
+"""A deeper model with the same function: a knob for the target's cost, not for its quality.
+
+The added layers are copies of a neighbour whose o_proj and down_proj (and their biases) are zero: they read,
+compute and store as much as any layer and add exactly zero to the residual stream. Logits and acceptance
+stay those of the original model, so only time and memory change; measurements that use it must say so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.weights import CheckpointWeights
+
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
+
+
+class ExpandedWeights:
+    """Weights of the enlarged model, made tensor by tensor; the interface of CheckpointWeights.
+
+    Layer i of the enlarged model is the original's layer i // expand: that layer itself if i is a multiple of
+    expand, and a copy with zeroed outputs otherwise.
+    """
+
+    def __init__(self, weights: CheckpointWeights, expand: int) -> None:
+        if expand < 1:
+            raise InvalidArgumentError(f"expand is {expand}, it must be at least 1")
+        self._weights = weights
+        self._expand = expand
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; CheckpointError if the original has none."""
+        return self._weights.shape(self._source(name)[0])
+
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
+        """The tensor as bf16 bits, shape checked."""
+        source, zero = self._source(name)
+        return np.zeros(shape, np.uint16) if zero else self._weights.bfloat16(source, shape)
+
+    def float32(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """The tensor as fp32, shape checked."""
+        source, zero = self._source(name)
+        return np.zeros(shape, np.float32) if zero else self._weights.float32(source, shape)
+
+    def _source(self, name: str) -> tuple[str, bool]:
+        match = _LAYER_NAME.fullmatch(name)
+        if match is None:
+            return name, False
+        index, rest = int(match[1]), match[2]
+        zero = index % self._expand != 0 and rest.startswith(_ZEROED)
+        return f"model.layers.{index // self._expand}.{rest}", zero
+
+
+def expand_config(config: ModelConfig, expand: int) -> ModelConfig:
+    """The configuration of the model with expand times the layers."""
+    return dataclasses.replace(config, num_layers=config.num_layers * expand)

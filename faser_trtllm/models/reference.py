@@ -1,0 +1,103 @@
+"""The model in plain torch, float32 and whole sequences: what engines are compared with. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.expand import ExpandedWeights
+from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ReferenceModel:
+    """Holds all weights in fp32; a tool for tests and measurements, not for serving."""
+
+    def __init__(
+        self, config: ModelConfig, weights: CheckpointWeights | ExpandedWeights, round_to_bf16: bool = False
+    ) -> None:
+        """round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does."""
+        import torch
+
+        from faser_trtllm.models.weights import float32_from_bfloat16
+
+        self.config = config
+        self._weights: dict[str, torch.Tensor] = {}
+        for name, shape in expected_shapes(config).items():
+            if round_to_bf16 and len(shape) == 2:
+                array = float32_from_bfloat16(weights.bfloat16(name, shape))
+            else:
+                array = weights.float32(name, shape)
+            self._weights[name] = torch.from_numpy(array)
+        inv_freq, self._rope_factor = rope_frequencies(config.rope, config.head_dim)
+        self._inv_freq = torch.from_numpy(inv_freq)
+
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits [len(token_ids), vocab_size] fp32 of one sequence from position 0."""
+        import torch
+
+        config = self.config
+        with torch.no_grad():
+            positions = torch.arange(len(token_ids))
+            angles = torch.outer(positions.float(), self._inv_freq)
+            angles = torch.cat([angles, angles], -1)
+            cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
+            mask = positions[:, None] >= positions[None, :]
+            if config.sliding_window:
+                mask &= positions[:, None] - positions[None, :] < config.sliding_window
+            hidden = self._weights["model.embed_tokens.weight"][torch.tensor(token_ids)]
+            for i in range(config.num_layers):
+                layer = f"model.layers.{i}"
+                hidden = hidden + self._attention(layer, hidden, cos, sin, mask)
+                hidden = hidden + self._mlp(layer, hidden)
+            hidden = self._norm("model.norm", hidden)
+            head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+            return hidden @ self._weights[head].T
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self._weights[f"{name}.weight"] * (x * (variance + self.config.rms_norm_eps).rsqrt())
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self._weights[f"{name}.weight"].T
+        bias = self._weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _attention(
+        self, layer: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        import torch
+
+        config = self.config
+        x = self._norm(f"{layer}.input_layernorm", x)
+        heads = {
+            part: self._linear(f"{layer}.self_attn.{part}_proj", x).view(len(x), -1, config.head_dim)
+            for part in "qkv"
+        }
+        if config.qk_norm:
+            for part in "qk":
+                heads[part] = self._norm(f"{layer}.self_attn.{part}_norm", heads[part])
+
+        def rotate(t: torch.Tensor) -> torch.Tensor:
+            first, second = t.chunk(2, -1)
+            return t * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+
+        group = config.num_heads // config.num_kv_heads
+        q = rotate(heads["q"]).transpose(0, 1)
+        k = rotate(heads["k"]).repeat_interleave(group, 1).transpose(0, 1)
+        v = heads["v"].repeat_interleave(group, 1).transpose(0, 1)
+        scores = (q @ k.transpose(1, 2)) * config.head_dim**-0.5
+        probs = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        mixed = (probs @ v).transpose(0, 1).reshape(len(x), -1)
+        return self._linear(f"{layer}.self_attn.o_proj", mixed)
+
+    def _mlp(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        x = self._norm(f"{layer}.post_attention_layernorm", x)
+        gate = torch.nn.functional.silu(self._linear(f"{layer}.mlp.gate_proj", x))
+        return self._linear(f"{layer}.mlp.down_proj", gate * self._linear(f"{layer}.mlp.up_proj", x))

@@ -1,0 +1,242 @@
+"""Text to token ids and back, over the `tokenizers` library, and text that grows token by token."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import read_json, token_ids
+
+TOKENIZER_FILE = "tokenizer.json"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_CONTEXT_TOKENS = 4
+
+
+class Tokenizer:
+    """A tokenizer.json with the ids that begin and end texts. Immutable; safe to share between threads.
+
+    bos_token_id: None if the model has none; whether encode adds it is up to tokenizer.json.
+    eos_token_ids: generation_config.json's, else config.json's, else tokenizer_config.json's eos_token.
+    """
+
+    def __init__(
+        self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        """definition: the text of a tokenizer.json; CheckpointError if it cannot be used."""
+        self._parsing = _from_definition(definition)
+        self._literal = _from_definition(definition)
+        self._literal.encode_special_tokens = True
+        self._special_ids = frozenset(
+            token_id for token_id, token in self._parsing.get_added_tokens_decoder().items() if token.special
+        )
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        decoder_types = _decoder_types(json.loads(definition).get("decoder"))
+        if "ByteLevel" in decoder_types and decoder_types != ["ByteLevel"]:
+            raise CheckpointError(
+                f"{TOKENIZER_FILE}: the decoder combines {', '.join(decoder_types)}, "
+                "ByteLevel is supported only alone"
+            )
+        self._byte_level = decoder_types == ["ByteLevel"]
+        self._byte_fallback = "ByteFallback" in decoder_types
+        self._bytes_cache: dict[int, bytes] = {}
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Read a checkpoint's or an engine's directory; CheckpointError says what is missing."""
+        path = directory / TOKENIZER_FILE
+        if not path.exists():
+            raise CheckpointError(
+                f"{TOKENIZER_FILE} is missing in {directory}; save the fast tokenizer there (save_pretrained)"
+            )
+        try:
+            definition = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{TOKENIZER_FILE} cannot be read in {directory}: {error}") from error
+        tokenizer = cls(definition)
+        sources = [_optional_json(directory / name) for name in ("generation_config.json", "config.json")]
+        settings = _optional_json(directory / "tokenizer_config.json")
+        sources.append(
+            {f"{kind}_token_id": tokenizer._id_of(settings.get(f"{kind}_token")) for kind in ("bos", "eos")}
+        )
+        bos = token_ids(_first(sources, "bos_token_id"), f"bos_token_id in {directory}")
+        tokenizer.bos_token_id = bos[0] if bos else None
+        tokenizer.eos_token_ids = token_ids(_first(sources, "eos_token_id"), f"eos_token_id in {directory}")
+        return tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's vocab_size is often padded beyond it."""
+        return int(self._parsing.get_vocab_size(with_added_tokens=True))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False
+    ) -> list[int]:
+        """Token ids of a text.
+
+        add_special_tokens: what tokenizer.json's post-processor adds (for many models, bos).
+        parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is plain text, so
+        that users cannot forge turns. Rendered chat templates need True.
+        """
+        backend = self._parsing if parse_special_tokens else self._literal
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of all ids; unknown ids have none, incomplete UTF-8 becomes U+FFFD."""
+        detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's entry of an id, as tokenizer.json spells it."""
+        return self._parsing.id_to_token(token_id)  # type: ignore[no-any-return]
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry."""
+        return self._parsing.token_to_id(token)  # type: ignore[no-any-return]
+
+    def fingerprint(self) -> str:
+        """sha256 over ids and tokens: equal where a draft's ids mean the target's tokens."""
+        digest = hashlib.sha256()
+        for token, token_id in sorted(self._vocabulary().items(), key=lambda item: item[1]):
+            digest.update(f"{token_id} {token!r}\n".encode())
+        return digest.hexdigest()
+
+    def first_difference(self, other: Tokenizer) -> str | None:
+        """The first id with another meaning in the other tokenizer, in words, or None."""
+        mine = {token_id: token for token, token_id in self._vocabulary().items()}
+        theirs = {token_id: token for token, token_id in other._vocabulary().items()}
+        if mine == theirs:
+            return None
+        token_id = min(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
+        described = [repr(v[token_id]) if token_id in v else "no token" for v in (mine, theirs)]
+        return f"id {token_id} is {described[0]} in one and {described[1]} in the other"
+
+    def _vocabulary(self) -> dict[str, int]:
+        return self._parsing.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
+
+    def _id_of(self, token: Any) -> int | None:
+        content = token.get("content") if isinstance(token, dict) else token
+        return self.token_id(content) if isinstance(content, str) else None
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        """A ByteLevel token's bytes, as the library's decoder maps them: all characters or none."""
+        cached = self._bytes_cache.get(token_id)
+        if cached is None:
+            token = self.token(token_id) or ""
+            values = [_BYTE_OF_CHAR.get(char) for char in token]
+            known = [value for value in values if value is not None]
+            cached = bytes(known) if len(known) == len(values) else token.encode()
+            self._bytes_cache[token_id] = cached
+        return cached
+
+
+class IncrementalDetokenizer:
+    """Text of one request as its tokens come: the pieces of push() and flush() add up to decode() of all ids.
+
+    Characters whose UTF-8 bytes are incomplete are held back. A push costs time in proportion to its ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._context: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids complete."""
+        tokenizer = self._tokenizer
+        ids = [i for i in ids if i not in self._skipped and tokenizer.token(i) is not None]
+        if tokenizer._byte_level:
+            return self._utf8.decode(b"".join(map(tokenizer._token_bytes, ids)))
+        if not tokenizer._byte_fallback:
+            return self._text_of(ids)
+        text, plain = [], []
+        for token_id in ids:
+            match = _BYTE_TOKEN.fullmatch(tokenizer.token(token_id) or "")
+            if match is None:
+                plain.append(token_id)
+                continue
+            text += [
+                self._end_bytes(plain),
+                self._text_of(plain),
+                self._text_of_byte(token_id, int(match[1], 16)),
+            ]
+            plain = []
+        return "".join([*text, self._end_bytes(plain), self._text_of(plain)])
+
+    def flush(self) -> str:
+        """What is still held back, as U+FFFD; to be called once, after the last push."""
+        return self._utf8.decode(b"", True)
+
+    def _end_bytes(self, plain: list[int]) -> str:
+        """A token that is no byte ends a run of bytes."""
+        return self.flush() if plain else ""
+
+    def _text_of_byte(self, token_id: int, value: int) -> str:
+        if not self._context:
+            self._context = [token_id]
+            if value == ord(" "):  # decoders may strip a text's first space
+                return self._backend_text([token_id])
+        return self._utf8.decode(bytes([value]))
+
+    def _text_of(self, ids: list[int]) -> str:
+        """Text of these ids behind those before them: a text's first token may lose its space."""
+        if not ids:
+            return ""
+        known = len(self._backend_text(self._context))
+        ids = self._context + ids
+        self._context = ids[-_CONTEXT_TOKENS:]
+        return self._backend_text(ids)[known:]
+
+    def _backend_text(self, ids: list[int]) -> str:
+        return str(self._tokenizer._parsing.decode(ids, skip_special_tokens=False)) if ids else ""
+
+
+def _from_definition(definition: str) -> Any:
+    try:
+        backend = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{TOKENIZER_FILE} cannot be used: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _decoder_types(decoder: Any) -> list[str]:
+    if not isinstance(decoder, dict):
+        return []
+    if decoder.get("type") == "Sequence":
+        return [kind for part in decoder.get("decoders", []) for kind in _decoder_types(part)]
+    return [str(decoder.get("type"))]
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes (openai/gpt-2, encoder.py)."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [value for value in range(256) if value not in printable]
+    return {chr(value): value for value in printable} | {
+        chr(256 + i): value for i, value in enumerate(others)
+    }
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _first(sources: Sequence[dict[str, Any]], key: str) -> Any:
+    return next((source[key] for source in sources if source.get(key) is not None), None)

@@ -1,0 +1,254 @@
+"""Weights of a checkpoint, read tensor by tensor from memory-mapped safetensors files.
+
+The format (github.com/huggingface/safetensors): uint64 header length, a JSON header with dtype, shape and
+data_offsets of each tensor relative to the end of the header, then the data, little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import ModelConfig, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+
+Bfloat16Array = npt.NDArray[np.uint16]
+Float32Array = npt.NDArray[np.float32]
+
+
+def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
+    """fp32 -> bf16 bits, rounded to nearest even; NaN stays NaN, what is too large becomes infinite."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
+        np.uint16
+    )
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if nan.any():
+        rounded[nan] = 0x7FC0
+    return rounded
+
+
+def float32_from_bfloat16(bits: Bfloat16Array) -> Float32Array:
+    """bf16 bits -> fp32, exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class CheckpointWeights:
+    """Tensors of one checkpoint by their Hugging Face names. Files are mapped, never copied as a whole."""
+
+    def __init__(self, directory: Path) -> None:
+        """Map the checkpoint's files; CheckpointError if one is missing, truncated or damaged."""
+        self.directory = directory
+        self._maps: dict[str, mmap.mmap] = {}
+        self._entries: dict[str, _Entry] = {}
+        try:
+            for file in _weight_files(directory):
+                self._open_file(file)
+        except BaseException:
+            self.close()
+            raise
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; CheckpointError if there is none of this name."""
+        return self._entry(name).shape
+
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
+        """The tensor as bf16 bits (a read-only view of the file where it is bf16 already), shape checked."""
+        entry, array = self._array(name, shape)
+        if entry.dtype == "BF16":
+            return array
+        return bfloat16_from_float32(array.astype(np.float32, copy=False))
+
+    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
+        """The tensor as fp32, shape checked."""
+        entry, array = self._array(name, shape)
+        if entry.dtype == "BF16":
+            return float32_from_bfloat16(array)
+        return array.astype(np.float32)
+
+    def fingerprint(self) -> str:
+        """sha256 over names, types, shapes and contents, however the tensors are sharded."""
+        digest = hashlib.sha256()
+        for name in sorted(self._entries):
+            entry = self._entries[name]
+            digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
+            with memoryview(self._maps[entry.file]) as view, view[entry.start : entry.end] as data:
+                digest.update(data)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Unmap the files as soon as no array views them."""
+        for mapping in self._maps.values():
+            try:
+                mapping.close()
+            except BufferError:  # arrays still view it; the last of them frees it
+                continue
+        self._maps.clear()
+        self._entries.clear()
+
+    def __enter__(self) -> CheckpointWeights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"tensor {name} is missing in the checkpoint {self.directory}")
+        return entry
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> tuple[_Entry, npt.NDArray[Any]]:
+        entry = self._entry(name)
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name} has shape {list(entry.shape)}, "
+                f"config.json asks for {list(shape)}"
+            )
+        if entry.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name} is of type {entry.dtype}, only {', '.join(_DTYPES)} are read"
+            )
+        count = (entry.end - entry.start) // _DTYPES[entry.dtype].itemsize
+        array = np.frombuffer(self._maps[entry.file], _DTYPES[entry.dtype], count, entry.start)
+        return entry, array.reshape(shape)
+
+    def _open_file(self, file: str) -> None:
+        path = self.directory / file
+        try:
+            with path.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size < 8:
+                    raise CheckpointError(f"{file}: {size} bytes are too few for a safetensors file")
+                mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read in {self.directory}: {error.strerror}") from error
+        self._maps[file] = mapping
+        for name, entry in _parse_header(mapping, size, file).items():
+            if name in self._entries:
+                raise CheckpointError(f"tensor {name} is in both {self._entries[name].file} and {file}")
+            self._entries[name] = entry
+
+
+def _weight_files(directory: Path) -> list[str]:
+    if not directory.is_dir():
+        raise CheckpointError(f"the checkpoint {directory} is not a directory")
+    if (directory / SINGLE_FILE).exists():
+        return [SINGLE_FILE]
+    if not (directory / INDEX_FILE).exists():
+        raise CheckpointError(f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{INDEX_FILE}: weight_map is missing")
+    files = sorted({str(file) for file in weight_map.values()})
+    for file in files:
+        if Path(file).name != file:
+            raise CheckpointError(f"{INDEX_FILE}: {file!r} is not the name of a file beside it")
+    return files
+
+
+def _parse_header(mapping: mmap.mmap, size: int, file: str) -> dict[str, _Entry]:
+    (header_len,) = struct.unpack("<Q", mapping[:8])
+    if header_len > min(size - 8, _MAX_HEADER_BYTES):
+        raise CheckpointError(
+            f"{file}: the header claims {header_len} bytes in a file of {size}, "
+            "it is truncated or not safetensors"
+        )
+    entries = {}
+    try:
+        header = json.loads(mapping[8 : 8 + header_len])
+        for name, info in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = info["data_offsets"]
+            entry = _Entry(
+                file, info["dtype"], tuple(info["shape"]), 8 + header_len + begin, 8 + header_len + end
+            )
+            itemsize = _DTYPES[entry.dtype].itemsize if entry.dtype in _DTYPES else None
+            count = 1
+            for dim in entry.shape:
+                if not isinstance(dim, int) or dim < 0:
+                    raise ValueError(f"tensor {name} has shape {list(entry.shape)}")
+                count *= dim
+            if begin < 0 or end < begin or (itemsize is not None and end - begin != count * itemsize):
+                raise ValueError(f"tensor {name} has data_offsets {[begin, end]}")
+            entries[name] = entry
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: the safetensors header is damaged ({error})") from error
+    needed = max((entry.end for entry in entries.values()), default=0)
+    if needed > size:
+        raise CheckpointError(f"{file}: {size} of {needed} bytes, the file is truncated; fetch it again")
+    return entries
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a model under its Hugging Face name, with its shape ([out, in] for matrices)."""
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    linears = {
+        "self_attn.q_proj": (q_size, hidden, config.qkv_bias),
+        "self_attn.k_proj": (kv_size, hidden, config.qkv_bias),
+        "self_attn.v_proj": (kv_size, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, q_size, config.o_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}"
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        if config.qk_norm:
+            shapes[f"{layer}.self_attn.q_norm.weight"] = (head_dim,)
+            shapes[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
+        for name, (num_out, num_in, bias) in linears.items():
+            shapes[f"{layer}.{name}.weight"] = (num_out, num_in)
+            if bias:
+                shapes[f"{layer}.{name}.bias"] = (num_out,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def check_weights(weights: CheckpointWeights, config: ModelConfig) -> None:
+    """Raise CheckpointError for the first tensor that is missing or of another shape than config asks for."""
+    for name, shape in expected_shapes(config).items():
+        if weights.shape(name) != shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(weights.shape(name))}, config.json asks for {list(shape)}"
+            )
