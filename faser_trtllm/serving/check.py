@@ -1,0 +1,38 @@
+"""`faser check`: is this engine directory whole, and does speculation change nothing?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.errors import FaserError
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.serving.offline import generate_all
+
+PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
+NUM_TOKENS = 24
+
+
+def check_engine_dir(path: Path) -> Iterator[str]:
+    """One line per check that passed; raises FaserError in one sentence at the first that did not."""
+    engines = EngineDir.load(path, verify_hashes=True)
+    yield f"ok: every file has the size and hash of the manifest ({path})"
+    plain = _generate(path, "off")
+    yield f"ok: the target generates ({sum(map(len, plain))} tokens)"
+    if not engines.has_draft:
+        yield "note: there is no draft engine, so speculation stays off"
+        return
+    for num_drafts in sorted({1, engines.build_config.max_draft_len}):
+        if _generate(path, f"fixed:{num_drafts}") != plain:
+            raise FaserError(
+                f"speculation fixed:{num_drafts} changed the greedy tokens of {path}; this is a bug, please report it"
+            )
+        yield f"ok: fixed:{num_drafts} gives the same greedy tokens as the target alone"
+
+
+def _generate(path: Path, speculation: str) -> list[tuple[int, ...]]:
+    fields = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "end_ids": ()}
+    with open_executor(path, ExecutorConfig(speculation=speculation)) as executor:
+        return [completion.token_ids for completion in generate_all(executor, path, PROMPTS, fields)]
