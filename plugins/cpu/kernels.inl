@@ -1,0 +1,43 @@
+// The kernels, written once over the primitives of the including file:
+//   kLanes, F, U, I     vectors of floats, words and ints
+//   Pair, Broadcast, Weights, broadcast(), dot(), madd(), store_pairs()
+//   kMaxRows, panel_vectors(), kTileSize, kColumnVectors     what fits the registers
+// Everything is in an unnamed namespace and no standard library code is used: an inline function compiled for one
+// instruction set must not be linked into another's callers.
+
+// clang-format off: each builds on those before it
+#include "vector_math.inl"
+#include "gemm.inl"
+#include "append_kv.inl"
+#include "verify_attention.inl"
+// clang-format on
+
+namespace faser {
+namespace {
+
+void embed_row(const uint16_t* row, int size, float* h, int stride) {
+  for (int i = 0; i < size; i++) h[i] = float_of(static_cast<uint32_t>(row[i]) << 16);
+  for (int i = size; i < stride; i++) h[i] = 0;
+}
+
+void embed_column(const uint32_t* panel, int lane, int size, float* h, int stride) {
+  for (int i = 0; i < size / 2; i++) {
+    const uint32_t pair = panel[static_cast<size_t>(i) * kPanel + lane];
+    h[2 * i] = float_of(pair << 16);
+    h[2 * i + 1] = float_of(pair & 0xffff0000u);
+  }
+  for (int i = size; i < stride; i++) h[i] = 0;
+}
+
+void norm_row(const float* h, const float* weight, int size, int stride, float eps, void* x) {
+  const F scale = F{} + inverse_rms(h, stride, size, eps);
+  Pair* out = static_cast<Pair*>(x);
+  for (int i = 0; i < stride; i += kLanes) store_pairs(load(h + i) * scale * load(weight + i), out + i / 2);
+}
+
+const Kernels kTable = {kName,     sizeof(Pair), kTileSize, sizeof(AttentionScratch),
+                        embed_row, embed_column, norm_row,  gemm,
+                        gemm_add,  gemm_swiglu,  append_kv, verify_attention};
+
+}  // namespace
+}  // namespace faser
