@@ -1,0 +1,76 @@
+"""Where and with what a bench ran, so that its numbers can be judged later."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import faser_trtllm
+
+
+def describe_environment(command_line: Sequence[str]) -> dict[str, Any]:
+    """Hardware, system and source; versions of the systems under test are added by their workers."""
+    commit, dirty = _git_state(Path(faser_trtllm.__file__).parent)
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": _cpu_name(),
+        "num_cores": os.cpu_count(),
+        "cpu_flags": _cpu_flags(),
+        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "command_line": " ".join(portable(part) for part in command_line),
+        "versions": {"python": platform.python_version()},
+    }
+
+
+def portable(argument: str) -> str:
+    """An argument without the machine's own folders: paths become relative, or their last part."""
+    flag, equals, value = argument.rpartition("=")
+    if not os.path.isabs(value):
+        return argument
+    relative = os.path.relpath(value)
+    return flag + equals + (os.path.basename(value) if relative.startswith("..") else relative)
+
+
+def load_average() -> float:
+    return os.getloadavg()[0]
+
+
+def _cpu_name() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> list[str]:
+    """Those that decide which kernels run."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
+    return sorted(f for f in match[1].split() if f.startswith(("avx", "amx", "sve", "bf16"))) if match else []
+
+
+def _cpu_info() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+
+
+def _git_state(directory: Path) -> tuple[str | None, bool]:
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    return commit, bool(commit and git("status", "--porcelain", "--untracked-files=no"))

@@ -1,0 +1,64 @@
+"""Statistics of interleaved rounds: medians and paired ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Median and range of a sample."""
+
+    median: float
+    low: float
+    high: float
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    return Summary(statistics.median(values), min(values), max(values))
+
+
+def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Summary:
+    """Ratios round by round: what slows the machine in one round slows both, and cancels."""
+    if len(values) != len(baseline):
+        raise ValueError(f"{len(values)} rounds against {len(baseline)}, ratios need the same rounds")
+    return summarize([value / base for value, base in zip(values, baseline, strict=True)])
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far outputs follow a reference: identical sequences, mean share before the first difference."""
+
+    num_identical: int
+    num_sequences: int
+    prefix_share: float
+
+
+def agreement(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> Agreement:
+    if len(outputs) != len(reference):
+        raise ValueError(f"{len(outputs)} sequences against {len(reference)}")
+    shares = [
+        common_prefix(output, wanted) / max(len(output), len(wanted), 1)
+        for output, wanted in zip(outputs, reference, strict=True)
+    ]
+    return Agreement(sum(share == 1.0 for share in shares), len(shares), statistics.fmean(shares))
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of tokens before the first difference."""
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))
+
+
+def first_difference(
+    outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]
+) -> tuple[int, int] | None:
+    """(sequence, position) of the first difference, or None if all are identical."""
+    for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
+        if list(output) != list(wanted):
+            return i, common_prefix(output, wanted)
+    return None
