@@ -1,0 +1,203 @@
+"""The free test (DESIGN section 3): which drafts stand, and the one token that follows them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Float32Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    int32_at,
+    logits_layout,
+)
+from faser_trtllm.ops.draw import draw_token, race_token, residual
+from faser_trtllm.ops.law import RowStatus, next_token_probs_reference
+from faser_trtllm.ops.philox import Stream, uniform
+from faser_trtllm.ops.sample import Uniform, draft_probs_row
+
+__all__ = ["AcceptResult", "Acceptor", "Outcome", "RowStatus", "accept", "accept_reference"]
+
+
+class Outcome(enum.IntEnum):
+    """How a request's pass ended."""
+
+    CARRIED = native.CARRIED  # the last live row's test passed: later drafts stay pending, nothing was drawn
+    RECOVERED = (
+        native.RECOVERED
+    )  # a draft was rejected, one recovered token drawn: pending drafts are dropped
+    BONUS = native.BONUS  # every pending draft was accepted, one bonus token drawn
+    FAILED = native.FAILED  # see row_status; the tokens before the failing row are committed
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptResult:
+    """What the test found per request; all int32.
+
+    token_ids [num_requests, max_draft_len + 1]: committed tokens in order, of which the first num_tokens[i]
+    count and the first num_accepted[i] were drafts. outcome, row_status [num_requests]: values of Outcome and
+    RowStatus.
+    """
+
+    token_ids: Int32Array
+    num_tokens: Int32Array
+    num_accepted: Int32Array
+    outcome: Int32Array
+    row_status: Int32Array
+
+
+class Acceptor:
+    """The test of one step: clear(), add() each request, run(). Its buffers are allocated once."""
+
+    def __init__(
+        self, max_batch_size: int, vocab_size: int, max_draft_len: int, *, pool: int | None = None
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._max_draft_len = max_draft_len
+        self._pool = pool
+        self._slots = np.zeros(max_batch_size, np.int32)
+        self._cu_logit_rows = np.zeros(max_batch_size + 1, np.int32)
+        self._num_tokens = np.zeros(max_batch_size, np.int32)
+        self._num_drafts = np.zeros(max_batch_size, np.int32)
+        self._token_ids = np.zeros((max_batch_size, max_draft_len + 1), np.int32)
+        self._counts = np.zeros((4, max_batch_size), np.int32)
+        inputs = (self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts)
+        outputs = (self._token_ids, *self._counts)
+        self._inputs = [address_of(array, np.int32) for array in inputs]
+        self._outputs = [address_of(array, np.int32) for array in outputs]
+        self._num_requests = 0
+        self._num_rows = 0
+
+    def clear(self) -> None:
+        self._num_requests = 0
+        self._num_rows = 0
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+        """The next num_rows rows of logits are a request's frontier: the last committed token and its drafts.
+
+        num_tokens: committed; num_drafts >= num_rows - 1: pending drafts behind them.
+        """
+        i = self._num_requests
+        self._slots[i] = slot
+        self._num_tokens[i] = num_tokens
+        self._num_drafts[i] = num_drafts
+        self._num_rows += num_rows
+        self._num_requests = i + 1
+        self._cu_logit_rows[i + 1] = self._num_rows
+
+    def run(self, sampling: SamplingArray, logits: Float32Array) -> AcceptResult:
+        """Test the requests added; logits [num_rows, >= vocab_size]. The result holds until the next call."""
+        n = self._num_requests
+        address, stride = logits_layout(logits, self._vocab_size)
+        if logits.shape[0] < self._num_rows:
+            raise ValueError(f"{self._num_rows} rows were added, logits has {logits.shape[0]}")
+        slots, cu_logit_rows, num_tokens, num_drafts = self._inputs
+        status = native.library().faser_accept(
+            self._pool,
+            n,
+            slots,
+            address_of(sampling, SAMPLING_DTYPE),
+            address,
+            stride,
+            self._vocab_size,
+            cu_logit_rows,
+            num_tokens,
+            num_drafts,
+            self._max_draft_len,
+            *self._outputs,
+        )
+        native.check(status, "testing drafts")
+        return AcceptResult(self._token_ids[:n], *self._counts[:, :n])
+
+
+def accept(
+    sampling: SamplingArray,
+    slots: Int32Array,
+    logits: Float32Array,
+    vocab_size: int,
+    cu_logit_rows: Int32Array,
+    num_tokens: Int32Array,
+    num_drafts: Int32Array,
+    max_draft_len: int,
+) -> AcceptResult:
+    """One free test over a batch, with buffers of its own; arguments as faser_accept has them.
+
+    slots, num_tokens, num_drafts [num_requests], cu_logit_rows [num_requests + 1] beginning with 0; all
+    int32.
+    """
+    acceptor = Acceptor(slots.size, vocab_size, max_draft_len)
+    for slot, rows, tokens, drafts in zip(slots, np.diff(cu_logit_rows), num_tokens, num_drafts, strict=True):
+        acceptor.add(slot, rows, tokens, drafts)
+    return acceptor.run(sampling, logits)
+
+
+def accept_reference(
+    sampling: SamplingArray,
+    slots: Int32Array,
+    logits: Float32Array,
+    vocab_size: int,
+    cu_logit_rows: Int32Array,
+    num_tokens: Int32Array,
+    num_drafts: Int32Array,
+    max_draft_len: int,
+    *,
+    uniform: Uniform = uniform,
+) -> AcceptResult:
+    """accept in numpy; `uniform` can be replaced to enumerate the randomness."""
+    n = slots.size
+    result = AcceptResult(np.zeros((n, max_draft_len + 1), np.int32), *np.zeros((4, n), np.int32))
+    for i, slot in enumerate(slots.tolist()):
+        entry = sampling[slot]
+        result.outcome[i] = Outcome.CARRIED
+        for row in range(int(cu_logit_rows[i + 1] - cu_logit_rows[i])):
+            position = int(num_tokens[i]) + row
+            has_draft = row < int(num_drafts[i])
+            draft = int(int32_at(int(entry["tokens"]), position + 1)[position]) if has_draft else -1
+            p = np.empty(vocab_size, np.float32)
+            row_logits = logits[cu_logit_rows[i] + row, :vocab_size]
+            status = next_token_probs_reference(sampling, slot, row_logits, position, p)
+            if status is not RowStatus.OK:
+                result.row_status[i] = status
+                result.outcome[i] = Outcome.FAILED
+                break
+            token, accepted = _test(entry, p, position, draft, max_draft_len, uniform)
+            result.token_ids[i, row] = token
+            result.num_tokens[i] += 1
+            if not accepted:
+                result.outcome[i] = Outcome.RECOVERED if has_draft else Outcome.BONUS
+                break
+            result.num_accepted[i] += 1
+    return result
+
+
+def _test(
+    entry: np.void,
+    p: npt.NDArray[np.float32],
+    position: int,
+    draft: int,
+    max_draft_len: int,
+    uniform: Uniform,
+) -> tuple[int, bool]:
+    """The token that stands at this position, and whether it is the draft (-1: nothing is pending)."""
+    key = int(entry["key"])
+    if entry["mode"] == native.GREEDY:
+        token = int(np.argmax(p))
+        return token, token == draft
+    if entry["mode"] == native.SEEDED:
+        token = race_token(p, key, position)
+        return token, token == draft
+    if draft < 0:
+        return draw_token(p, uniform(key, position, Stream.BONUS)), False
+    q = draft_probs_row(entry, position, p.size, max_draft_len)
+    if uniform(key, position, Stream.TEST) * float(q[draft]) < float(p[draft]):
+        return draft, True
+    u = uniform(key, position, Stream.RECOVER)
+    token = draw_token(residual(p, q), u)
+    return (token if token >= 0 else draw_token(p, u)), False

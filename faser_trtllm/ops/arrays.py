@@ -1,0 +1,59 @@
+"""From numpy arrays to the addresses that native functions take, and back."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
+SamplingArray = npt.NDArray[np.void]
+
+# One element per slot: faser_sampling, field for field.
+SAMPLING_DTYPE = np.dtype(native.FaserSampling)
+
+
+def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
+    """The address of a C-contiguous array's first element; TypeError or ValueError if it is not one."""
+    if array.dtype is not dtype and array.dtype != dtype:
+        raise TypeError(f"expected an array of {np.dtype(dtype).name}, got {array.dtype}")
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}"
+        )
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
+    """Address and leading dimension of logits [num_rows, >= vocab_size], whose rows are contiguous."""
+    if logits.dtype != np.float32:
+        raise TypeError(f"expected logits of float32, got {logits.dtype}")
+    if logits.ndim != 2 or logits.shape[1] < vocab_size:
+        raise ValueError(f"expected logits [num_rows, >= {vocab_size}], got shape {logits.shape}")
+    row_bytes, item_bytes = logits.strides
+    if item_bytes != 4 or row_bytes % 4:
+        raise ValueError(f"expected logits with contiguous rows, got strides {logits.strides}")
+    stride = row_bytes // 4 if logits.shape[0] > 1 else logits.shape[1]
+    address: int = logits.__array_interface__["data"][0]
+    return address, stride
+
+
+def int32_at(address: int, count: int) -> Int32Array:
+    """A view of int32 memory; empty if the address is null."""
+    if not address or count <= 0:
+        return np.zeros(0, np.int32)
+    return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
+
+
+def float32_at(address: int, count: int) -> Float32Array:
+    """A view of float memory; empty if the address is null."""
+    if not address or count <= 0:
+        return np.zeros(0, np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))

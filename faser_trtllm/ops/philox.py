@@ -1,0 +1,62 @@
+"""Philox4x32-10 in numpy, as plugins/cpu/philox.h has it: a random number is a function of what it is for."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+class Stream(enum.IntEnum):
+    """What a number is for; the fourth counter word."""
+
+    RACE = 0
+    TEST = 1
+    RECOVER = 2
+    BONUS = 3
+    DRAFT = 4
+
+
+def philox4x32(counter: npt.ArrayLike, key: int) -> npt.NDArray[np.uint64]:
+    """counter [..., 4] of 32-bit words, a 64-bit key -> [..., 4] 32-bit words, held in uint64."""
+    c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, np.uint64), -1, 0)
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(_ROUNDS):
+        a = np.uint64(_MULTIPLIERS[0]) * c0
+        b = np.uint64(_MULTIPLIERS[1]) * c2
+        c0, c1, c2, c3 = (
+            (b >> _SHIFT) ^ c1 ^ np.uint64(k0),
+            b & _MASK,
+            (a >> _SHIFT) ^ c3 ^ np.uint64(k1),
+            a & _MASK,
+        )
+        k0 = (k0 + _WEYL[0]) & 0xFFFFFFFF
+        k1 = (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=-1)
+
+
+def uniform(key: int, index: int, stream: Stream) -> float:
+    """The number in [0, 1), 53 bits, of (key, index, stream); index is a position or the draft counter."""
+    words = philox4x32([index & 0xFFFFFFFF, index >> 32, 0, stream], key)
+    return float((int(words[1]) << 32 | int(words[0])) >> 11) * 2.0**-53
+
+
+def race_uniforms(key: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
+    """[vocab_size] numbers in (0, 1), 52 bits; tokens 2i and 2i + 1 share a counter."""
+    num_pairs = (vocab_size + 1) // 2
+    counter = np.zeros((num_pairs, 4), np.uint64)
+    counter[:, 0] = position & 0xFFFFFFFF
+    counter[:, 1] = position >> 32
+    counter[:, 2] = np.arange(num_pairs)
+    counter[:, 3] = Stream.RACE
+    words = philox4x32(counter, key)
+    low, high = words[:, 0::2].reshape(-1), words[:, 1::2].reshape(-1)
+    bits = ((high << _SHIFT) | low) >> np.uint64(12)
+    return (bits.astype(np.float64) * 2.0**-52 + 2.0**-53)[:vocab_size]

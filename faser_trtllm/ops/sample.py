@@ -1,0 +1,95 @@
+"""Drawing draft tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Float32Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int32_at,
+    logits_layout,
+)
+from faser_trtllm.ops.draw import draw_token, race_token
+from faser_trtllm.ops.law import RowStatus, next_token_probs_reference
+from faser_trtllm.ops.philox import Stream, uniform
+
+Uniform = Callable[[int, int, Stream], float]
+
+
+def sample_draft(
+    sampling: SamplingArray,
+    slots: Int32Array,
+    logits: Float32Array,
+    vocab_size: int,
+    num_known: Int32Array,
+    max_draft_len: int,
+    *,
+    pool: int | None = None,
+) -> Int32Array:
+    """Draw one draft token per request from logits [num_requests, >= vocab_size] -> token ids [num_requests].
+
+    slots, num_known [num_requests] int32. The token is written behind the num_known[i] known tokens of the
+    slot, and its q is kept in draft_probs where the mode is sampled; -1 where the row has no usable law.
+    pool: a faser_pool handle.
+    """
+    address, stride = logits_layout(logits, vocab_size)
+    if not slots.size == num_known.size == logits.shape[0]:
+        raise ValueError(f"{slots.size} slots, {num_known.size} num_known, {logits.shape[0]} rows of logits")
+    tokens = np.empty(slots.size, np.int32)
+    status = native.library().faser_sample_draft(
+        pool,
+        slots.size,
+        address_of(slots, np.int32),
+        address_of(sampling, SAMPLING_DTYPE),
+        address,
+        stride,
+        vocab_size,
+        address_of(num_known, np.int32),
+        max_draft_len,
+        address_of(tokens, np.int32),
+    )
+    native.check(status, "drawing draft tokens")
+    return tokens
+
+
+def sample_draft_reference(
+    sampling: SamplingArray,
+    slots: Int32Array,
+    logits: Float32Array,
+    vocab_size: int,
+    num_known: Int32Array,
+    max_draft_len: int,
+    *,
+    uniform: Uniform = uniform,
+) -> Int32Array:
+    """sample_draft in numpy; `uniform` can be replaced to enumerate the randomness."""
+    tokens = np.full(slots.size, -1, np.int32)
+    for i, (slot, known) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
+        entry = sampling[slot]
+        q = np.empty(vocab_size, np.float32)
+        if next_token_probs_reference(sampling, slot, logits[i, :vocab_size], known, q) is not RowStatus.OK:
+            continue
+        if entry["mode"] == native.GREEDY:
+            tokens[i] = np.argmax(q)
+        elif entry["mode"] == native.SEEDED:
+            tokens[i] = race_token(q, int(entry["key"]), known)
+        else:
+            draft_probs_row(entry, known, vocab_size, max_draft_len)[:] = q
+            tokens[i] = draw_token(q, uniform(int(entry["key"]), int(entry["draft_counter"]), Stream.DRAFT))
+            entry["draft_counter"] += np.uint64(1)
+        int32_at(int(entry["tokens"]), known + 1)[known] = tokens[i]
+    return tokens
+
+
+def draft_probs_row(entry: np.void, position: int, vocab_size: int, max_draft_len: int) -> Float32Array:
+    """The q [vocab_size] that the draft at this position was drawn from, in the slot's own memory."""
+    row = position % max_draft_len
+    return float32_at(int(entry["draft_probs"]) + row * vocab_size * 4, vocab_size)
