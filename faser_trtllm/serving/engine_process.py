@@ -1,0 +1,216 @@
+"""The engine child: `python -m faser_trtllm.serving.engine_process`, started by the supervisor.
+
+Owns the executor; reads requests from the socket and writes chunks to it. Ends when the socket closes, when its
+parent dies, when any of its threads fails, or after a drain (SIGTERM or a Drain message).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from faser_trtllm.config import ServiceConfig, parse
+from faser_trtllm.core.request import FinishReason
+from faser_trtllm.errors import FaserError
+from faser_trtllm.serving import messages
+from faser_trtllm.serving.messages import Connection, ConnectionClosedError
+from faser_trtllm.serving.process import die_with_parent
+from faser_trtllm.serving.text import TextGenerator, TokenExecutor
+from faser_trtllm.serving.text_request import TextOutput
+
+log = logging.getLogger("faser.engine")
+
+SHUTTING_DOWN = "the server is shutting down; send the request to another one or try again in a few seconds"
+
+
+class ServedExecutor(TokenExecutor, Protocol):
+    def start(self) -> None: ...
+    def drain(self, timeout_s: float) -> bool: ...
+    def stats(self) -> dict[str, float]: ...
+
+
+Opener = Callable[[Path, ServiceConfig], tuple[ServedExecutor, Any]]
+"""Opens an engine directory; gives the executor, not yet started, and the tokenizer."""
+
+
+class EngineServer:
+    """Serves one connection; run() returns when there is nothing left to serve."""
+
+    def __init__(
+        self, executor: ServedExecutor, tokenizer: Any, connection: Connection, drain_timeout_s: float
+    ) -> None:
+        self._executor = executor
+        self._generator = TextGenerator(executor, tokenizer)
+        self._connection = connection
+        self._drain_timeout_s = drain_timeout_s
+        self._open: set[int] = set()
+        self._lock = threading.Lock()
+        self._draining = threading.Event()
+
+    def run(self) -> None:
+        """Read messages until the connection closes."""
+        executor = self._executor
+        self._connection.send(
+            messages.Ready(executor.vocab_size, executor.max_seq_len, executor.max_draft_len)
+        )
+        try:
+            while True:
+                for message in self._connection.receive():
+                    self._handle(message)
+        except ConnectionClosedError:
+            return
+
+    def drain(self) -> None:
+        """Refuse new requests, give the running ones drain_timeout_s, fail the rest, and close the connection."""
+        if self._draining.is_set():
+            return
+        self._draining.set()
+        threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
+
+    def _handle(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Submit):
+            self._submit(message)
+        elif isinstance(message, messages.Cancel):
+            self._generator.cancel(str(message.id))
+        elif isinstance(message, messages.Ping):
+            self._connection.send(messages.Pong(self._executor.stats()))
+        elif isinstance(message, messages.Drain):
+            self.drain()
+
+    def _submit(self, message: messages.Submit) -> None:
+        with self._lock:
+            self._open.add(message.id)
+        try:
+            if self._draining.is_set():
+                self._fail(message.id, "UNAVAILABLE", SHUTTING_DOWN)
+                return
+            self._generator.submit(
+                str(message.id), message.request, lambda output: self._send(message.id, output)
+            )
+        except FaserError as error:
+            self._fail(message.id, error.code, str(error))
+        except ConnectionClosedError:
+            raise
+        except Exception as error:
+            log.exception("a request failed while it was read")
+            self._fail(
+                message.id,
+                "INTERNAL",
+                f"the request failed with {type(error).__name__}; see the server's log",
+            )
+
+    def _send(self, request_id: int, output: TextOutput) -> None:
+        if output.is_final:
+            with self._lock:
+                if request_id not in self._open:
+                    return
+                self._open.discard(request_id)
+        try:
+            self._connection.send(_message_of(request_id, output))
+        except ConnectionClosedError:
+            self._generator.cancel(str(request_id))
+
+    def _fail(self, request_id: int, code: str, message: str) -> None:
+        with self._lock:
+            if request_id not in self._open:
+                return
+            self._open.discard(request_id)
+        self._connection.send(messages.Failed(request_id, code, message))
+
+    def _drain(self) -> None:
+        try:
+            self._connection.send(messages.Draining())
+            self._executor.drain(self._drain_timeout_s)
+            with self._lock:
+                left = list(self._open)
+            for request_id in left:
+                self._fail(request_id, "UNAVAILABLE", SHUTTING_DOWN)
+            self._connection.flush(1.0)
+        except ConnectionClosedError:
+            pass
+        self._connection.shutdown()
+
+
+def _message_of(request_id: int, output: TextOutput) -> messages.Message:
+    if output.finish_reason == FinishReason.ERROR.value:
+        return messages.Failed(request_id, "INTERNAL", output.error or "the engine failed on this request")
+    if output.finish_reason == FinishReason.CANCELLED.value:
+        return messages.Failed(request_id, "CANCELLED", "the request was cancelled")
+    if output.finish_reason == FinishReason.TIMEOUT.value and not (
+        output.statistics and output.statistics.num_output_tokens
+    ):
+        return messages.Failed(request_id, "UNAVAILABLE", output.error or "the request timed out")
+    return messages.Chunk(request_id, output.text, output.token_ids, output.finish_reason, output.statistics)
+
+
+def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExecutor, Any]:
+    """The executor and tokenizer of an engine directory; raises FaserError."""
+    from faser_trtllm.builder.engine_dir import EngineDir
+    from faser_trtllm.executor.factory import open_executor
+    from faser_trtllm.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir)
+    return open_executor(engine_dir, config), tokenizer
+
+
+def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> None:
+    """Serve until the connection closes; never returns."""
+    parser = argparse.ArgumentParser(
+        description="the engine process behind a Triton model; started by its supervisor"
+    )
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
+    parser.add_argument("--parent_pid", type=int, required=True)
+    parser.add_argument("--config", required=True, help="the service configuration as JSON")
+    args = parser.parse_args(argv)
+    die_with_parent(args.parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    threading.excepthook = _die_of_thread
+    connection = Connection(socket.socket(fileno=args.fd))
+    signal.signal(signal.SIGTERM, lambda signum, frame: _end_before_start(connection))
+    config: ServiceConfig = parse(ServiceConfig, msgspec.json.decode(args.config))
+    try:
+        executor, tokenizer = opener(Path(config.engine_dir or ""), config)
+    except FaserError as error:
+        _die_of_start(connection, error.code, str(error))
+    except Exception as error:
+        log.exception("the engines could not be opened")
+        _die_of_start(
+            connection, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}"
+        )
+    executor.start()
+    server = EngineServer(executor, tokenizer, connection, config.drain_timeout_s)
+    signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
+    server.run()
+    # The memory goes with the process: nothing in an exit by the book is worth a hang with engine threads running.
+    os._exit(0)
+
+
+def _die_of_start(connection: Connection, code: str, message: str) -> None:
+    connection.send(messages.Failed(None, code, message))
+    connection.flush(1.0)
+    os._exit(1)
+
+
+def _end_before_start(connection: Connection) -> None:
+    connection.send(messages.Draining())
+    os._exit(0)
+
+
+def _die_of_thread(failure: threading.ExceptHookArgs) -> None:
+    log.error("thread %s failed", failure.thread.name if failure.thread else "?", exc_info=failure.exc_value)
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""`faser serve`: starts Triton with our model repository, waits for it, drains it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from faser_trtllm.config import ServiceConfig, load_service_config
+from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
+from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
+from faser_trtllm.serving.shm import ShmPrefix
+from faser_trtllm.serving.supervisor import ENGINE_MODULE
+from faser_trtllm.serving.triton_model import STARTUP_ERROR_FILE
+from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver
+
+MODEL_NAME = "faser"
+EXIT_TIMEOUT_S = 5
+# Triton parses a JSON body on the stack: with the usual 8 MB a body of 4 MB kills the server.
+STACK_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `faser serve` is told. model_repository and tritonserver: None finds them.
+
+    log_file: where the server's messages go; None is this process's stderr.
+    """
+
+    engine_dir: Path
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    address: str = "127.0.0.1"
+    config: Path | None = None
+    model_repository: Path | None = None
+    tritonserver: Path | None = None
+    log_file: Path | None = None
+    verbose: bool = False
+
+
+class Launcher:
+    """One launch of a server. Use as a context manager: leaving it ends everything that was started."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._config: ServiceConfig = load_service_config(
+            options.config, {"engine_dir": str(options.engine_dir.absolute())}
+        )
+        self._repository = (options.model_repository or _default_repository()).absolute()
+        self._install = find_tritonserver(options.tritonserver)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._shm: ShmPrefix | None = None
+        self._run_dir: Path | None = None
+        self._log: IO[bytes] | None = None
+        self.hurry = threading.Event()  # set: do not wait for running requests any longer
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of tritonserver, which is also its session id."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the server; raises FaserError if it cannot work (a port in use, a wrong environment)."""
+        self._check_ports()
+        self._run_dir = Path(tempfile.mkdtemp(prefix="faser-"))
+        self._shm = ShmPrefix.open()
+        if self._options.log_file is not None:
+            self._log = self._options.log_file.open("ab")
+        self._process = _spawn(self._command(self._install), self._environment(), self._log)
+
+    def wait_ready(self, stop: threading.Event | None = None) -> bool:
+        """Wait until requests are served; False if stop was set first. Raises FaserError with the reason of a failure."""
+        deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
+        url = f"http://{self._options.address}:{self._options.http_port}/v2/models/{MODEL_NAME}/ready"
+        while stop is None or not stop.is_set():
+            if not self.is_running():
+                raise self._start_error()
+            with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=2):
+                return True
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(
+                    f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
+                )
+            time.sleep(0.05)
+        return False
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Drain and end the server: running requests get drain_timeout_s, the rest fails as UNAVAILABLE.
+
+        The engine drains before Triton is told to stop, because Triton closes its HTTP port at once and crashes
+        with streams that outlive its exit timeout.
+        """
+        if self.is_running():
+            assert self._process is not None
+            engines = self._engine_pids()
+            for pid in engines:
+                kill(pid, signal.SIGTERM)
+            self._wait(
+                lambda: not any(command_line(pid) for pid in engines), self._config.drain_timeout_s + 3
+            )
+            time.sleep(0.1)
+            kill(self._process.pid, signal.SIGTERM)
+            self._wait(lambda: not self.is_running(), EXIT_TIMEOUT_S + 5)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all processes of the launch at once, and remove its shared memory and files."""
+        process = self._process
+        if process is not None:
+            deadline_s = time.monotonic() + 5
+            while True:
+                pids = session_pids(process.pid)
+                for pid in pids:
+                    kill(pid, signal.SIGKILL)
+                process.poll()
+                if not pids or time.monotonic() > deadline_s:
+                    break
+                time.sleep(0.01)
+            process.wait()
+        if self._shm is not None:
+            self._shm.close()
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+        if self._log is not None:
+            self._log.close()
+
+    def _command(self, install: TritonInstall) -> list[str]:
+        options = self._options
+        assert self._shm is not None
+        assert self._run_dir is not None
+        command = [
+            str(install.binary),
+            f"--model-repository={self._repository}",
+            "--model-control-mode=explicit",
+            "--disable-auto-complete-config",
+            f"--load-model={MODEL_NAME}",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            f"--http-address={options.address}",
+            f"--http-port={options.http_port}",
+            f"--grpc-address={options.address}",
+            f"--grpc-port={options.grpc_port}",
+            f"--metrics-address={options.address}",
+            f"--metrics-port={options.metrics_port}",
+            "--allow-gpu-metrics=false",
+            f"--backend-config=python,shm-region-prefix-name={self._shm.prefix}",
+            f"--log-info={str(options.verbose).lower()}",
+            f"--log-warning={str(options.verbose).lower()}",
+        ]
+        backends = install.link_backends(self._run_dir / "backends")
+        if backends is not None:
+            command.append(f"--backend-directory={backends}")
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        environment = self._install.environment() | {
+            "FASER_ENGINE_DIR": str(self._config.engine_dir),
+            "FASER_RUN_DIR": str(self._run_dir),
+        }
+        if self._options.config is not None:
+            environment["FASER_CONFIG"] = str(self._options.config.absolute())
+        package_parent = str(Path(__file__).resolve().parents[2])
+        paths = [package_parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return environment
+
+    def _check_ports(self) -> None:
+        options = self._options
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            port = getattr(options, name)
+            if not 1 <= port <= 65535:
+                raise InvalidArgumentError(f"{name} is {port}, allowed is 1 to 65535")
+            with socket.socket(socket.AF_INET6 if ":" in options.address else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((options.address, port))
+                except PermissionError:
+                    raise InvalidArgumentError(
+                        f"{name} {port} needs more rights; take a port above 1023"
+                    ) from None
+                except OSError as error:
+                    raise InvalidArgumentError(
+                        f"{name} {port} on {options.address} cannot be used ({(error.strerror or '').lower()}); "
+                        f"stop what uses it or take another with --{name}"
+                    ) from None
+
+    def _engine_pids(self) -> list[int]:
+        assert self._process is not None
+        return [pid for pid in session_pids(self._process.pid) if ENGINE_MODULE in command_line(pid)]
+
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.hurry.is_set() and time.monotonic() < deadline_s and not is_over():
+            time.sleep(0.02)
+
+    def _start_error(self) -> FaserError:
+        assert self._run_dir is not None
+        with contextlib.suppress(OSError):
+            return UnavailableError(
+                f"the server did not start: {(self._run_dir / STARTUP_ERROR_FILE).read_text()}"
+            )
+        where = f"see {self._options.log_file}" if self._options.log_file else "see its messages above"
+        assert self._process is not None
+        return UnavailableError(f"the server did not start (status {self._process.returncode}); {where}")
+
+
+def _default_repository() -> Path:
+    """The repository of the checkout, or the one installed with the package."""
+    package = Path(__file__).resolve().parents[1]
+    for path in (package.parent / "triton_model_repo", package / "triton_model_repo"):
+        if (path / MODEL_NAME / "config.pbtxt").exists():
+            return path
+    raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repository")
+
+
+def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    parent_pid = os.getpid()
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    stack_bytes = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+
+    def prepare() -> None:
+        die_with_parent(parent_pid, signal.SIGTERM)
+        resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
+
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log if log is not None else sys.stderr.fileno(),
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
+
+
+def serve(options: ServeOptions) -> int:
+    """Run a server until SIGTERM or SIGINT; 0 after a drain, 1 if the server ended by itself.
+
+    A second signal ends it at once. Raises FaserError if the server cannot start.
+    """
+    stop = threading.Event()
+    with Launcher(options) as launcher:
+
+        def on_signal(signum: int, frame: object) -> None:
+            if stop.is_set():
+                launcher.hurry.set()
+            stop.set()
+
+        previous = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            launcher.start()
+            if launcher.wait_ready(stop):
+                print(
+                    f"ready: {MODEL_NAME} on http://{options.address}:{options.http_port} "
+                    f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
+                    flush=True,
+                )
+            while launcher.is_running() and not stop.wait(0.2):
+                pass
+            if not stop.is_set():
+                print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
+                return 1
+            launcher.stop()
+            return 0
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)

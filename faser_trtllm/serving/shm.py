@@ -1,0 +1,64 @@
+"""Names of Triton's shared memory regions: one prefix per launch, so that what a crash leaves can be found."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+
+SHM_DIR = Path("/dev/shm")
+_LOCK_NAME = re.compile(r"faser_[0-9a-f]{12}_lock")
+
+
+class ShmPrefix:
+    """A prefix that is ours while we hold the lock on `<prefix>lock`.
+
+    The lock goes with the process, whatever ends it, and is seen from other containers that share the memory.
+    """
+
+    def __init__(self, prefix: str, lock_fd: int) -> None:
+        self.prefix = prefix
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls) -> ShmPrefix:
+        """Take a new prefix; regions of launches that died are removed first."""
+        remove_stale()
+        prefix = f"faser_{secrets.token_hex(6)}_"
+        fd = os.open(SHM_DIR / f"{prefix}lock", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return cls(prefix, fd)
+
+    def close(self) -> None:
+        """Remove all regions of the prefix; nothing may use them any more."""
+        if self._lock_fd >= 0:
+            _remove(self.prefix)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def remove_stale() -> None:
+    """Remove the regions of launches that nobody holds the lock of."""
+    for lock in SHM_DIR.iterdir():
+        if not _LOCK_NAME.fullmatch(lock.name):
+            continue
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(lock.name.removesuffix("lock"))
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+
+
+def _remove(prefix: str) -> None:
+    for path in SHM_DIR.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()

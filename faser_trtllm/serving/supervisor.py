@@ -1,0 +1,323 @@
+"""Keeps an engine child running and routes requests to it.
+
+One thread starts the child, reads what it sends and starts it again after a crash, so every callback comes from that
+thread. The kernel kills the child when that thread ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from faser_trtllm.config import ServiceConfig
+from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving import messages
+from faser_trtllm.serving.messages import Chunk, Connection, ConnectionClosedError, Failed
+from faser_trtllm.serving.text_request import TextRequest
+
+log = logging.getLogger("faser.supervisor")
+
+OnEvent = Callable[[Chunk | Failed], None]
+"""Gets a request's chunks and, last, a Chunk with a finish_reason or a Failed; always on the supervisor's thread."""
+
+ENGINE_MODULE = "faser_trtllm.serving.engine_process"
+ENGINE_COMMAND = (sys.executable or "python3", "-m", ENGINE_MODULE)
+PING_PERIOD_S = 1.0
+PING_TIMEOUT_S = 5.0
+STEADY_S = 10.0  # a child that has run so long was no failed start: the back-off begins anew
+_POLL_S = 0.25
+
+
+class EngineState(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"  # crashed; waiting to be started again
+    DRAINING = "draining"  # takes no more requests, will exit, and is not started again
+    CLOSED = "closed"
+
+
+class Supervisor:
+    """Starts the child in start(); submit() and cancel() may come from any thread."""
+
+    def __init__(self, config: ServiceConfig, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self._config = config
+        self._command = tuple(command)
+        self._changed = threading.Condition()
+        self._state = EngineState.STARTING
+        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready: messages.Ready | None = None
+        self._events: dict[int, OnEvent] = {}
+        self._ids = itertools.count(1)
+        self._start_error: FaserError | None = None
+        self._stats: dict[str, float] = {}
+        self._num_restarts = 0
+        self._last_pong_s = 0.0
+        self._retry_at_s = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="faser-supervisor", daemon=True)
+
+    def start(self) -> messages.Ready:
+        """Start the child and wait until its engines are loaded; raises FaserError if that fails."""
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ready or self._start_error or self._state is EngineState.CLOSED,
+                self._config.startup_timeout_s,
+            )
+            if self._ready is not None:
+                return self._ready
+            error = self._start_error or UnavailableError(
+                f"the engine was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
+            )
+        self.close()
+        raise error
+
+    def submit(self, request: TextRequest, on_event: OnEvent) -> int:
+        """Send a request to the child and give its id; raises UnavailableError while there is no child to take it."""
+        request_id = next(self._ids)
+        with self._changed:
+            self._check_available()
+            connection = self._connection
+            assert connection is not None
+            self._events[request_id] = on_event
+        try:
+            connection.send(messages.Submit(request_id, request))
+        except ConnectionClosedError:
+            with self._changed:
+                known = self._events.pop(request_id, None)
+            if known is not None:
+                raise self._unavailable() from None
+        except FaserError:
+            with self._changed:
+                self._events.pop(request_id, None)
+            raise
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Ask the child to end a request; it still ends by an event. Unknown ids are ignored."""
+        with self._changed:
+            connection = self._connection if request_id in self._events else None
+        if connection is not None:
+            with contextlib.suppress(ConnectionClosedError):
+                connection.send(messages.Cancel(request_id))
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def is_ready(self) -> bool:
+        """The child has its engines loaded and has answered within PING_TIMEOUT_S."""
+        return self._state is EngineState.READY and self._silence_s() < PING_TIMEOUT_S
+
+    @property
+    def num_open(self) -> int:
+        return len(self._events)
+
+    def stats(self) -> dict[str, float]:
+        """The executor's stats at the last pong, and num_restarts."""
+        return self._stats | {"num_restarts": self._num_restarts}
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running child."""
+        return self._process.pid if self._process is not None else None
+
+    def drain(self) -> None:
+        """Have the child finish its requests and exit; it is not started again."""
+        with self._changed:
+            connection = self._connection
+            self._state = EngineState.DRAINING
+        if connection is not None:
+            with contextlib.suppress(ConnectionClosedError):
+                connection.send(messages.Drain())
+
+    def close(self) -> None:
+        """End the child and the thread; open requests fail as UNAVAILABLE."""
+        self._closing.set()
+        with self._changed:
+            connection = self._connection
+        if connection is not None:
+            connection.shutdown()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._set_state(EngineState.CLOSED)
+
+    def _check_available(self) -> None:
+        if (
+            self._state is not EngineState.READY
+            or self._connection is None
+            or self._silence_s() >= PING_TIMEOUT_S
+        ):
+            raise self._unavailable()
+
+    def _unavailable(self) -> UnavailableError:
+        if self._state in (EngineState.DRAINING, EngineState.CLOSED):
+            return UnavailableError("the server is shutting down; send the request to another one")
+        if self._state is EngineState.READY and self._silence_s() >= PING_TIMEOUT_S:
+            return UnavailableError(
+                f"the engine process has not answered for {self._silence_s():.0f} s; try again in a few seconds"
+            )
+        retry_s = max(1, round(self._retry_at_s - time.monotonic()) + 1)
+        return UnavailableError(
+            f"the engine process is starting again after a crash; try again in {retry_s} s"
+        )
+
+    def _silence_s(self) -> float:
+        return time.monotonic() - self._last_pong_s
+
+    def _set_state(self, state: EngineState) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        backoff_s = self._config.restart_backoff_s
+        while not self._closing.is_set():
+            started_s = time.monotonic()
+            try:
+                self._serve_child()
+            except Exception:
+                log.exception("the supervisor failed to run the engine process")
+            finally:
+                self._end_child()
+            first_start_failed = self._ready is None
+            if self._closing.is_set() or self._state is EngineState.DRAINING or first_start_failed:
+                break
+            if time.monotonic() - started_s > STEADY_S:
+                backoff_s = self._config.restart_backoff_s
+            self._num_restarts += 1
+            self._closing.wait(backoff_s)
+            backoff_s = min(2 * backoff_s, self._config.restart_backoff_max_s)
+        with self._changed:
+            if self._ready is None and self._start_error is None:
+                self._start_error = UnavailableError(
+                    "the engine process ended before it was ready; see the server's log"
+                )
+            if self._state is not EngineState.DRAINING:
+                self._state = EngineState.CLOSED
+            self._changed.notify_all()
+
+    def _serve_child(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = Connection(ours)
+        with self._changed:
+            self._connection = connection
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *self._command,
+                    f"--fd={theirs.fileno()}",
+                    f"--parent_pid={os.getpid()}",
+                    f"--config={self._config.model_dump_json()}",
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        with contextlib.suppress(ConnectionClosedError):
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        next_ping_s = 0.0
+        while not self._closing.is_set():
+            now_s = time.monotonic()
+            if now_s >= next_ping_s and self._state is EngineState.READY:
+                connection.send(messages.Ping())
+                next_ping_s = now_s + PING_PERIOD_S
+            for message in _merged(connection.receive(_POLL_S)):
+                self._handle(message)
+
+    def _handle(self, message: messages.Message) -> None:
+        if isinstance(message, Chunk | Failed) and message.id is not None:
+            self._deliver(message.id, message)
+        elif isinstance(message, messages.Pong):
+            self._last_pong_s = time.monotonic()
+            self._stats = message.stats
+        elif isinstance(message, messages.Ready):
+            with self._changed:
+                self._ready = message
+                self._last_pong_s = time.monotonic()
+            self._set_state(EngineState.READY)
+        elif isinstance(message, messages.Draining):
+            self._set_state(EngineState.DRAINING)
+        elif isinstance(message, Failed):
+            log.error("the engine process cannot start: %s", message.message)
+            with self._changed:
+                self._start_error = _error_of(message)
+
+    def _deliver(self, request_id: int, event: Chunk | Failed) -> None:
+        is_final = isinstance(event, Failed) or event.is_final
+        with self._changed:
+            on_event = self._events.pop(request_id, None) if is_final else self._events.get(request_id)
+        if on_event is not None:
+            try:
+                on_event(event)
+            except Exception:
+                log.exception("delivering a response failed")
+
+    def _end_child(self) -> None:
+        """Reap the child, and fail every open request at once."""
+        with self._changed:
+            connection, self._connection = self._connection, None
+            if self._state is not EngineState.DRAINING:
+                self._state = EngineState.DOWN
+            self._retry_at_s = time.monotonic() + self._config.restart_backoff_s
+            left = list(self._events)
+        if self._state is EngineState.DRAINING or self._closing.is_set():
+            message = "the server is shutting down; send the request to another one"
+        else:
+            message = "the engine process stopped while it served the request; send the request again"
+        for request_id in left:
+            self._deliver(request_id, Failed(request_id, "UNAVAILABLE", message))
+        if connection is not None:
+            connection.close()
+        process, self._process = self._process, None
+        if process is not None:
+            if self._state is EngineState.DRAINING:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
+            process.kill()
+            returncode = process.wait()
+            if self._state is EngineState.DOWN and not self._closing.is_set():
+                log.error("the engine process ended with status %d", returncode)
+
+
+def _merged(batch: list[messages.Message]) -> list[messages.Message]:
+    """Chunks of one request that arrived together become one: a slow edge sends fewer, larger responses."""
+    if len(batch) < 2:
+        return batch
+    merged: list[messages.Message] = []
+    last: dict[int, int] = {}
+    for message in batch:
+        if isinstance(message, Chunk):
+            at = last.get(message.id)
+            if at is not None:
+                before = merged[at]
+                assert isinstance(before, Chunk)
+                merged[at] = Chunk(
+                    message.id,
+                    before.text + message.text,
+                    before.token_ids + message.token_ids,
+                    message.finish_reason,
+                    message.statistics,
+                )
+                continue
+            last[message.id] = len(merged)
+        merged.append(message)
+    return merged
+
+
+def _error_of(message: Failed) -> FaserError:
+    error = FaserError(message.message)
+    error.code = message.code
+    return error

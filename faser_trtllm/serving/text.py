@@ -1,0 +1,296 @@
+"""Text in, text out, over an executor: tokenizes, detokenizes step by step, and finds stop words.
+
+Knows no sockets: the engine child serves it, and `faser generate` calls it in process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.request import FinishReason
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.stop_words import StopWordFinder
+from faser_trtllm.serving.text_request import Statistics, TextOutput, TextRequest
+
+OnOutput = Callable[[TextOutput], None]
+
+
+class TokenExecutor(Protocol):
+    """What text generation needs of faser_trtllm.executor.executor.Executor."""
+
+    vocab_size: int
+    max_seq_len: int
+    max_draft_len: int
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        sink: Callable[[RequestOutput], bool],
+        *,
+        priority: float = 0.5,
+        timeout_s: float | None = None,
+    ) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+class TextGenerator:
+    """Serves text requests; thread-safe, as the executor is."""
+
+    def __init__(self, executor: TokenExecutor, tokenizer: Tokenizer) -> None:
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._ids = itertools.count()
+
+    def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
+        """Queue a request; on_output gets its outputs on the executor's thread, the last with a finish_reason.
+
+        Raises InvalidArgumentError or UnavailableError, and then on_output is never called.
+        """
+        request.validate()
+        prompt = self._prompt(request)
+        params = self._params(request)
+        prefix = ""
+        if not request.stream and not request.exclude_input_in_output:
+            prefix = request.text if request.text is not None else self._tokenizer.decode(prompt)
+        sink = _TextSink(IncrementalDetokenizer(self._tokenizer), request, prefix, on_output)
+        timeout_s = None if request.timeout_ms is None else request.timeout_ms / 1e3
+        self._executor.submit(
+            request_id, prompt, params, sink, priority=request.priority, timeout_s=timeout_s
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with finish reason "cancelled"; unknown ids are ignored."""
+        self._executor.cancel(request_id)
+
+    def generate(self, request: TextRequest) -> Iterator[TextOutput]:
+        """Outputs of one request, in order; leaving the iteration early cancels the request."""
+        outputs: queue.SimpleQueue[TextOutput] = queue.SimpleQueue()
+        request_id = f"generate-{next(self._ids)}"
+        self.submit(request_id, request, outputs.put)
+        try:
+            while True:
+                output = outputs.get()
+                yield output
+                if output.is_final:
+                    return
+        finally:
+            self._executor.cancel(request_id)
+
+    def _prompt(self, request: TextRequest) -> Sequence[int]:
+        vocab_size, max_seq_len = self._executor.vocab_size, self._executor.max_seq_len
+        if request.token_ids is not None:
+            field, prompt = "input_ids", list(request.token_ids)
+            for token in prompt:
+                if not 0 <= token < vocab_size:
+                    raise InvalidArgumentError(
+                        f"input_ids holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}"
+                    )
+        else:
+            assert request.text is not None
+            field, prompt = "text_input", self._tokenizer.encode(request.text)
+        if not prompt:
+            raise InvalidArgumentError(f"{field} is empty, the prompt needs at least one token")
+        if len(prompt) >= max_seq_len:
+            raise InvalidArgumentError(
+                f"the prompt has {len(prompt)} tokens, the engine takes at most {max_seq_len - 1} "
+                f"(max_seq_len {max_seq_len} with one token of output); shorten the prompt"
+            )
+        return prompt
+
+    def _params(self, request: TextRequest) -> SamplingParams:
+        max_seq_len = self._executor.max_seq_len
+        if not 1 <= request.max_tokens <= max_seq_len:
+            raise InvalidArgumentError(
+                f"max_tokens is {request.max_tokens}, allowed is 1 to {max_seq_len} (max_seq_len of the engine)"
+            )
+        end_ids = request.end_ids if request.end_ids is not None else tuple(self._tokenizer.eos_token_ids)
+        drafts = request.num_draft_tokens
+        params = SamplingParams(
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            seed=request.seed,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            bad_words=self._bad_words(request.bad_words),
+            logit_bias=self._logit_bias(request),
+            end_ids=end_ids,
+            num_draft_tokens=None if drafts is None else min(drafts, self._executor.max_draft_len),
+        )
+        params.validate(self._executor.vocab_size)
+        return params
+
+    def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        spellings = itertools.chain.from_iterable((word, f" {word}") for word in words if word)
+        ids = (tuple(self._tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings)
+        return tuple(dict.fromkeys(word for word in ids if word))
+
+    def _logit_bias(self, request: TextRequest) -> tuple[tuple[int, float], ...]:
+        bias: dict[int, float] = {}
+        for word, weight in zip(request.embedding_bias_words, request.embedding_bias_weights, strict=True):
+            for token in self._tokenizer.encode(word, add_special_tokens=False):
+                bias[token] = bias.get(token, 0.0) + weight
+        return tuple(bias.items())
+
+
+class _TextSink:
+    """One request's tokens on their way to text; called on the executor's thread."""
+
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer, request: TextRequest, prefix: str, on_output: OnOutput
+    ) -> None:
+        self._text = _StoppingText(detokenizer, request.stop_words, request.min_tokens)
+        self._stream = request.stream
+        self._timeout_ms = request.timeout_ms
+        self._on_output = on_output
+        self._pieces: list[str] = [prefix] if prefix else []
+        self._token_ids: list[int] = []
+        self._num_output_tokens = 0
+
+    def __call__(self, output: RequestOutput) -> bool:
+        stopped = self._text.push(output.new_token_ids)
+        reason = output.finish_reason
+        if reason is not None and not stopped:
+            stopped = self._text.finish()
+        final = stopped or reason is not None
+        text, token_ids = self._text.take()
+        self._num_output_tokens += len(token_ids)
+        if not final and not (self._stream and text):
+            if text or token_ids:
+                self._pieces.append(text)
+                self._token_ids += token_ids
+            return False
+        if self._pieces or self._token_ids:
+            text = "".join([*self._pieces, text])
+            token_ids = [*self._token_ids, *token_ids]
+            self._pieces, self._token_ids = [], []
+        if not final:
+            self._on_output(TextOutput(text, tuple(token_ids)))
+            return False
+        reason = FinishReason.STOP if stopped or reason is None else reason
+        self._on_output(
+            TextOutput(
+                text, tuple(token_ids), reason.value, self._statistics(output), self._error(output, reason)
+            )
+        )
+        return stopped
+
+    def _statistics(self, output: RequestOutput) -> Statistics:
+        request, stats = output.request, output.request.stats
+
+        def since_arrival_ms(time_s: float | None) -> float | None:
+            return None if time_s is None else round(1e3 * (time_s - request.arrival_s), 3)
+
+        return Statistics(
+            num_input_tokens=request.prompt_len,
+            num_output_tokens=self._num_output_tokens,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
+            num_pruned_rows=stats.num_pruned_rows,
+            num_cached_tokens=stats.num_cached_tokens,
+            num_steps=stats.num_steps,
+            queue_ms=since_arrival_ms(stats.first_scheduled_s),
+            ttft_ms=since_arrival_ms(stats.first_token_s),
+            total_ms=since_arrival_ms(stats.last_token_s),
+        )
+
+    def _error(self, output: RequestOutput, reason: FinishReason) -> str | None:
+        if reason is FinishReason.ERROR:
+            return output.request.error or "the engine failed on this request; send it again"
+        if reason is FinishReason.TIMEOUT:
+            where = "in the queue" if output.request.stats.first_scheduled_s is None else "while it ran"
+            return f"the request timed out {where}, timeout_ms is {self._timeout_ms:g}; try again later or raise it"
+        return None
+
+
+class _StoppingText:
+    """Detokenized text up to the first stop word, released once it cannot be part of one.
+
+    Tokens are released with the last of their characters; a token that reaches into the stop word is not output.
+    """
+
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer, stop_words: tuple[str, ...], min_tokens: int
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._finder = StopWordFinder(stop_words) if any(stop_words) else None
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held = ""
+        self._held_ids: list[tuple[int, int]] = []  # token id, characters of the whole output up to its end
+        self._end = 0  # characters of the whole output
+        self._free_text: list[str] = []
+        self._free_ids: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> bool:
+        """Add tokens; True if a stop word is complete, and the rest is dropped."""
+        if self._finder is None:
+            if token_ids:
+                self._free_text.append(self._detokenizer.push(token_ids))
+                self._free_ids += token_ids
+            return False
+        for token in token_ids:
+            self._num_tokens += 1
+            if self._add(self._detokenizer.push([token]), token, self._num_tokens <= self._min_tokens):
+                return True
+        return False
+
+    def finish(self) -> bool:
+        """Release everything, with what the detokenizer still holds; True if that completes a stop word."""
+        rest = self._detokenizer.finish()
+        if self._finder is None:
+            self._free_text.append(rest)
+            return False
+        if rest and self._add(rest, None, self._num_tokens <= self._min_tokens):
+            return True
+        self._release(0)
+        return False
+
+    def take(self) -> tuple[str, list[int]]:
+        """What was released since the last call."""
+        text, token_ids = "".join(self._free_text), self._free_ids
+        self._free_text, self._free_ids = [], []
+        return text, token_ids
+
+    def _add(self, text: str, token: int | None, ignore: bool) -> bool:
+        assert self._finder is not None
+        found = self._finder.push(text, ignore)
+        if found is not None:
+            num_read, word_len = found
+            self._held += text[:num_read]
+            self._end += num_read
+            if token is not None:
+                self._held_ids.append((token, self._end + len(text) - num_read))
+            self._release(word_len)
+            return True
+        self._held += text
+        self._end += len(text)
+        if token is not None:
+            self._held_ids.append((token, self._end))
+        self._release(self._finder.num_held)
+        return False
+
+    def _release(self, num_kept: int) -> None:
+        num_free = len(self._held) - num_kept
+        if num_free:
+            self._free_text.append(self._held[:num_free])
+            self._held = self._held[num_free:]
+        limit = self._end - num_kept
+        num_ids = 0
+        while num_ids < len(self._held_ids) and self._held_ids[num_ids][1] <= limit:
+            self._free_ids.append(self._held_ids[num_ids][0])
+            num_ids += 1
+        del self._held_ids[:num_ids]
