@@ -83,8 +83,8 @@ class Tokenizer:
         """Token ids of a text.
 
         add_special_tokens: what tokenizer.json's post-processor adds (for many models, bos).
-        parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is plain text, so
-        that users cannot forge turns. Rendered chat templates need True.
+        parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is text, so that
+        users cannot forge turns. Rendered chat templates need True.
         """
         backend = self._parsing if parse_special_tokens else self._literal
         return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -92,7 +92,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of all ids; unknown ids have none, incomplete UTF-8 becomes U+FFFD."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(ids) + detokenizer.flush()
+        return detokenizer.push(ids) + detokenizer.finish()
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's entry of an id, as tokenizer.json spells it."""
@@ -109,15 +109,15 @@ class Tokenizer:
             digest.update(f"{token_id} {token!r}\n".encode())
         return digest.hexdigest()
 
-    def first_difference(self, other: Tokenizer) -> str | None:
-        """The first id with another meaning in the other tokenizer, in words, or None."""
+    def first_difference(self, other: Tokenizer, names: tuple[str, str] = ("one", "the other")) -> str | None:
+        """The lowest id with another meaning in the other tokenizer, in words, or None."""
         mine = {token_id: token for token, token_id in self._vocabulary().items()}
         theirs = {token_id: token for token, token_id in other._vocabulary().items()}
         if mine == theirs:
             return None
         token_id = min(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
         described = [repr(v[token_id]) if token_id in v else "no token" for v in (mine, theirs)]
-        return f"id {token_id} is {described[0]} in one and {described[1]} in the other"
+        return f"id {token_id} is {described[0]} in {names[0]} and {described[1]} in {names[1]}"
 
     def _vocabulary(self) -> dict[str, int]:
         return self._parsing.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
@@ -139,7 +139,7 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Text of one request as its tokens come: the pieces of push() and flush() add up to decode() of all ids.
+    """Text of one request as its tokens come: the pieces of push() and finish() add up to decode() of all ids.
 
     Characters whose UTF-8 bytes are incomplete are held back. A push costs time in proportion to its ids.
     """
@@ -172,13 +172,13 @@ class IncrementalDetokenizer:
             plain = []
         return "".join([*text, self._end_bytes(plain), self._text_of(plain)])
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """What is still held back, as U+FFFD; to be called once, after the last push."""
         return self._utf8.decode(b"", True)
 
     def _end_bytes(self, plain: list[int]) -> str:
         """A token that is no byte ends a run of bytes."""
-        return self.flush() if plain else ""
+        return self.finish() if plain else ""
 
     def _text_of_byte(self, token_id: int, value: int) -> str:
         if not self._context:

@@ -6,7 +6,6 @@ data_offsets of each tensor relative to the end of the header, then the data, li
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -97,15 +96,10 @@ class CheckpointWeights:
             return float32_from_bfloat16(array)
         return array.astype(np.float32)
 
-    def fingerprint(self) -> str:
-        """sha256 over names, types, shapes and contents, however the tensors are sharded."""
-        digest = hashlib.sha256()
-        for name in sorted(self._entries):
-            entry = self._entries[name]
-            digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
-            with memoryview(self._maps[entry.file]) as view, view[entry.start : entry.end] as data:
-                digest.update(data)
-        return digest.hexdigest()
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that hold the tensors."""
+        return tuple(self._maps)
 
     def close(self) -> None:
         """Unmap the files as soon as no array views them."""

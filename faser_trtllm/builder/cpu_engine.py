@@ -1,0 +1,105 @@
+"""What goes into a CPU engine file: a model's sizes, and its weights fused, padded and packed as the engine reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, round_up
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.expand import ExpandedWeights
+from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.models.weights import CheckpointWeights
+
+Weights = CheckpointWeights | ExpandedWeights
+
+
+def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
+    """The `model` object of an engine file's header."""
+    _, rope_attention_factor = rope_frequencies(config.rope, config.head_dim)
+    return {
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "max_seq_len": max_seq_len,
+        "sliding_window": config.sliding_window,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_attention_factor": rope_attention_factor,
+        "tied": config.tie_word_embeddings,
+    }
+
+
+def engine_tensors(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, TensorSource]]:
+    """Every tensor of the engine file, each made when it is asked for."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = "model.embed_tokens.weight"
+    yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
+    if not config.tie_word_embeddings:
+        yield "embedding", lambda: weights.bfloat16(embedding, (vocab, hidden))
+    for i in range(config.num_layers):
+        for name, source in _Layer(config, weights, i).tensors():
+            yield f"layers.{i}.{name}", source
+    yield "final_norm", lambda: weights.float32("model.norm.weight", (hidden,))
+    head = embedding if config.tie_word_embeddings else "lm_head.weight"
+    yield "lm_head", lambda: pack_matrix(weights.bfloat16(head, (vocab, hidden)))
+
+
+class _Layer:
+    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+        self._config = config
+        self._weights = weights
+        self._prefix = f"model.layers.{index}"
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self._qkv = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
+        self._gate_up = dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), config.intermediate_size)
+
+    def tensors(self) -> Iterator[tuple[str, TensorSource]]:
+        config = self._config
+        hidden, inner, q_size = config.hidden_size, config.intermediate_size, self._qkv["self_attn.q_proj"]
+        yield "input_norm", lambda: self._vector("input_layernorm.weight", hidden)
+        yield "qkv", lambda: pack_matrix(self._rows(self._qkv, 1))
+        if config.qkv_bias:
+            yield "qkv_bias", lambda: self._biases(self._qkv, 1)
+        if config.qk_norm:
+            yield "q_norm", lambda: self._vector("self_attn.q_norm.weight", config.head_dim)
+            yield "k_norm", lambda: self._vector("self_attn.k_norm.weight", config.head_dim)
+        yield "o", lambda: pack_matrix(self._matrix("self_attn.o_proj", hidden, q_size))
+        if config.o_bias:
+            yield "o_bias", lambda: self._vector("self_attn.o_proj.bias", hidden)
+        yield "post_norm", lambda: self._vector("post_attention_layernorm.weight", hidden)
+        yield "gate_up", lambda: pack_matrix(self._rows(self._gate_up, PANEL))
+        if config.mlp_bias:
+            yield "gate_up_bias", lambda: self._biases(self._gate_up, PANEL)
+        yield "down", lambda: pack_matrix(self._matrix("mlp.down_proj", hidden, inner))
+        if config.mlp_bias:
+            yield "down_bias", lambda: self._vector("mlp.down_proj.bias", hidden)
+
+    def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
+        return self._weights.float32(f"{self._prefix}.{name}", (size,))
+
+    def _matrix(self, name: str, num_out: int, num_in: int) -> npt.NDArray[np.uint16]:
+        return self._weights.bfloat16(f"{self._prefix}.{name}.weight", (num_out, num_in))
+
+    def _rows(self, parts: dict[str, int], multiple: int) -> npt.NDArray[np.uint16]:
+        """The parts' rows one below the other, each part padded with zero rows to a multiple."""
+        sizes = [round_up(size, multiple) for size in parts.values()]
+        fused = np.zeros((sum(sizes), self._config.hidden_size), np.uint16)
+        start = 0
+        for (name, size), padded in zip(parts.items(), sizes, strict=True):
+            fused[start : start + size] = self._matrix(name, size, self._config.hidden_size)
+            start += padded
+        return fused
+
+    def _biases(self, parts: dict[str, int], multiple: int) -> npt.NDArray[np.float32]:
+        padded = []
+        for name, size in parts.items():
+            padded.append(np.zeros(round_up(size, multiple), np.float32))
+            padded[-1][:size] = self._vector(f"{name}.bias", size)
+        return np.concatenate(padded)

@@ -1,0 +1,178 @@
+"""An engine directory as `faser build` writes it, and the manifest that says whether it is whole.
+
+E/{target,draft}/{config.json,rank0.engine}   TensorRT-LLM's engine layout, ours under "faser"
+E/tokenizer.json, ...                         the target's tokenizer files
+E/manifest.json                               written last: what was built from what, every file's size and sha256
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faser_trtllm.errors import EngineFileError
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_FORMAT = 1
+ENGINE_FILE = "rank0.engine"
+CONFIG_FILE = "config.json"
+_KV_ITEMSIZE = 2  # the CPU engine keeps keys and values as bf16
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """The limits that engines were built for. max_num_tokens: rows of one pass; max_draft_len is 0 without a draft."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_draft_len: int
+    tokens_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDir:
+    """A directory whose manifest fits its files. The configs are the parsed config.json of each engine."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    build_config: BuildConfig
+    target_config: Mapping[str, Any]
+    draft_config: Mapping[str, Any] | None
+
+    @classmethod
+    def load(cls, path: Path, verify_hashes: bool = False) -> EngineDir:
+        """Read and check a directory: all sizes, and with verify_hashes all contents; raise EngineFileError."""
+        manifest = _read_manifest(path)
+        check_files(path, manifest["files"], verify_hashes)
+        target = _read_engine_config(path, "target")
+        draft = _read_engine_config(path, "draft") if "draft" in manifest["checkpoints"] else None
+        try:
+            limits = target["build_config"]
+            build_config = BuildConfig(
+                max_batch_size=int(limits["max_batch_size"]),
+                max_num_tokens=int(limits["max_num_tokens"]),
+                max_seq_len=int(limits["max_seq_len"]),
+                max_draft_len=int(limits["max_draft_len"]),
+                tokens_per_block=int(limits["plugin_config"]["tokens_per_block"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFileError(
+                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); rebuild it with faser build"
+            ) from error
+        return cls(path, manifest, build_config, target, draft)
+
+    @property
+    def backend(self) -> str:
+        return str(self.manifest["backend"])
+
+    @property
+    def has_draft(self) -> bool:
+        return self.draft_config is not None
+
+    @property
+    def target_path(self) -> Path:
+        """The target's engine file."""
+        return self.path / "target" / ENGINE_FILE
+
+    @property
+    def draft_path(self) -> Path:
+        """The draft's engine file; ValueError if the directory has no draft."""
+        if not self.has_draft:
+            raise ValueError(f"{self.path} has no draft engine")
+        return self.path / "draft" / ENGINE_FILE
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """Where tokenizer.json and generation_config.json are."""
+        return self.path
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.target_config["pretrained_config"]["vocab_size"])
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV cache that one token takes in the target and the draft together."""
+        configs = [config for config in (self.target_config, self.draft_config) if config is not None]
+        return sum(_kv_bytes_per_token(config["pretrained_config"]) for config in configs)
+
+
+def check_files(path: Path, files: Mapping[str, Any], verify_hashes: bool) -> None:
+    """Compare files with their manifest entries {name: {"bytes", "sha256"}}; raise EngineFileError naming the first."""
+    for name, entry in files.items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+            digest = sha256_of(file) if verify_hashes and size == entry["bytes"] else entry["sha256"]
+        except OSError as error:
+            raise EngineFileError(
+                f"{name} cannot be read in {path}: {error.strerror}; rebuild it with faser build"
+            ) from error
+        if size != entry["bytes"]:
+            raise EngineFileError(
+                f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; "
+                "rebuild it with faser build"
+            )
+        if digest != entry["sha256"]:
+            raise EngineFileError(
+                f"{name} in {path} has sha256 {digest[:12]}, the manifest says {entry['sha256'][:12]}; "
+                "rebuild it with faser build"
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = _read_object(
+        path, MANIFEST_FILE, "this is not an engine directory; build one with faser build"
+    )
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise EngineFileError(
+            f"{MANIFEST_FILE} in {path} has format {manifest.get('format')!r}, this faser reads {MANIFEST_FORMAT}; "
+            "rebuild it with faser build"
+        )
+    files = manifest.get("files")
+    whole = (
+        isinstance(files, dict)
+        and all(isinstance(e, dict) and {"bytes", "sha256"} <= e.keys() for e in files.values())
+        and isinstance(manifest.get("checkpoints"), dict)
+        and "backend" in manifest
+    )
+    if not whole:
+        raise EngineFileError(f"{MANIFEST_FILE} in {path} is damaged; rebuild it with faser build")
+    return manifest
+
+
+def _read_engine_config(path: Path, role: str) -> dict[str, Any]:
+    return _read_object(path, f"{role}/{CONFIG_FILE}", "rebuild it with faser build")
+
+
+def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:
+    try:
+        data = json.loads((path / name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineFileError(f"{name} cannot be read in {path} ({error.strerror}): {remedy}") from error
+    except ValueError as error:
+        raise EngineFileError(
+            f"{name} in {path} is not valid JSON ({error}); rebuild it with faser build"
+        ) from error
+    if not isinstance(data, dict):
+        raise EngineFileError(f"{name} in {path} must hold a JSON object; rebuild it with faser build")
+    return data
+
+
+def _kv_bytes_per_token(config: Mapping[str, Any]) -> int:
+    values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_size"]
+    return int(values) * _KV_ITEMSIZE

@@ -1,0 +1,66 @@
+"""A directory that appears whole or not at all: built beside its final place and renamed there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def staged_directory(final: Path) -> Iterator[Path]:
+    """Give an empty sibling directory; when the block ends without an error it replaces `final`, else it is removed.
+
+    What a killed process left behind is removed by the next one. `final` is replaced by two renames: a kill between
+    them leaves no `final`, never a mixture. Everything is on disk before it gets its name. OSError as it comes.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final)
+    name = f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    staging = final.parent / f"{name}.building"
+    staging.mkdir()
+    try:
+        yield staging
+        for directory, _, files in os.walk(staging):
+            for file in files:
+                _sync(Path(directory) / file)
+            _sync(Path(directory))
+        replaced = final.parent / f"{name}.replaced"
+        if os.path.lexists(final):
+            final.rename(replaced)
+        staging.rename(final)
+        _sync(final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _remove_leftovers(final: Path) -> None:
+    pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)\.[0-9a-f]{8}\.(building|replaced)")
+    for path in final.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match and not _is_running(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
