@@ -53,6 +53,8 @@ struct faser_engine {
   int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                   int num_logit_rows, float* logits);
   int32_t compact_rows(const int32_t* rows, int num_rows);
+  int num_layers() const { return model_.num_layers; }
+  int vocab_size() const { return model_.vocab_size; }
   int64_t memory_bytes() const { return num_bytes_; }
   int logits_stride() const { return faser::round_up(model_.vocab_size, faser::kPanel); }
 

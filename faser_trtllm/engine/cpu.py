@@ -1,0 +1,276 @@
+"""The CPU engine: an engine file mapped into memory and run by the native library."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.builder.engine_file import EngineFile
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
+from faser_trtllm.partition.core_set import CoreSet
+
+_MODEL_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "sliding_window",
+    "rms_norm_eps",
+    "rope_attention_factor",
+)
+_LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
+_OPTIONAL_LAYER_TENSORS = frozenset(
+    {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"},
+)
+
+
+class CpuEngine:
+    """Engine (engine/base.py) over one engine file and one core set. Not thread-safe: one caller at a time.
+
+    Inputs are the arrays of a RaggedBatch: int32 and contiguous. Where they hold ids, positions or blocks out
+    of range, nothing is run and InvalidArgumentError is raised. Each row's result depends on its own request
+    only.
+    """
+
+    def __init__(self, file: EngineFile, core_set: CoreSet, spec: EngineSpec, handle: int) -> None:
+        self._file = file
+        self._core_set = core_set
+        self._spec = spec
+        self._handle: int | None = handle
+        self._library = native.library()
+        self._forward = self._library.faser_engine_forward
+        stride = self._library.faser_engine_logits_stride(handle)
+        # Never shorter than drafting needs: one row per request. Pages are touched only when written.
+        num_logits = max(spec.max_num_tokens, spec.max_batch_size)
+        self._logits = np.zeros((num_logits, stride), np.float32)
+        self._logits_address = self._logits.ctypes.data
+        self._num_new = np.zeros(spec.max_batch_size, np.int32)
+        self._batch = native.FaserBatch()
+        self._batch_address = ctypes.addressof(self._batch)
+        self._block_table: npt.NDArray[np.int32] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        core_set: CoreSet,
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+        max_batch_size: int,
+        max_num_tokens: int,
+        max_seq_len: int | None = None,
+    ) -> CpuEngine:
+        """Map an engine file and allocate its KV memory and workspaces.
+
+        max_seq_len: default and limit are the model's. Raises EngineFileError for an unusable file,
+        ConfigError for limits that cannot be, FaserError when memory runs out.
+        """
+        limits = {
+            "num_blocks": num_blocks,
+            "max_batch_size": max_batch_size,
+            "max_num_tokens": max_num_tokens,
+        }
+        for name, value in limits.items():
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, it must be at least 1")
+        if tokens_per_block < 16 or tokens_per_block % 16:
+            raise ConfigError(f"tokens_per_block is {tokens_per_block}, it must be a multiple of 16")
+        file = EngineFile.open(path)
+        try:
+            sizes: dict[str, Any] = file.header["model"]
+            longest = int(sizes["max_seq_len"])
+            if max_seq_len is not None and not 1 <= max_seq_len <= longest:
+                raise ConfigError(f"max_seq_len is {max_seq_len}, the engine allows 1 to {longest}")
+            spec = EngineSpec(
+                vocab_size=int(sizes["vocab_size"]),
+                max_seq_len=longest if max_seq_len is None else max_seq_len,
+                num_layers=int(sizes["num_layers"]),
+                num_blocks=num_blocks,
+                tokens_per_block=tokens_per_block,
+                max_num_tokens=max_num_tokens,
+                max_batch_size=max_batch_size,
+                segments=tuple(file.header["segments"]),
+            )
+            return cls(file, core_set, spec, _create(file, path, core_set, spec))
+        except BaseException:
+            file.close()
+            raise
+
+    @property
+    def spec(self) -> EngineSpec:
+        return self._spec
+
+    @property
+    def memory_bytes(self) -> int:
+        """KV memory and native workspaces, without the mapped weights."""
+        num_bytes: int = self._library.faser_engine_memory_bytes(self._handle)
+        return num_bytes
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        segments = self._spec.segments
+        if not 0 <= segment < len(segments) - 1:
+            raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {len(segments) - 2}")
+        logits = self._run(batch, segments[segment], segments[segment + 1])
+        return logits if segment == len(segments) - 2 else None
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        return self._run(batch, 0, self._spec.num_layers)
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        rows = np.ascontiguousarray(rows, np.int32)
+        status = self._library.faser_engine_compact_rows(self._handle, _address(rows), rows.size)
+        if status:
+            native.check(status, f"keeping rows {rows.tolist()}")
+
+    def draft(
+        self,
+        batch: RaggedBatch,
+        sampling: npt.NDArray[np.void],
+        num_tokens: npt.NDArray[np.int32],
+        num_drafts: npt.NDArray[np.int32],
+        num_new_drafts: npt.NDArray[np.int32],
+        max_draft_len: int,
+    ) -> npt.NDArray[np.int32]:
+        self._set_batch(batch)
+        num_requests = batch.num_requests
+        for counts in (num_tokens, num_drafts, num_new_drafts):
+            if counts.dtype != np.int32 or counts.size < num_requests or not counts.flags.c_contiguous:
+                raise ValueError(
+                    f"counts are {counts.dtype} [{counts.size}], need contiguous int32 [{num_requests}]"
+                )
+        status = self._library.faser_draft(
+            self._handle,
+            self._core_set.handle,
+            self._batch_address,
+            _address(sampling),
+            _address(num_tokens),
+            _address(num_drafts),
+            _address(num_new_drafts),
+            max_draft_len,
+            self._logits_address,
+            _address(self._num_new),
+        )
+        if status:
+            native.check(status, "drafting")
+        return self._num_new[:num_requests]
+
+    def close(self) -> None:
+        """Free KV memory and workspaces and unmap the weights; the core set stays open."""
+        if self._handle is not None:
+            self._library.faser_engine_destroy(self._handle)
+            self._handle = None
+            self._file.close()
+
+    def __enter__(self) -> CpuEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, batch: RaggedBatch, first_layer: int, last_layer: int) -> npt.NDArray[np.float32]:
+        self._set_batch(batch)
+        logit_rows = batch.logit_rows
+        num_logits = logit_rows.size
+        status = self._forward(
+            self._handle,
+            self._batch_address,
+            first_layer,
+            last_layer,
+            _address(logit_rows),
+            num_logits,
+            self._logits_address,
+        )
+        if status:
+            native.check(status, f"a pass of {batch.num_rows} rows of {batch.num_requests} requests")
+        return self._logits[:num_logits]
+
+    def _set_batch(self, batch: RaggedBatch) -> None:
+        if self._handle is None:
+            raise ValueError("the engine is closed")
+        slots, cu_rows, token_ids, positions = batch.slots, batch.cu_rows, batch.token_ids, batch.positions
+        num_rows = token_ids.size
+        if cu_rows.size != slots.size + 1 or positions.size != num_rows:
+            raise ValueError(
+                f"{slots.size} slots need cu_rows of {slots.size + 1}, not {cu_rows.size}, "
+                f"and {num_rows} token ids as many positions, not {positions.size}"
+            )
+        table = batch.block_table
+        struct = self._batch
+        if table is not self._block_table:
+            self._check_block_table(table)
+            self._block_table = table
+            struct.block_table = _address(table)
+            struct.max_blocks_per_seq = table.shape[1]
+        struct.num_requests = slots.size
+        struct.num_rows = num_rows
+        struct.slots = _address(slots)
+        struct.cu_rows = _address(cu_rows)
+        struct.token_ids = _address(token_ids)
+        struct.positions = _address(positions)
+
+    def _check_block_table(self, table: npt.NDArray[np.int32]) -> None:
+        if table.dtype != np.int32 or table.ndim != 2 or not table.flags.c_contiguous:
+            raise ValueError(f"block_table is {table.dtype} {table.shape}, need contiguous int32 of two axes")
+        if table.shape[0] < self._spec.max_batch_size:
+            raise ValueError(
+                f"block_table has {table.shape[0]} rows, max_batch_size is {self._spec.max_batch_size}"
+            )
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:
+    sizes: dict[str, Any] = file.header["model"]
+    layers = (native.FaserLayer * spec.num_layers)()
+    for index, layer in enumerate(layers):
+        for name in _LAYER_TENSORS:
+            address = file.address(f"layers.{index}.{name}")
+            if address is None and name not in _OPTIONAL_LAYER_TENSORS:
+                raise EngineFileError(
+                    f"{path.name} lacks the tensor layers.{index}.{name}, rebuild it with faser build"
+                )
+            setattr(layer, name, address)
+    model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
+    model.max_seq_len = spec.max_seq_len
+    for name in ("rope_inv_freq", "final_norm", "lm_head"):
+        setattr(model, name, file.address(name))
+    model.embedding = None if sizes["tied"] else file.address("embedding")
+    model.layers = layers
+    status = ctypes.c_int32()
+    handle: int | None = native.library().faser_engine_create(
+        ctypes.byref(model),
+        core_set.handle,
+        spec.num_blocks,
+        spec.tokens_per_block,
+        spec.max_num_tokens,
+        spec.max_batch_size,
+        ctypes.byref(status),
+    )
+    if handle is None:
+        if status.value == native.FASER_OUT_OF_MEMORY:
+            raise FaserError(
+                f"memory ran out for {spec.num_blocks} KV blocks of {spec.tokens_per_block} tokens and "
+                f"{spec.max_num_tokens} rows, lower kv_cache_config.max_tokens or max_num_tokens"
+            )
+        raise EngineFileError(
+            f"{path.name} describes a model the CPU engine cannot run: head_dim {sizes['head_dim']} must be "
+            f"even and at most 256, hidden_size {sizes['hidden_size']} even; rebuild it with faser build"
+        )
+    return handle

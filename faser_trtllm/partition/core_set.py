@@ -1,0 +1,86 @@
+"""A share of the CPU: the cores that an engine's native threads run on. It knows nothing of models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.errors import ConfigError, FaserError
+
+# Long enough to bridge the Python between two passes, short enough not to take a core from others.
+DEFAULT_SPIN_US = 200
+
+
+class CoreSet:
+    """Owns one native thread pool. The thread that calls an engine is worker 0; the others live here.
+
+    cores: core ids of this partition, whose workers 1.. are pinned to cores[1:]; None takes all cores the
+    process may use and leaves placement to the system. num_threads: workers, at most one per core; default:
+    all. Several engines may share a core set if they take turns.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[int] | None = None,
+        num_threads: int | None = None,
+        *,
+        spin_us: int = DEFAULT_SPIN_US,
+    ) -> None:
+        self._handle: int | None = None
+        allowed = _allowed_cores()
+        self.cores: tuple[int, ...] = tuple(cores) if cores is not None else allowed
+        if not self.cores or len(set(self.cores)) < len(self.cores):
+            raise ConfigError(f"cores is {list(self.cores)}, it must name at least one core and none twice")
+        foreign = [core for core in self.cores if core not in allowed]
+        if foreign:
+            raise ConfigError(f"cores holds {foreign[0]}, this process may use {list(allowed)}")
+        self.num_threads: int = len(self.cores) if num_threads is None else num_threads
+        if not 1 <= self.num_threads <= len(self.cores):
+            raise ConfigError(
+                f"num_threads is {self.num_threads}, allowed is 1 to {len(self.cores)}, one per core; "
+                "lower it or give the service more cores"
+            )
+        pinned = np.asarray(self.cores, np.int32) if cores is not None else None
+        address = None if pinned is None else pinned.ctypes.data
+        self._handle = native.library().faser_pool_create(address, self.num_threads, spin_us)
+        if self._handle is None:
+            raise FaserError(f"{self.num_threads} native threads could not be started, lower num_threads")
+
+    @property
+    def handle(self) -> int:
+        """The faser_pool for native calls; ValueError after close()."""
+        if self._handle is None:
+            raise ValueError("the core set is closed")
+        return self._handle
+
+    def pin_caller(self) -> None:
+        """Pin the calling thread to this partition's first core, so that it does not run on a worker's."""
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self.cores[0]})
+
+    def close(self) -> None:
+        """Stop the threads. Engines that use them must be closed before."""
+        if self._handle is not None:
+            native.library().faser_pool_destroy(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> CoreSet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _allowed_cores() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
