@@ -75,14 +75,17 @@ class Verifier:
         failed = [""] * n
         if tested:
             found = self._tester.run(self._sampling.array, logits)
-            for row, index in enumerate(tested):
-                num_tokens[index] = found.num_tokens[row]
-                num_accepted[index] = found.num_accepted[row]
-                carried[index] = found.outcome[row] == accept.Outcome.CARRIED
-                if found.outcome[row] == accept.Outcome.FAILED:
-                    exhausted[index] = found.row_status[row] == accept.RowStatus.EMPTY
-                    failed[index] = "" if exhausted[index] else NAN_LOGITS
             token_ids[tested] = found.token_ids
+            found_tokens, found_accepted = found.num_tokens.tolist(), found.num_accepted.tolist()
+            outcomes = found.outcome.tolist()
+            for row, index in enumerate(tested):
+                num_tokens[index] = found_tokens[row]
+                num_accepted[index] = found_accepted[row]
+                if outcomes[row] == accept.Outcome.CARRIED:
+                    carried[index] = True
+                elif outcomes[row] == accept.Outcome.FAILED:
+                    exhausted[index] = bool(found.row_status[row] == accept.RowStatus.EMPTY)
+                    failed[index] = "" if exhausted[index] else NAN_LOGITS
         return VerifyResult(
             token_ids,
             tuple(num_tokens),

@@ -1,0 +1,145 @@
+"""Runs the real scheduler, cache, drafter, verifier and free test over toy engines."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, KvCacheConfig, SchedulerConfig
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.executor.factory import assemble
+from faser_trtllm.policy.fixed import FixedPolicy
+from faser_trtllm.policy.off import OffPolicy
+from tests.executor.toy_engine import ToyEngine, blend, make_table
+
+
+class ErraticPolicy:
+    """Drafts and trims at random, and also by the drafts' own prefix, which the exactness rule allows."""
+
+    name = "erratic"
+
+    def __init__(self, max_draft_len: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._max_draft_len = max_draft_len
+
+    def draft_lengths(self, decoding):
+        return [self._random.randint(0, self._max_draft_len) for _ in decoding]
+
+    def frontier_lengths(self, decoding, num_pending):
+        lengths = []
+        for request, pending in zip(decoding, num_pending, strict=True):
+            length = self._random.randint(0, pending)
+            for j in range(length):  # row j + 1 exists only if d_{j + 1} is not token 0: a rule on the row's own token
+                if request.tokens[request.num_tokens + j] == 0:
+                    length = j
+                    break
+            lengths.append(length)
+        return lengths
+
+    def observe(self, decoding, num_verified, num_accepted):
+        pass
+
+
+@dataclass
+class Setup:
+    """One way of running requests; the default is the plainest one."""
+
+    vocab_size: int = 5
+    table_seed: int = 0
+    noise: float = 1.0
+    policy: str = "off"  # off, fixed:K, erratic
+    max_draft_len: int = 4
+    max_batch_size: int = 8
+    max_num_tokens: int = 64
+    max_seq_len: int = 64
+    tokens_per_block: int = 4
+    num_blocks: int = 128
+    capacity: str = "GUARANTEED_NO_EVICT"
+    reuse: bool = True
+    chunk_unit_size: int = 2
+    policy_seed: int = 0
+    tables: tuple = field(default=None)
+
+    def open(self):
+        target, draft = self.tables or self.make_tables()
+        sizes = {
+            "num_blocks": self.num_blocks,
+            "tokens_per_block": self.tokens_per_block,
+            "max_batch_size": self.max_batch_size,
+            "max_num_tokens": self.max_num_tokens,
+            "max_seq_len": self.max_seq_len,
+        }
+        config = ExecutorConfig(
+            kv_cache_config=KvCacheConfig(enable_block_reuse=self.reuse),
+            scheduler_config=SchedulerConfig(
+                capacity_scheduler_policy=CapacitySchedulerPolicy(self.capacity), chunk_unit_size=self.chunk_unit_size
+            ),
+            max_queue_size=100_000,
+        )
+        self.clock = ManualClock()
+        self.target = ToyEngine(target, **sizes)
+        self.draft = None if self.policy == "off" else ToyEngine(draft, **sizes)
+        return assemble(
+            self.target,
+            self.draft,
+            self.make_policy(),
+            config,
+            max_seq_len=self.max_seq_len,
+            max_draft_len=0 if self.policy == "off" else self.max_draft_len,
+            clock=self.clock,
+        )
+
+    def make_tables(self):
+        target = make_table(self.vocab_size, self.table_seed)
+        return target, blend(target, self.table_seed + 1, self.noise)
+
+    def make_policy(self):
+        if self.policy == "off":
+            return OffPolicy()
+        if self.policy == "erratic":
+            return ErraticPolicy(self.max_draft_len, self.policy_seed)
+        return FixedPolicy(int(self.policy.split(":")[1]))
+
+
+class Collector:
+    """Sinks by request id -> tokens and finish reason."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.reasons: dict[str, str] = {}
+        self.requests: dict[str, object] = {}
+
+    def sink(self, request_id: str):
+        self.tokens[request_id] = []
+
+        def collect(output):
+            assert request_id not in self.reasons, "output after the end"
+            self.tokens[request_id] += output.new_token_ids
+            self.requests[request_id] = output.request
+            if output.finish_reason is not None:
+                self.reasons[request_id] = output.finish_reason.value
+            return False
+
+        return collect
+
+
+def run(setup: Setup, prompts: list[tuple[list[int], SamplingParams]], arrivals: list[int] | None = None) -> Collector:
+    """Run all requests to their end; arrivals[i] is the step before which request i is submitted."""
+    executor, collector = setup.open(), Collector()
+    waiting = sorted(enumerate(prompts), key=lambda item: arrivals[item[0]] if arrivals else 0)
+    step = 0
+    with executor:
+        while True:
+            while waiting and (not arrivals or arrivals[waiting[0][0]] <= step):
+                index, (prompt, params) = waiting.pop(0)
+                executor.submit(str(index), prompt, params, collector.sink(str(index)))
+            busy = executor.step()
+            step += 1
+            setup.clock.advance(0.001)
+            assert step < 20_000, "the executor does not come to an end"
+            if not busy and not waiting:
+                break
+        stats = executor.stats()
+        assert stats["num_running"] == stats["num_waiting"] == 0
+    return collector
