@@ -47,7 +47,11 @@ def run_bench(options: BenchOptions, progress: Progress | None = None) -> BenchR
     environment = describe_environment(options.command_line)
     environment["load_start"] = load_average()
     tokenizer = Tokenizer.load(options.checkpoint_dir)
-    prompts = draw_prompts(tokenizer.encode, options.num_prompts, options.prompt_len, options.seed)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    prompts = draw_prompts(encode, options.num_prompts, options.prompt_len, options.seed)
     runs = []
     for expand in options.expand:
         with tempfile.TemporaryDirectory(prefix="faser-bench-") as work_dir:

@@ -71,7 +71,7 @@ class WorkerProcess:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerError(self._death()) from None
-        reply = json.loads(self._read_line())
+        reply: dict[str, Any] = json.loads(self._read_line())
         if not reply.pop("ok"):
             raise WorkerError(reply["error"], missing=reply["kind"] == "missing")
         return reply

@@ -57,7 +57,8 @@ class LlamaCpp:
             output[step] = self._logits(context, num_prompts).argmax(axis=1)
             batch.fill(output[step], prompt_len + step, sequences, sequences)
         counts.num_target_passes += max_tokens * num_prompts
-        return output.T.tolist()
+        token_ids: TokenIds = output.T.tolist()
+        return token_ids
 
     def steps(self, num_rows: Sequence[int], num_repeats: int) -> dict[int, float]:
         return {rows: self._time_step(step_mix(rows), num_repeats) for rows in num_rows}
@@ -96,7 +97,7 @@ class LlamaCpp:
             self._contexts[num_sequences] = context
         return self._contexts[num_sequences]
 
-    def _logits(self, context: Any, num_rows: int) -> np.ndarray:
+    def _logits(self, context: Any, num_rows: int) -> Any:
         pointer = self._api.llama_get_logits(context)
         return np.ctypeslib.as_array(pointer, shape=(num_rows, self._vocab_size))
 
@@ -108,7 +109,7 @@ class _Batch:
         self._api = api
         self._batch = api.llama_batch_init(max_rows, 0, 1)
 
-        def view(pointer: Any) -> np.ndarray:
+        def view(pointer: Any) -> Any:
             return np.ctypeslib.as_array(pointer, shape=(max_rows,))
 
         self._tokens, self._positions = view(self._batch.token), view(self._batch.pos)

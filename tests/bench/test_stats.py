@@ -1,0 +1,49 @@
+"""Medians, paired ratios and agreement."""
+
+import pytest
+
+from faser_trtllm.bench.stats import Agreement, agreement, first_difference, paired_ratio, summarize
+
+
+def test_summary_is_median_and_range() -> None:
+    summary = summarize([5.0, 1.0, 9.0, 2.0, 4.0])
+    assert (summary.median, summary.low, summary.high) == (4.0, 1.0, 9.0)
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    # The machine is half as fast in the second round; twice as fast stays twice as fast.
+    baseline, values = [100.0, 50.0, 100.0], [200.0, 100.0, 200.0]
+    ratio = paired_ratio(values, baseline)
+    assert (ratio.low, ratio.median, ratio.high) == (2.0, 2.0, 2.0)
+
+
+def test_ratio_of_medians_is_not_the_median_of_ratios() -> None:
+    assert paired_ratio([1.0, 4.0, 6.0], [1.0, 2.0, 12.0]).median == 1.0
+
+
+def test_rounds_must_match() -> None:
+    with pytest.raises(ValueError, match="2 rounds against 1"):
+        paired_ratio([1.0, 2.0], [1.0])
+
+
+def test_agreement_counts_the_common_prefix() -> None:
+    found = agreement([[1, 2, 3, 4], [1, 2, 9, 4]], [[1, 2, 3, 4], [1, 2, 3, 4]])
+    assert found == Agreement(num_identical=1, num_sequences=2, prefix_share=0.75)
+
+
+def test_shorter_output_does_not_agree() -> None:
+    assert agreement([[1, 2]], [[1, 2, 3, 4]]) == Agreement(0, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "where"),
+    [
+        ([[1, 2], [3, 4]], None),
+        ([[1, 2], [3, 5]], (1, 1)),
+        ([[0, 2], [3, 5]], (0, 0)),
+        ([[1, 2], [3]], (1, 1)),
+        ([[1, 2], [3, 4, 5]], (1, 2)),
+    ],
+)
+def test_first_difference(outputs: list[list[int]], where: tuple[int, int] | None) -> None:
+    assert first_difference(outputs, [[1, 2], [3, 4]]) == where
