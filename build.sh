@@ -60,8 +60,6 @@ setup() {
   if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
     check_compiler
     echo "build.sh: installing the package and compiling the native library"
-    # nvidia-pytriton brings the Triton server; what else it would pull in is not needed.
-    pip_install --no-deps nvidia-pytriton
     pip_install -e ".[serve]"
     mark_done setup "$sources"
   fi
