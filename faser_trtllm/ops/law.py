@@ -93,9 +93,10 @@ def edited_logits(
     _penalise(entry, history, x)
     bias_ids = int32_at(int(entry["bias_ids"]), int(entry["num_bias"]))
     bias_values = float32_at(int(entry["bias_values"]), int(entry["num_bias"]))
-    for token, value in zip(bias_ids, bias_values, strict=True):
-        if 0 <= token < x.size:
-            x[token] = _clamp(x[token], x[token] + value)
+    with np.errstate(over="ignore"):
+        for token, value in zip(bias_ids, bias_values, strict=True):
+            if 0 <= token < x.size:
+                x[token] = _clamp(x[token], x[token] + value)
     _ban_bad_words(entry, history, x)
     if num_tokens - entry["prompt_len"] < entry["min_tokens"]:
         end_ids = int32_at(int(entry["end_ids"]), int(entry["num_end_ids"]))
