@@ -65,19 +65,21 @@ def draw_prompts(
     rng = random.Random(seed)
     order = files[::HELD_OUT_STRIDE]
     rng.shuffle(order)
-    prompts: list[tuple[int, ...]] = []
-    texts = [
-        ids
-        for ids in (encode(file.read_text(encoding="utf-8", errors="ignore")) for file in order)
-        if len(ids) > prompt_len
-    ]
+    texts: list[list[int]] = []
+    for file in order:
+        ids = encode(file.read_text(encoding="utf-8", errors="ignore"))
+        if len(ids) > prompt_len:
+            texts.append(ids)
+        if len(texts) == num_prompts:
+            break
     if not texts:
         raise InvalidArgumentError(
             f"prompt_len is {prompt_len}, but no held-out file of the standard library has more tokens; "
             "lower it"
         )
-    while len(prompts) < num_prompts:
-        ids = texts[len(prompts) % len(texts)]
+    prompts = []
+    for i in range(num_prompts):
+        ids = texts[i % len(texts)]
         start = rng.randrange(len(ids) - prompt_len)
         prompts.append(tuple(ids[start : start + prompt_len]))
     source = f"standard library of Python {platform.python_version()}, {len(order)} of {len(files)} files"
