@@ -1,7 +1,7 @@
 """The engine child: `python -m faser_trtllm.serving.engine_process`, started by the supervisor.
 
-Owns the executor; reads requests from the socket and writes chunks to it. Ends when the socket closes, when its
-parent dies, when any of its threads fails, or after a drain (SIGTERM or a Drain message).
+Owns the executor; reads requests from the socket and writes chunks to it. Ends when the socket closes, when
+its parent dies, when any of its threads fails, or after a drain (SIGTERM or a Drain message).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EngineServer:
             return
 
     def drain(self) -> None:
-        """Refuse new requests, give the running ones drain_timeout_s, fail the rest, and close the connection."""
+        """Refuse new requests, give the running ones drain_timeout_s, fail the rest, and hang up."""
         if self._draining.is_set():
             return
         self._draining.set()
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     server = EngineServer(executor, tokenizer, connection, config.drain_timeout_s)
     signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
     server.run()
-    # The memory goes with the process: nothing in an exit by the book is worth a hang with engine threads running.
+    # The memory goes with the process: an exit by the book could hang on engine threads that still run.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""`faser serve`: starts Triton with our model repository, waits for it, drains it, and leaves nothing behind."""
+"""`faser serve`: starts Triton with our model repository, waits, drains it, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,18 +36,21 @@ STACK_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `faser serve` is told. model_repository and tritonserver: None finds them.
+    """What `faser serve` is told.
 
-    log_file: where the server's messages go; None is this process's stderr.
+    engine_dir: None takes it from config or FASER_ENGINE_DIR. config: a faser.yaml; None: the repository's.
+    model_repo, tritonserver: None finds them. speculation: None leaves it to config.
+    log_file: where messages go; None is this process's stderr. verbose: Triton's information too.
     """
 
-    engine_dir: Path
+    engine_dir: Path | None = None
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    address: str = "127.0.0.1"
+    host: str = "127.0.0.1"
     config: Path | None = None
-    model_repository: Path | None = None
+    model_repo: Path | None = None
+    speculation: str | None = None
     tritonserver: Path | None = None
     log_file: Path | None = None
     verbose: bool = False
@@ -58,10 +61,8 @@ class Launcher:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self._config: ServiceConfig = load_service_config(
-            options.config, {"engine_dir": str(options.engine_dir.absolute())}
-        )
-        self._repository = (options.model_repository or _default_repository()).absolute()
+        self._repository = (options.model_repo or _default_repository()).absolute()
+        self._config = _effective_config(options, self._repository)
         self._install = find_tritonserver(options.tritonserver)
         self._process: subprocess.Popen[bytes] | None = None
         self._shm: ShmPrefix | None = None
@@ -90,9 +91,9 @@ class Launcher:
         self._process = _spawn(self._command(self._install), self._environment(), self._log)
 
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
-        """Wait until requests are served; False if stop was set first. Raises FaserError with the reason of a failure."""
+        """Wait until requests are served; False if stop was set first. FaserError has the reason."""
         deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
-        url = f"http://{self._options.address}:{self._options.http_port}/v2/models/{MODEL_NAME}/ready"
+        url = f"http://{self._options.host}:{self._options.http_port}/v2/models/{MODEL_NAME}/ready"
         while stop is None or not stop.is_set():
             if not self.is_running():
                 raise self._start_error()
@@ -100,7 +101,8 @@ class Launcher:
                 return True
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
-                    f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
+                    f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; "
+                    "raise it"
                 )
             time.sleep(0.05)
         return False
@@ -111,8 +113,8 @@ class Launcher:
     def stop(self) -> None:
         """Drain and end the server: running requests get drain_timeout_s, the rest fails as UNAVAILABLE.
 
-        The engine drains before Triton is told to stop, because Triton closes its HTTP port at once and crashes
-        with streams that outlive its exit timeout.
+        The engine drains before Triton is told to stop, because Triton closes its HTTP port at once and
+        crashes with streams that outlive its exit timeout.
         """
         if self.is_running():
             assert self._process is not None
@@ -159,11 +161,11 @@ class Launcher:
             "--disable-auto-complete-config",
             f"--load-model={MODEL_NAME}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-            f"--http-address={options.address}",
+            f"--http-address={options.host}",
             f"--http-port={options.http_port}",
-            f"--grpc-address={options.address}",
+            f"--grpc-address={options.host}",
             f"--grpc-port={options.grpc_port}",
-            f"--metrics-address={options.address}",
+            f"--metrics-address={options.host}",
             f"--metrics-port={options.metrics_port}",
             "--allow-gpu-metrics=false",
             f"--backend-config=python,shm-region-prefix-name={self._shm.prefix}",
@@ -176,12 +178,12 @@ class Launcher:
         return command
 
     def _environment(self) -> dict[str, str]:
-        environment = self._install.environment() | {
-            "FASER_ENGINE_DIR": str(self._config.engine_dir),
-            "FASER_RUN_DIR": str(self._run_dir),
-        }
-        if self._options.config is not None:
-            environment["FASER_CONFIG"] = str(self._options.config.absolute())
+        assert self._run_dir is not None
+        config = self._run_dir / "faser.yaml"  # JSON is YAML
+        config.write_text(self._config.model_dump_json())
+        environment = self._install.environment()
+        environment.pop("FASER_ENGINE_DIR", None)
+        environment |= {"FASER_CONFIG": str(config), "FASER_RUN_DIR": str(self._run_dir)}
         package_parent = str(Path(__file__).resolve().parents[2])
         paths = [package_parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -193,18 +195,18 @@ class Launcher:
             port = getattr(options, name)
             if not 1 <= port <= 65535:
                 raise InvalidArgumentError(f"{name} is {port}, allowed is 1 to 65535")
-            with socket.socket(socket.AF_INET6 if ":" in options.address else socket.AF_INET) as probe:
+            with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    probe.bind((options.address, port))
+                    probe.bind((options.host, port))
                 except PermissionError:
                     raise InvalidArgumentError(
                         f"{name} {port} needs more rights; take a port above 1023"
                     ) from None
                 except OSError as error:
                     raise InvalidArgumentError(
-                        f"{name} {port} on {options.address} cannot be used ({(error.strerror or '').lower()}); "
-                        f"stop what uses it or take another with --{name}"
+                        f"{name} {port} on {options.host} cannot be used "
+                        f"({(error.strerror or '').lower()}); stop what uses it or take another with --{name}"
                     ) from None
 
     def _engine_pids(self) -> list[int]:
@@ -227,13 +229,25 @@ class Launcher:
         return UnavailableError(f"the server did not start (status {self._process.returncode}); {where}")
 
 
+def _effective_config(options: ServeOptions, repository: Path) -> ServiceConfig:
+    """The file's settings under those of the options, with an absolute engine_dir."""
+    path = options.config or repository / MODEL_NAME / "1" / "faser.yaml"
+    file_config = load_service_config(path, {"speculation": options.speculation})
+    engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
+    if not engine_dir:
+        raise InvalidArgumentError(
+            "engine_dir is not set; name it with --engine_dir or in the configuration file"
+        )
+    return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())})
+
+
 def _default_repository() -> Path:
     """The repository of the checkout, or the one installed with the package."""
     package = Path(__file__).resolve().parents[1]
     for path in (package.parent / "triton_model_repo", package / "triton_model_repo"):
         if (path / MODEL_NAME / "config.pbtxt").exists():
             return path
-    raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repository")
+    raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repo")
 
 
 def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
@@ -274,7 +288,7 @@ def serve(options: ServeOptions) -> int:
             launcher.start()
             if launcher.wait_ready(stop):
                 print(
-                    f"ready: {MODEL_NAME} on http://{options.address}:{options.http_port} "
+                    f"ready: {MODEL_NAME} on http://{options.host}:{options.http_port} "
                     f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
                     flush=True,
                 )

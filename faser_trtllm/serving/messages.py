@@ -61,7 +61,7 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", omit_defaults=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A request ended with an error; code is a Triton status. Without an id the engine child itself failed."""
+    """A request ended with an error; code is a Triton status. Without an id: the engine cannot start."""
 
     id: int | None
     code: str
@@ -107,7 +107,7 @@ class Connection:
         return self._sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Send or queue a message; raises ConnectionClosedError, or InvalidArgumentError if it is too large."""
+        """Send or queue a message; raises ConnectionClosedError, or InvalidArgumentError if too large."""
         body = self._encoder.encode(message)
         if len(body) > MAX_FRAME_BYTES:
             raise InvalidArgumentError(
@@ -189,7 +189,9 @@ class Connection:
         while len(received) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(received, start)
             if length > MAX_FRAME_BYTES:
-                raise ConnectionClosedError(f"a frame of {length} bytes, allowed are at most {MAX_FRAME_BYTES}")
+                raise ConnectionClosedError(
+                    f"a frame of {length} bytes, allowed are at most {MAX_FRAME_BYTES}"
+                )
             end = start + _LENGTH.size + length
             if len(received) < end:
                 break

@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that started it ends; exit if that has happened already."""
+    """Have the kernel signal this process when the thread that started it ends, or exit."""
     _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)

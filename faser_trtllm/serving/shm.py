@@ -1,4 +1,4 @@
-"""Names of Triton's shared memory regions: one prefix per launch, so that what a crash leaves can be found."""
+"""Names of Triton's shared memory regions: one prefix per launch, to find what a crash leaves."""
 
 from __future__ import annotations
 

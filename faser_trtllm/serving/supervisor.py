@@ -1,7 +1,7 @@
 """Keeps an engine child running and routes requests to it.
 
-One thread starts the child, reads what it sends and starts it again after a crash, so every callback comes from that
-thread. The kernel kills the child when that thread ends, however it ends.
+One thread starts the child, reads what it sends and starts it again after a crash, so every callback comes
+from that thread. The kernel kills the child when that thread ends, however it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from faser_trtllm.serving.text_request import TextRequest
 log = logging.getLogger("faser.supervisor")
 
 OnEvent = Callable[[Chunk | Failed], None]
-"""Gets a request's chunks and, last, a Chunk with a finish_reason or a Failed; always on the supervisor's thread."""
+"""Gets a request's chunks, the last a Chunk with a finish_reason or a Failed; on the supervisor's thread."""
 
 ENGINE_MODULE = "faser_trtllm.serving.engine_process"
 ENGINE_COMMAND = (sys.executable or "python3", "-m", ENGINE_MODULE)
@@ -77,13 +77,14 @@ class Supervisor:
             if self._ready is not None:
                 return self._ready
             error = self._start_error or UnavailableError(
-                f"the engine was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
+                f"the engine was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; "
+                "raise it"
             )
         self.close()
         raise error
 
     def submit(self, request: TextRequest, on_event: OnEvent) -> int:
-        """Send a request to the child and give its id; raises UnavailableError while there is no child to take it."""
+        """Send a request to the child and give its id; raises UnavailableError while no child can take it."""
         request_id = next(self._ids)
         with self._changed:
             self._check_available()
@@ -166,7 +167,7 @@ class Supervisor:
             return UnavailableError("the server is shutting down; send the request to another one")
         if self._state is EngineState.READY and self._silence_s() >= PING_TIMEOUT_S:
             return UnavailableError(
-                f"the engine process has not answered for {self._silence_s():.0f} s; try again in a few seconds"
+                f"the engine process has not answered for {self._silence_s():.0f} s; try again later"
             )
         retry_s = max(1, round(self._retry_at_s - time.monotonic()) + 1)
         return UnavailableError(

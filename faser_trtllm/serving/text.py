@@ -51,7 +51,8 @@ class TextGenerator:
         self._ids = itertools.count()
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
-        """Queue a request; on_output gets its outputs on the executor's thread, the last with a finish_reason.
+        """Queue a request; on_output gets its outputs, the last with a finish_reason, on the executor's
+        thread.
 
         Raises InvalidArgumentError or UnavailableError, and then on_output is never called.
         """
@@ -110,7 +111,7 @@ class TextGenerator:
         max_seq_len = self._executor.max_seq_len
         if not 1 <= request.max_tokens <= max_seq_len:
             raise InvalidArgumentError(
-                f"max_tokens is {request.max_tokens}, allowed is 1 to {max_seq_len} (max_seq_len of the engine)"
+                f"max_tokens is {request.max_tokens}, the engine allows 1 to {max_seq_len} (max_seq_len)"
             )
         end_ids = request.end_ids if request.end_ids is not None else tuple(self._tokenizer.eos_token_ids)
         drafts = request.num_draft_tokens
@@ -212,14 +213,15 @@ class _TextSink:
             return output.request.error or "the engine failed on this request; send it again"
         if reason is FinishReason.TIMEOUT:
             where = "in the queue" if output.request.stats.first_scheduled_s is None else "while it ran"
-            return f"the request timed out {where}, timeout_ms is {self._timeout_ms:g}; try again later or raise it"
+            limit = f"timeout_ms is {self._timeout_ms:g}"
+            return f"the request timed out {where}, {limit}; try again later or raise it"
         return None
 
 
 class _StoppingText:
     """Detokenized text up to the first stop word, released once it cannot be part of one.
 
-    Tokens are released with the last of their characters; a token that reaches into the stop word is not output.
+    Tokens are released with the last of their characters; one that reaches into the stop word is not output.
     """
 
     def __init__(

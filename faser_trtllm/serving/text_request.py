@@ -14,14 +14,14 @@ MAX_WORDS = 1024
 class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt, as text or as token ids (exactly one of the two), and what to do with it.
 
-    Sampling fields have the meaning of SamplingParams. max_tokens: at most max_seq_len of the engine; a prompt and
-    max_tokens that together pass max_seq_len are served and end with finish reason "length".
+    Sampling fields have the meaning of SamplingParams. max_tokens: at most the engine's max_seq_len; a
+    prompt and max_tokens that together pass max_seq_len are served and end with finish reason "length".
     stop_words: text that ends the output and is not part of it; found wherever tokens are cut.
     bad_words: text never produced as the tokens of the word, at a line's start or after a space.
-    embedding_bias_words, embedding_bias_weights: the weight is added to the logit of every token of the word.
+    embedding_bias_words, embedding_bias_weights: the weight is added to the logits of the word's tokens.
     end_ids: None takes the tokenizer's; () goes on to max_tokens.
-    stream: True gives deltas of the output; False gives one answer: prompt and output, as TensorRT-LLM answers,
-    or the output only if exclude_input_in_output.
+    stream: True gives deltas of the output; False gives one answer: prompt and output, as in TensorRT-LLM, or
+    the output only if exclude_input_in_output.
     priority: 0 to 1, more is sooner. timeout_ms: the request ends when it has not finished by then.
     """
 
@@ -59,8 +59,8 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         _check_words("embedding_bias_words", self.embedding_bias_words, MAX_WORDS)
         if len(self.embedding_bias_words) != len(self.embedding_bias_weights):
             raise InvalidArgumentError(
-                f"embedding_bias_words has {len(self.embedding_bias_words)} entries and embedding_bias_weights "
-                f"{len(self.embedding_bias_weights)}, send one weight for each word"
+                f"embedding_bias_words has {len(self.embedding_bias_words)} entries and "
+                f"embedding_bias_weights {len(self.embedding_bias_weights)}, send one weight for each word"
             )
         if not 0.0 <= self.priority <= 1.0:
             raise InvalidArgumentError(f"priority is {self.priority}, allowed is 0 to 1 (more is sooner)")
@@ -91,8 +91,8 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """New text and its tokens. The last one has a finish_reason ("stop", "length", "cancelled", "timeout" or "error")
-    and statistics; error is a sentence, given with "error" and "timeout" only."""
+    """New text and its tokens. The last has statistics and a finish_reason: "stop", "length", "cancelled",
+    "timeout" or "error". error is a sentence, given with "error" and "timeout" only."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What model.py of the Triton repository runs: requests to the engine child, its chunks to Triton's responses.
+"""What model.py of the Triton repository runs: requests to the engine child, its chunks to responses.
 
 Facts of Triton that shape it: metrics are touched from one thread only, nothing of a request is touched
 after its FINAL flag is sent, and threads are joined before finalize() returns.

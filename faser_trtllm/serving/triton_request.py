@@ -1,6 +1,6 @@
-"""Triton's tensors to a TextRequest, with TensorRT-LLM's names (`ensemble` of its inflight_batcher_llm repository).
+"""Triton's tensors to a TextRequest, with the names of TensorRT-LLM's inflight_batcher_llm `ensemble`.
 
-Triton has checked names and dtypes; values, sizes and missing tensors are checked here and later by TextRequest.
+Triton has checked names and dtypes; values, sizes and missing tensors are checked here and later.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TritonRequest(Protocol):
 
 
 class Wanted:
-    """Which optional outputs a request asks for; like TensorRT-LLM, except that counts are given unless refused."""
+    """Which optional outputs a request asks for; unlike in TensorRT-LLM, counts are given unless refused."""
 
     __slots__ = ("num_input_tokens", "num_output_tokens")
 
@@ -135,7 +135,7 @@ def _scalar(tensors: Tensors, name: str, kind: Callable[[Any], Any], default: An
     tensor = tensors[name]
     if tensor.size != 1:
         raise InvalidArgumentError(
-            f"{name} has {tensor.size} values, a request has one prompt and one value of it; send a request for each"
+            f"{name} has {tensor.size} values, allowed is 1; send one request for each prompt"
         )
     return kind(tensor.reshape(-1)[0])
 

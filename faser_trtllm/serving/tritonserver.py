@@ -16,7 +16,7 @@ from faser_trtllm.errors import UnavailableError
 
 @dataclass(frozen=True, slots=True)
 class TritonInstall:
-    """A tritonserver. wheel_dir: the `tritonserver` directory of the wheel; None for a server that stands alone."""
+    """A tritonserver. wheel_dir: `tritonserver` in the wheel's package; None for one that stands alone."""
 
     binary: Path
     wheel_dir: Path | None = None
@@ -49,7 +49,7 @@ class TritonInstall:
 
 
 def find_tritonserver(binary: Path | None = None) -> TritonInstall:
-    """The given server, else the wheel's, else the one on PATH; raises UnavailableError with the way to get one."""
+    """The given server, else the wheel's, else the one on PATH; UnavailableError says how to get one."""
     if binary is not None:
         if not os.access(binary, os.X_OK):
             raise UnavailableError(f"tritonserver is {binary}, which is no program; name the server's binary")
@@ -64,7 +64,8 @@ def find_tritonserver(binary: Path | None = None) -> TritonInstall:
     if on_path is not None:
         return TritonInstall(Path(on_path))
     raise UnavailableError(
-        "no tritonserver was found; run `pip install --no-deps nvidia-pytriton==0.7.0`, or work in NVIDIA's Triton container"
+        "no tritonserver was found; run `pip install --no-deps nvidia-pytriton==0.7.0`, "
+        "or work in NVIDIA's Triton container"
     )
 
 
@@ -84,7 +85,7 @@ def _libpython_dir() -> Path:
     name = sysconfig.get_config_var("INSTSONAME") or ""
     if not name.startswith("libpython") or ".so" not in name or not (directory / name).exists():
         raise UnavailableError(
-            f"the shared library of Python was not found in {directory}; use a Python built with --enable-shared"
+            f"Python's shared library was not found in {directory}; use a Python built with --enable-shared"
         )
     return directory
 

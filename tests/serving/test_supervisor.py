@@ -1,0 +1,183 @@
+"""The supervisor with a real child process, whose executor is a fake."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from faser_trtllm.config import ServiceConfig
+from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving.messages import Failed
+from faser_trtllm.serving.supervisor import EngineState, Supervisor
+from faser_trtllm.serving.text_request import TextRequest
+from tests.checkpoints import write_tokenizer
+
+COMMAND = (sys.executable, "-m", "tests.serving.fake_engine")
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("engine")
+    write_tokenizer(directory, 320)
+    return directory
+
+
+@pytest.fixture
+def supervisor(engine_dir):
+    config = ServiceConfig(engine_dir=str(engine_dir), drain_timeout_s=0.3, restart_backoff_s=0.05)
+    supervisor = Supervisor(config, COMMAND)
+    supervisor.start()
+    yield supervisor
+    supervisor.close()
+
+
+class Stream:
+    def __init__(self, supervisor, **fields):
+        self.events = []
+        self.ended = threading.Event()
+        self.id = supervisor.submit(TextRequest(**{"text": "abc", "max_tokens": 6} | fields), self._on_event)
+
+    def _on_event(self, event):
+        assert not self.ended.is_set(), "an event after the last"
+        self.events.append(event)
+        if isinstance(event, Failed) or event.is_final:
+            self.ended_s = time.monotonic()
+            self.ended.set()
+
+    def wait(self, timeout_s=5):
+        assert self.ended.wait(timeout_s), "the stream did not end"
+        return self.events[-1]
+
+    @property
+    def text(self):
+        return "".join(event.text for event in self.events)
+
+
+def wait_until(condition, timeout_s=5):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_requests_run_side_by_side(supervisor):
+    streams = [Stream(supervisor, text=text) for text in ("abc", "xyz", "hello")]
+    for stream in streams:
+        assert stream.wait().finish_reason == "length"
+    assert [stream.text for stream in streams] == ["abcabc", "xyzxyz", "helloh"]
+
+
+def test_bad_requests_fail_alone(supervisor):
+    bad, good = Stream(supervisor, max_tokens=0), Stream(supervisor)
+    assert (bad.wait().code, good.wait().finish_reason) == ("INVALID_ARG", "length")
+    assert "max_tokens is 0" in bad.events[-1].message
+
+
+def test_cancel_ends_the_stream(supervisor):
+    stream = Stream(supervisor, max_tokens=500)
+    wait_until(lambda: stream.events)
+    supervisor.cancel(stream.id)
+    assert stream.wait().code == "CANCELLED"
+    supervisor.cancel(stream.id)
+    assert supervisor.num_open == 0
+
+
+def test_kill_fails_all_streams_at_once_and_the_child_comes_back(supervisor):
+    streams = [Stream(supervisor, max_tokens=500) for _ in range(50)]
+    wait_until(lambda: all(stream.events for stream in streams))
+    killed_pid, killed_s = supervisor.pid, time.monotonic()
+    os.kill(killed_pid, signal.SIGKILL)
+    assert {stream.wait().code for stream in streams} == {"UNAVAILABLE"}
+    assert max(stream.ended_s for stream in streams) - killed_s < 2
+    with pytest.raises(UnavailableError, match="try again in"):
+        Stream(supervisor)
+    wait_until(lambda: supervisor.is_ready)
+    assert supervisor.pid != killed_pid
+    assert Stream(supervisor).wait().finish_reason == "length"
+    assert supervisor.stats()["num_restarts"] == 1
+
+
+def test_a_request_that_kills_the_child_again_and_again_does_not_end_the_service(supervisor):
+    for _ in range(2):
+        assert Stream(supervisor, text=None, token_ids=(319,)).wait().code == "UNAVAILABLE"
+        wait_until(lambda: supervisor.is_ready)
+    assert Stream(supervisor).wait().finish_reason == "length"
+
+
+def test_a_stopped_child_is_not_ready_and_recovers(supervisor, monkeypatch):
+    monkeypatch.setattr("faser_trtllm.serving.supervisor.PING_TIMEOUT_S", 1.5)
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: not supervisor.is_ready)
+        with pytest.raises(UnavailableError, match="has not answered"):
+            Stream(supervisor)
+    finally:
+        os.kill(supervisor.pid, signal.SIGCONT)
+    wait_until(lambda: supervisor.is_ready)
+    assert Stream(supervisor).wait().finish_reason == "length"
+
+
+def test_sigterm_drains(supervisor):
+    short, long = Stream(supervisor, max_tokens=20), Stream(supervisor, max_tokens=500)
+    wait_until(lambda: short.events and long.events)
+    pid = supervisor.pid
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: supervisor.state is EngineState.DRAINING)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        Stream(supervisor)
+    assert short.wait().finish_reason == "length"
+    assert (long.wait().code, "shutting down" in long.events[-1].message) == ("UNAVAILABLE", True)
+    wait_until(lambda: not is_alive(pid))
+    time.sleep(0.2)
+    assert supervisor.pid is None
+
+
+def test_close_leaves_no_process_and_fails_what_is_open(engine_dir):
+    supervisor = Supervisor(ServiceConfig(engine_dir=str(engine_dir)), COMMAND)
+    supervisor.start()
+    stream, pid = Stream(supervisor, max_tokens=500), supervisor.pid
+    supervisor.close()
+    assert stream.wait(0).code == "UNAVAILABLE"
+    assert not is_alive(pid)
+    assert not any(thread.name.startswith("faser-supervisor") for thread in threading.enumerate())
+
+
+def test_a_failed_start_says_why(tmp_path):
+    supervisor = Supervisor(ServiceConfig(engine_dir=str(tmp_path)), COMMAND)
+    with pytest.raises(FaserError, match=r"tokenizer\.json is missing"):
+        supervisor.start()
+
+
+def test_a_child_that_ends_before_it_is_ready_is_an_error():
+    supervisor = Supervisor(ServiceConfig(engine_dir="x"), (sys.executable, "-c", "pass", "--"))
+    with pytest.raises(UnavailableError, match="ended before it was ready"):
+        supervisor.start()
+
+
+def test_the_child_dies_with_its_supervisor(engine_dir, tmp_path):
+    """kill -9 of the process that holds the supervisor leaves no engine behind."""
+    script = (
+        "import sys, time\n"
+        "from faser_trtllm.config import ServiceConfig\n"
+        "from faser_trtllm.serving.supervisor import Supervisor\n"
+        f"s = Supervisor(ServiceConfig(engine_dir={str(engine_dir)!r}), {COMMAND!r})\n"
+        "s.start(); print(s.pid, flush=True); time.sleep(60)\n"
+    )
+    import subprocess
+
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        pid = int(process.stdout.readline())
+        assert is_alive(pid)
+        process.kill()
+    wait_until(lambda: not is_alive(pid))

@@ -1,0 +1,194 @@
+"""Text over a fake executor: what a request becomes, and what its tokens become."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.request import FinishReason, Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.text import TextGenerator
+from faser_trtllm.serving.text_request import TextRequest
+from tests.checkpoints import write_tokenizer
+from tests.serving.fake_engine import EchoExecutor
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory, 320)
+    return Tokenizer.load(directory)
+
+
+class ScriptExecutor(EchoExecutor):
+    """Remembers the sink; the test says what the engine commits."""
+
+    def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
+        params.validate(self.vocab_size)
+        self.request = Request(
+            request_id, prompt_token_ids, params, max_seq_len=self.max_seq_len, max_draft_len=4
+        )
+        self.sink = sink
+        self.timeout_s = timeout_s
+
+
+def run(tokenizer, chunks, reason=FinishReason.LENGTH, **fields):
+    """Feed the chunks of token ids; the outputs, and whether the sink asked to stop."""
+    executor = ScriptExecutor()
+    outputs = []
+    request = TextRequest(**{"text": "hello", "max_tokens": 500} | fields)
+    TextGenerator(executor, tokenizer).submit("r", request, outputs.append)
+    for chunk in chunks:
+        if executor.sink(RequestOutput(executor.request, tuple(chunk))):
+            return outputs, True
+    stopped = executor.sink(RequestOutput(executor.request, (), reason))
+    return outputs, stopped
+
+
+def joined(outputs):
+    return (
+        "".join(o.text for o in outputs),
+        [t for o in outputs for t in o.token_ids],
+        outputs[-1].finish_reason,
+    )
+
+
+def cut(items, sizes):
+    chunks, start = [], 0
+    for size in [*sizes, len(items)]:
+        chunks.append(items[start : start + size])
+        start += size
+    return [chunk for chunk in chunks if chunk]
+
+
+PIECES = ["a", "b", "ab", "ba", " ", "é", "😀", "\n"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(PIECES), max_size=15).map("".join),
+    words=st.lists(st.sampled_from(["ab", "ba ", "é", "😀b", "\n\n", "bab", "a"]), max_size=3),
+    sizes=st.lists(st.integers(1, 4), max_size=20),
+    min_tokens=st.integers(0, 4),
+)
+def test_any_chunking_gives_the_same_answer(tokenizer, text, words, sizes, min_tokens):
+    ids = tokenizer.encode(text)
+    fields = {"stop_words": tuple(words), "min_tokens": min_tokens}
+    whole = joined(run(tokenizer, [ids], **fields)[0])
+    assert joined(run(tokenizer, cut(ids, sizes), **fields)[0]) == whole
+    aggregated, _ = run(tokenizer, cut(ids, sizes), **fields, stream=False, exclude_input_in_output=True)
+    assert len(aggregated) == 1
+    assert joined(aggregated) == whole
+    if not min_tokens:
+        assert not any(word in whole[0] for word in words)
+        assert whole[2] == ("stop" if any(word in text for word in words) else "length")
+    assert tokenizer.decode(ids).startswith(whole[0])
+
+
+def test_stop_word_across_chunks_is_not_output_and_is_never_shown(tokenizer):
+    ids = tokenizer.encode("one END two")
+    outputs, stopped = run(tokenizer, [[i] for i in ids], stop_words=("END",))
+    assert stopped
+    assert joined(outputs)[0] == "one "
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].statistics.num_output_tokens == len(joined(outputs)[1])
+
+
+def test_held_text_comes_out_when_the_word_does_not_complete(tokenizer):
+    ids = tokenizer.encode("one EN")
+    outputs, stopped = run(tokenizer, [[i] for i in ids], stop_words=("END",))
+    assert not stopped
+    assert joined(outputs) == ("one EN", ids, "length")
+
+
+def test_non_streaming_answer_has_the_prompt_unless_excluded(tokenizer):
+    ids = tokenizer.encode(" world")
+    assert joined(run(tokenizer, [ids], stream=False)[0])[0] == "hello world"
+    assert joined(run(tokenizer, [ids], stream=False, exclude_input_in_output=True)[0])[0] == " world"
+    assert joined(run(tokenizer, [ids])[0])[0] == " world"
+    prompt = tuple(tokenizer.encode("hello"))
+    assert joined(run(tokenizer, [ids], text=None, token_ids=prompt, stream=False)[0])[0] == "hello world"
+
+
+def test_errors_and_timeouts_are_sentences(tokenizer):
+    executor = ScriptExecutor()
+    outputs = []
+    TextGenerator(executor, tokenizer).submit("r", TextRequest(text="a", timeout_ms=50), outputs.append)
+    assert executor.timeout_s == 0.05
+    executor.sink(RequestOutput(executor.request, (), FinishReason.TIMEOUT))
+    assert "in the queue" in outputs[-1].error
+    assert "50" in outputs[-1].error
+    executor.request.error = "the target's logits are not finite"
+    executor.sink(RequestOutput(executor.request, (), FinishReason.ERROR))
+    assert outputs[-1].error == "the target's logits are not finite"
+
+
+def params_of(tokenizer, **fields) -> SamplingParams:
+    executor = ScriptExecutor()
+    TextGenerator(executor, tokenizer).submit("r", TextRequest(text="a", **fields), print)
+    return executor.request.params
+
+
+def test_sampling_params(tokenizer):
+    assert params_of(tokenizer).end_ids == tuple(tokenizer.eos_token_ids)
+    assert params_of(tokenizer, end_ids=()).end_ids == ()
+    assert params_of(tokenizer, num_draft_tokens=1000).num_draft_tokens == 4
+    assert params_of(tokenizer, num_draft_tokens=0).num_draft_tokens == 0
+    banned = params_of(tokenizer, bad_words=("ab", "")).bad_words
+    assert set(banned) == {tuple(tokenizer.encode("ab")), tuple(tokenizer.encode(" ab"))}
+    bias = params_of(tokenizer, embedding_bias_words=("aa",), embedding_bias_weights=(0.5,)).logit_bias
+    assert dict(bias) == {i: 0.5 * tokenizer.encode("aa").count(i) for i in tokenizer.encode("aa")}
+
+
+BAD = [
+    ({"text": None}, "text_input or input_ids"),
+    ({"text": "a", "token_ids": (1,)}, "one of them"),
+    ({"text": ""}, "text_input is empty"),
+    ({"text": None, "token_ids": ()}, "input_ids is empty"),
+    ({"text": None, "token_ids": (1, 320)}, "token id 320"),
+    ({"text": None, "token_ids": (-1,)}, "token id -1"),
+    ({"text": None, "token_ids": (1,) * 512}, "512 tokens, the engine takes at most 511"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
+    ({"max_tokens": 1215752191}, "max_tokens is 1215752191"),
+    ({"min_tokens": 17}, "min_tokens is 17"),
+    ({"temperature": float("nan")}, "temperature is nan"),
+    ({"temperature": float("inf")}, "temperature is inf"),
+    ({"temperature": -1.0}, "temperature is -1.0"),
+    ({"top_p": 0.0}, "top_p is 0.0"),
+    ({"top_p": 1.0001}, "top_p is 1.0001"),
+    ({"top_k": -1}, "top_k is -1"),
+    ({"min_p": 1.0}, "min_p is 1.0"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+    ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
+    ({"num_draft_tokens": -1}, "num_draft_tokens is -1"),
+    ({"end_ids": (999,)}, "end_id holds token id 999"),
+    ({"stop_words": ("x",) * 65}, "65 entries, allowed are at most 64"),
+    ({"stop_words": ("x" * 2000,)}, "2000 characters"),
+    ({"embedding_bias_words": ("a",)}, "one weight for each word"),
+    ({"embedding_bias_words": ("a",), "embedding_bias_weights": (float("nan"),)}, "nan"),
+    ({"priority": 1.5}, "priority is 1.5"),
+    ({"priority": float("nan")}, "priority is nan"),
+    ({"timeout_ms": 0.0}, "timeout_ms is 0.0"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_input_gets_one_sentence(tokenizer, fields, message):
+    with pytest.raises(InvalidArgumentError) as caught:
+        TextGenerator(ScriptExecutor(), tokenizer).submit("r", TextRequest(**{"text": "a"} | fields), print)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_generate_yields_until_the_end_and_cancels_when_left(tokenizer):
+    executor = EchoExecutor()
+    executor.start()
+    generator = TextGenerator(executor, tokenizer)
+    outputs = list(generator.generate(TextRequest(text="abc", max_tokens=6)))
+    assert joined(outputs)[0] == "abcabc"
+    running = generator.generate(TextRequest(text="abc", max_tokens=500))
+    next(running)
+    running.close()
+    assert executor.stats()["num_requests"] == 0
