@@ -51,8 +51,8 @@ Progress = Callable[
 class BuildOptions:
     """What `faser build` is asked for; None and () mean "decide from the checkpoints".
 
-    max_seq_len: default: what both models were made for, at most 4096. exit_layers: layer boundaries of the (expanded)
-    target that split it into segments. expand: times the target's layers, with the same function (models/expand.py).
+    max_seq_len: default: what both models were made for, at most 4096. exit_layers: layer boundaries that
+    split the (expanded) target into segments. expand: times the target's layers (models/expand.py).
     """
 
     checkpoint_dir: Path
@@ -84,10 +84,10 @@ class _Source:
 
 
 def build_engines(options: BuildOptions, progress: Progress | None = None) -> EngineDir | None:
-    """Build, or recognise that output_dir holds just this build; None after a dry run, which writes nothing.
+    """Build, or find that output_dir holds just this build; None after a dry run, which writes nothing.
 
-    Raises InvalidArgumentError for options, CheckpointError for checkpoints and EngineFileError where output_dir
-    cannot be written or must not be replaced. On any failure output_dir is what it was.
+    Raises InvalidArgumentError for options, CheckpointError for checkpoints and EngineFileError where
+    output_dir cannot be written or must not be replaced. On any failure output_dir is what it was.
     """
     _check_options(options)
     with ExitStack() as stack:
@@ -214,7 +214,7 @@ def _check_output_dir(options: BuildOptions) -> None:
         raise _output_error(options.output_dir, error) from error
     if foreign:
         raise EngineFileError(
-            f"output_dir {options.output_dir} holds something else than engines ({MANIFEST_FILE} is missing); "
+            f"output_dir {options.output_dir} holds other things than engines (no {MANIFEST_FILE}); "
             "choose another or use --force to replace it"
         )
 
@@ -377,6 +377,6 @@ def _engine_config(source: _Source, build_config: BuildConfig, manifest: dict[st
 def _output_error(output_dir: Path, error: OSError) -> EngineFileError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EngineFileError(
-            f"output_dir {output_dir} is on a disk that is full ({error.strerror}); free space or choose another"
+            f"output_dir {output_dir} is on a full disk ({error.strerror}); free space or choose another"
         )
     return EngineFileError(f"output_dir {output_dir} cannot be written: {error.strerror}")

@@ -1,4 +1,4 @@
-"""What goes into a CPU engine file: a model's sizes, and its weights fused, padded and packed as the engine reads them."""
+"""What goes into a CPU engine file: a model's sizes and its weights, fused, padded and packed."""
 
 from __future__ import annotations
 

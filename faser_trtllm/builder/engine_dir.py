@@ -2,7 +2,7 @@
 
 E/{target,draft}/{config.json,rank0.engine}   TensorRT-LLM's engine layout, ours under "faser"
 E/tokenizer.json, ...                         the target's tokenizer files
-E/manifest.json                               written last: what was built from what, every file's size and sha256
+E/manifest.json                               written last: what was built from what, all sizes and sha256
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KV_ITEMSIZE = 2  # the CPU engine keeps keys and values as bf16
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """The limits that engines were built for. max_num_tokens: rows of one pass; max_draft_len is 0 without a draft."""
+    """What engines were built for. max_num_tokens: rows of one pass. max_draft_len: 0 without a draft."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -46,7 +46,7 @@ class EngineDir:
 
     @classmethod
     def load(cls, path: Path, verify_hashes: bool = False) -> EngineDir:
-        """Read and check a directory: all sizes, and with verify_hashes all contents; raise EngineFileError."""
+        """Read and check a directory: sizes, and with verify_hashes contents; raise EngineFileError."""
         manifest = _read_manifest(path)
         check_files(path, manifest["files"], verify_hashes)
         target = _read_engine_config(path, "target")
@@ -62,7 +62,8 @@ class EngineDir:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFileError(
-                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); rebuild it with faser build"
+                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); "
+                "rebuild it with faser build"
             ) from error
         return cls(path, manifest, build_config, target, draft)
 
@@ -103,7 +104,7 @@ class EngineDir:
 
 
 def check_files(path: Path, files: Mapping[str, Any], verify_hashes: bool) -> None:
-    """Compare files with their manifest entries {name: {"bytes", "sha256"}}; raise EngineFileError naming the first."""
+    """Compare files with the manifest's {name: {"bytes", "sha256"}}; raise EngineFileError for the first."""
     for name, entry in files.items():
         file = path / name
         try:
@@ -140,8 +141,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     )
     if manifest.get("format") != MANIFEST_FORMAT:
         raise EngineFileError(
-            f"{MANIFEST_FILE} in {path} has format {manifest.get('format')!r}, this faser reads {MANIFEST_FORMAT}; "
-            "rebuild it with faser build"
+            f"{MANIFEST_FILE} in {path} has format {manifest.get('format')!r}, "
+            f"this faser reads {MANIFEST_FORMAT}; rebuild it with faser build"
         )
     files = manifest.get("files")
     whole = (
@@ -165,9 +166,7 @@ def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:
     except OSError as error:
         raise EngineFileError(f"{name} cannot be read in {path} ({error.strerror}): {remedy}") from error
     except ValueError as error:
-        raise EngineFileError(
-            f"{name} in {path} is not valid JSON ({error}); rebuild it with faser build"
-        ) from error
+        raise EngineFileError(f"{name} in {path} is not valid JSON ({error}): {remedy}") from error
     if not isinstance(data, dict):
         raise EngineFileError(f"{name} in {path} must hold a JSON object; rebuild it with faser build")
     return data

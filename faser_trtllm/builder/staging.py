@@ -13,10 +13,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def staged_directory(final: Path) -> Iterator[Path]:
-    """Give an empty sibling directory; when the block ends without an error it replaces `final`, else it is removed.
+    """Give an empty sibling directory; at the block's end it replaces `final`, on an error it is removed.
 
-    What a killed process left behind is removed by the next one. `final` is replaced by two renames: a kill between
-    them leaves no `final`, never a mixture. Everything is on disk before it gets its name. OSError as it comes.
+    What a killed process left behind is removed by the next. `final` is replaced by two renames: a kill in
+    between leaves no `final`, never a mixture. All is on disk before it gets its name. OSError as it comes.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from tests.checkpoints import make_checkpoint, write_tokenizer
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=40)
+
+
+def sentencepiece_backend(metaspace: bool) -> Backend:
+    """Like Llama 2's (bytes for unknown characters) or like T5's (Metaspace, unknown characters dropped)."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+    tokens += ["▁", *"abcdefghijklmnopqrstuvwxyz.,!", "▁t", "he", "▁the", "er", "▁▁", "in"]
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "r"), ("▁", "▁"), ("i", "n")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    backend = Backend(
+        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=not metaspace, fuse_unk=True)
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    if metaspace:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        backend.decoder = decoders.Metaspace()
+    else:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    return backend
+
+
+def byte_level_backend(tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory, 320)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    backend.add_tokens(["«end» \uff5c", "two words"])  # not in the byte alphabet
+    return backend
+
+
+@pytest.fixture(scope="module", params=["byte_level", "byte_fallback", "metaspace", "wordpiece", "none"])
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    if request.param == "byte_level":
+        return byte_level_backend(tmp_path_factory)
+    backend = sentencepiece_backend(metaspace=request.param == "metaspace")
+    if request.param in ("wordpiece", "none"):
+        backend.decoder = decoders.WordPiece() if request.param == "wordpiece" else None
+    return backend
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool = True) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+    bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    chunks = [ids[a:b] for a, b in itertools.pairwise(bounds)]
+    return [*(detokenizer.push(chunk) for chunk in chunks), detokenizer.finish()]
+
+
+CUTS = st.lists(st.integers(0, 1000), max_size=30)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), cuts=CUTS, skip=st.booleans())
+def test_pieces_add_up_to_the_whole(
+    backend: Backend, data: st.DataObject, cuts: list[int], skip: bool
+) -> None:
+    tokenizer = Tokenizer(backend.to_str())
+    ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 3), max_size=30))
+    whole = tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(pieces(tokenizer, ids, cuts, skip)) == whole
+    assert "".join(pieces(tokenizer, ids, list(range(len(ids))), skip)) == whole
+    fallback = "ByteFallback" in backend.to_str()
+    if not fallback or "\ufffd" not in whole + backend.decode(ids):
+        assert whole == backend.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=TEXTS, cuts=CUTS)
+def test_text_comes_back(backend: Backend, text: str, cuts: list[int]) -> None:
+    tokenizer = Tokenizer(backend.to_str())
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    streamed = "".join(pieces(tokenizer, ids, cuts))
+    assert streamed == backend.decode(ids)
+    if "ByteLevel" in backend.to_str():
+        assert streamed == text
+
+
+def test_unfinished_characters_are_held_back(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 258)
+    tokenizer = Tokenizer.load(tmp_path)
+    ids = tokenizer.encode("a🙂b")
+    assert len(ids) == 6
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert [detokenizer.push([i]) for i in ids] == ["a", "", "", "", "🙂", "b"]
+    assert detokenizer.push(ids[1:3]) == ""
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_invalid_bytes_do_not_hold_back_for_ever(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 258)
+    tokenizer = Tokenizer.load(tmp_path)
+    lone = tokenizer.encode("🙂")[-1]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert detokenizer.push([lone] * 1000) == "\ufffd" * 1000
+
+
+def test_a_push_costs_the_same_early_and_late() -> None:
+    tokenizer = Tokenizer(sentencepiece_backend(metaspace=False).to_str())
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    ids = tokenizer.encode("the heron in the inn ß ")
+
+    def seconds(rounds: int) -> float:
+        start = time.perf_counter()
+        for _ in range(rounds):
+            for token_id in ids:
+                detokenizer.push([token_id])
+        return time.perf_counter() - start
+
+    seconds(20)
+    early = min(seconds(10) for _ in range(5))
+    seconds(1000)
+    late = min(seconds(10) for _ in range(5))
+    assert late < 3 * early
+
+
+def test_typed_special_tokens_are_plain_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(make_checkpoint(tmp_path, add_bos=True))
+    text = "a<|endoftext|>b"
+    ids = tokenizer.encode(text)
+    assert ids[0] == tokenizer.bos_token_id == 1
+    assert 0 not in ids
+    assert tokenizer.decode(ids) == text
+    parsed = tokenizer.encode(text, parse_special_tokens=True, add_special_tokens=False)
+    assert len(parsed) == 3
+    assert parsed[1] == 0
+    assert tokenizer.decode(parsed) == "ab"
+    assert tokenizer.decode(parsed, skip_special_tokens=False) == text
+    assert tokenizer.encode(text) == ids
+
+
+def test_where_the_end_tokens_come_from(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, eos_token_id=7)
+    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 2}')
+    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((5, 6), 2)
+    (directory / "generation_config.json").unlink()
+    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((7,), 1)
+    (directory / "config.json").unlink()
+    assert (Tokenizer.load(directory).eos_token_ids, Tokenizer.load(directory).bos_token_id) == ((0,), 1)
+
+
+def test_truncation_and_padding_of_training_are_off(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 320)
+    plain = Tokenizer.load(tmp_path).encode("the dog " * 20)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(8)
+    backend.enable_padding(length=512)
+    assert Tokenizer(backend.to_str()).encode("the dog " * 20) == plain
+
+
+def test_the_first_difference_is_named(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 320)
+    one = Tokenizer.load(tmp_path)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    token = next(token for token, i in definition["model"]["vocab"].items() if i == 100)
+    swapped = {token: 101, one.token(101): 100}
+    definition["model"]["vocab"] |= swapped
+    other = Tokenizer(json.dumps(definition))
+    assert one.first_difference(one) is None
+    assert one.fingerprint() == Tokenizer.load(tmp_path).fingerprint() != other.fingerprint()
+    expected = f"id 100 is {token!r} in the target and {one.token(101)!r} in the draft"
+    assert one.first_difference(other, ("the target", "the draft")) == expected
+    write_tokenizer(tmp_path, 300)
+    smaller = Tokenizer.load(tmp_path)
+    assert one.first_difference(smaller) == f"id 300 is {one.token(300)!r} in one and no token in the other"
+
+
+def test_unusable_tokenizers(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing in"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
+        Tokenizer.load(tmp_path)

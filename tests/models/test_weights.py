@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from safetensors.torch import load_file, save_file
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.weights import (
+    CheckpointWeights,
+    bfloat16_from_float32,
+    check_weights,
+    expected_shapes,
+    float32_from_bfloat16,
+)
+from tests.checkpoints import make_checkpoint
+
+
+@settings(max_examples=50, deadline=None)
+@given(npst.arrays(np.uint32, st.integers(1, 40)))
+def test_rounding_is_that_of_torch(bits: np.ndarray) -> None:
+    values = bits.view(np.float32)
+    expected = torch.from_numpy(values.copy()).to(torch.bfloat16)
+    got = float32_from_bfloat16(bfloat16_from_float32(values))
+    np.testing.assert_array_equal(got, expected.float().numpy())
+
+
+def test_rounding_ties_to_even_and_overflows_to_infinity() -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7FFFFFFF], np.uint32)
+    assert [hex(v) for v in bfloat16_from_float32(bits.view(np.float32))] == [
+        "0x3f80",
+        "0x3f82",
+        "0x7f80",
+        "0x7fc0",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_are_those_that_safetensors_reads(tmp_path: Path, dtype: str, sharded: bool) -> None:
+    directory = make_checkpoint(tmp_path, dtype=dtype, sharded=sharded)
+    theirs: dict[str, torch.Tensor] = {}
+    for file in directory.glob("*.safetensors"):
+        theirs |= load_file(file)
+    shapes = expected_shapes(load_model_config(directory))
+    assert shapes.keys() == theirs.keys()
+    with CheckpointWeights(directory) as weights:
+        for name, shape in shapes.items():
+            fp32 = weights.float32(name, shape)
+            np.testing.assert_array_equal(fp32, theirs[name].float().numpy())
+            bits = weights.bfloat16(name, shape)
+            np.testing.assert_array_equal(
+                float32_from_bfloat16(bits), theirs[name].bfloat16().float().numpy()
+            )
+
+
+def test_arrays_outlive_the_reader(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path)
+    with CheckpointWeights(directory) as weights:
+        bits = weights.bfloat16("model.norm.weight", (64,))
+        copy = bits.copy()
+    np.testing.assert_array_equal(bits, copy)
+
+
+def test_shape_and_missing_tensors_are_named(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path)
+    config = load_model_config(directory)
+    with CheckpointWeights(directory) as weights:
+        with pytest.raises(
+            CheckpointError, match=r"model\.norm\.weight has shape \[64\], config\.json asks for \[65\]"
+        ):
+            weights.float32("model.norm.weight", (65,))
+        with pytest.raises(CheckpointError, match=r"tensor model\.norms\.weight is missing"):
+            weights.float32("model.norms.weight", (64,))
+        check_weights(weights, config)
+    data = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(data | {"intermediate_size": 128}))
+    with (
+        CheckpointWeights(directory) as weights,
+        pytest.raises(
+            CheckpointError,
+            match=r"gate_proj\.weight has shape \[96, 64\], config\.json asks for \[128, 64\]",
+        ),
+    ):
+        check_weights(weights, load_model_config(directory))
+
+
+def test_every_cut_of_a_file_is_noticed(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, num_layers=1, hidden_size=32, vocab_size=40)
+    path = directory / "model.safetensors"
+    whole = path.read_bytes()
+    for size in [0, 7, 8, 100, len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: ") as caught:
+            CheckpointWeights(directory)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"not json",
+        b"[]",
+        b'{"a": 3}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": ["0", 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1]}}',
+    ],
+)
+def test_damaged_headers(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(CheckpointError, match="the safetensors header is damaged"):
+        CheckpointWeights(tmp_path)
+
+
+def test_other_types_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with (
+        CheckpointWeights(tmp_path) as weights,
+        pytest.raises(CheckpointError, match="tensor a is of type I8, only BF16"),
+    ):
+        weights.bfloat16("a", (4,))
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
+        CheckpointWeights(tmp_path)
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        CheckpointWeights(tmp_path / "absent")
+    directory = make_checkpoint(tmp_path / "sharded", sharded=True)
+    (directory / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors cannot be read"):
+        CheckpointWeights(directory)
+
+
+def test_an_index_cannot_point_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(CheckpointError, match="is not the name of a file beside it"):
+        CheckpointWeights(tmp_path)
