@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faser_trtllm.builder import build, engine_file
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
+from faser_trtllm.builder.engine_file import EngineFile
+from faser_trtllm.errors import CheckpointError, EngineFileError, FaserError, InvalidArgumentError
+from faser_trtllm.models.tokenizer import Tokenizer
+from tests.checkpoints import make_checkpoint, make_pair, write_tokenizer
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> BuildOptions:
+    target, draft = make_pair(tmp_path / "checkpoints", num_layers=4)
+    return BuildOptions(target, draft, tmp_path / "engines")
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Inode and content of every file, hidden ones included."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(directory)): (path.stat().st_ino, path.read_bytes()) for path in files}
+
+
+def assert_nothing_left(options: BuildOptions) -> None:
+    assert sorted(path.name for path in options.output_dir.parent.iterdir()) == ["checkpoints"]
+
+
+def test_a_built_directory_has_all_that_serving_needs(options: BuildOptions) -> None:
+    steps: list[tuple[str, int, int]] = []
+    engines = build_engines(
+        dataclasses.replace(options, exit_layers=(3, 1)), lambda *step: steps.append(step)
+    )
+    assert engines == EngineDir.load(options.output_dir, verify_hashes=True)
+    assert engines.build_config == BuildConfig(32, 2048, 512, 8, 32)
+    assert engines.has_draft
+    assert engines.vocab_size == 320
+    assert engines.kv_bytes_per_token == (4 + 1) * 2 * 2 * 16 * 2
+    tokenizer = Tokenizer.load(engines.tokenizer_dir)
+    assert tokenizer.first_difference(Tokenizer.load(options.checkpoint_dir)) is None
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (0,))
+    with EngineFile.open(engines.target_path) as target, EngineFile.open(engines.draft_path) as draft:
+        assert target.header["segments"] == [0, 1, 3, 4]
+        assert draft.header["segments"] == [0, 1]
+        assert len(steps) == len(target.header["tensors"]) + len(draft.header["tensors"])
+    last = {role: (done, total) for role, done, total in steps}
+    assert all(done == total for done, total in last.values())
+    config = engines.target_config
+    assert {"version", "pretrained_config", "build_config", "faser"} == config.keys()
+    assert config["pretrained_config"]["num_hidden_layers"] == 4
+
+
+def test_without_a_draft(options: BuildOptions) -> None:
+    engines = build_engines(dataclasses.replace(options, draft_checkpoint_dir=None))
+    assert engines is not None
+    assert not engines.has_draft
+    assert engines.build_config.max_draft_len == 0
+    assert not (options.output_dir / "draft").exists()
+    with pytest.raises(ValueError, match="no draft"):
+        _ = engines.draft_path
+
+
+def test_expansion_multiplies_the_target_only(options: BuildOptions) -> None:
+    engines = build_engines(dataclasses.replace(options, expand=3, exit_layers=(11,)))
+    assert engines is not None
+    with EngineFile.open(engines.target_path) as target, EngineFile.open(engines.draft_path) as draft:
+        assert target.header["model"]["num_layers"] == 12
+        assert draft.header["model"]["num_layers"] == 1
+        assert target.array("layers.3.o", "u4").any()
+        assert not target.array("layers.4.o", "u4").any()
+        assert (target.array("layers.4.qkv", "u4") == target.array("layers.3.qkv", "u4")).all()
+
+
+def test_the_same_build_is_done_once(options: BuildOptions) -> None:
+    build_engines(options)
+    before = snapshot(options.output_dir)
+    build_engines(options)
+    assert snapshot(options.output_dir) == before
+    # Another copy of the same checkpoint has other inodes and times but the same contents.
+    copy = options.checkpoint_dir.parent / "copy"
+    shutil.copytree(options.checkpoint_dir, copy, copy_function=shutil.copyfile)
+    build_engines(dataclasses.replace(options, checkpoint_dir=copy))
+    assert snapshot(options.output_dir) == before
+    build_engines(dataclasses.replace(options, force=True))
+    assert snapshot(options.output_dir) != before
+
+
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "options", "damage", "draft"])
+def test_what_changed_is_built_again(options: BuildOptions, change: str) -> None:
+    build_engines(options)
+    before = snapshot(options.output_dir)
+    if change == "weights":
+        make_checkpoint(options.checkpoint_dir, num_layers=4, seed=5)
+    elif change == "tokenizer":
+        for directory in (options.checkpoint_dir, options.draft_checkpoint_dir):
+            assert directory is not None
+            write_tokenizer(directory, 300)
+    elif change == "options":
+        options = dataclasses.replace(options, max_draft_len=5)
+    elif change == "damage":
+        (options.output_dir / "draft" / "rank0.engine").write_bytes(b"")
+    else:
+        options = dataclasses.replace(options, draft_checkpoint_dir=None)
+    build_engines(options)
+    after = snapshot(options.output_dir)
+    assert after["target/rank0.engine"][0] != before["target/rank0.engine"][0]
+    EngineDir.load(options.output_dir, verify_hashes=True)
+
+
+def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
+    assert build_engines(dataclasses.replace(options, dry_run=True)) is None
+    assert_nothing_left(options)
+    assert options.draft_checkpoint_dir is not None
+    make_checkpoint(options.draft_checkpoint_dir, vocab_size=352)
+    with pytest.raises(CheckpointError, match="share one tokenizer"):
+        build_engines(dataclasses.replace(options, dry_run=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "tensorrt"}, "backend tensorrt is not built yet in this version; use cpu"),
+        ({"backend": "opencl"}, "backend opencl is unknown; use cpu"),
+        ({"dtype": "float16"}, "dtype is float16"),
+        ({"max_batch_size": 0}, "max_batch_size is 0, it must be at least 1"),
+        ({"max_num_tokens": 31}, "max_num_tokens is 31, it must be at least max_batch_size (32)"),
+        ({"tokens_per_block": 24}, "tokens_per_block is 24, it must be a multiple of 16"),
+        ({"max_draft_len": -1}, "max_draft_len is -1, it must be between 0 and"),
+        ({"max_seq_len": 513}, "max_seq_len is 513, it must be between 2 and 512"),
+        ({"max_seq_len": 1}, "max_seq_len is 1"),
+        ({"expand": 0}, "expand is 0"),
+        ({"exit_layers": (4,)}, "exit_layers has 4, boundaries lie between 1 and 3"),
+        ({"exit_layers": (2, 2)}, "names a layer twice"),
+    ],
+)
+def test_bad_options_are_named(options: BuildOptions, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        build_engines(dataclasses.replace(options, **changes))
+    assert message in str(caught.value)
+    assert_nothing_left(options)
+
+
+def test_target_and_draft_must_speak_of_the_same_tokens(options: BuildOptions) -> None:
+    assert options.draft_checkpoint_dir is not None
+    write_tokenizer(options.draft_checkpoint_dir, 300)
+    with pytest.raises(CheckpointError, match=r"id 300 is '.*' in the target and no token in the draft"):
+        build_engines(options)
+    make_checkpoint(options.draft_checkpoint_dir, vocab_size=384, tokenizer_vocab_size=320)
+    with pytest.raises(CheckpointError, match="320 for the target and 384 for the draft"):
+        build_engines(options)
+    (options.draft_checkpoint_dir / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        build_engines(options)
+    assert_nothing_left(options)
+
+
+def test_unusable_checkpoints_leave_no_trace(options: BuildOptions) -> None:
+    with pytest.raises(CheckpointError, match=r"the target checkpoint .* is not a directory"):
+        build_engines(dataclasses.replace(options, checkpoint_dir=options.checkpoint_dir / "absent"))
+    weights = options.checkpoint_dir / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="the file is truncated"):
+        build_engines(options)
+    assert_nothing_left(options)
+
+
+def test_foreign_directories_are_not_replaced(options: BuildOptions) -> None:
+    options.output_dir.mkdir()
+    (options.output_dir / "thesis.tex").write_text("years of work")
+    with pytest.raises(EngineFileError, match=r"holds other things than engines \(no manifest\.json\)"):
+        build_engines(options)
+    assert (options.output_dir / "thesis.tex").read_text() == "years of work"
+    build_engines(dataclasses.replace(options, force=True))
+    assert not (options.output_dir / "thesis.tex").exists()
+
+
+def test_force_never_removes_the_checkpoint(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    for output in (options.checkpoint_dir, options.checkpoint_dir.parent):
+        with pytest.raises(InvalidArgumentError, match="would replace"):
+            build_engines(dataclasses.replace(options, output_dir=output, force=True))
+    monkeypatch.chdir(options.checkpoint_dir.parent.parent)
+    with pytest.raises(InvalidArgumentError, match="would replace"):
+        build_engines(dataclasses.replace(options, output_dir=Path(), force=True))
+
+
+def test_a_file_in_the_way(options: BuildOptions) -> None:
+    options.output_dir.write_text("")
+    with pytest.raises(EngineFileError, match="is a file"):
+        build_engines(options)
+    under = dataclasses.replace(options, output_dir=options.output_dir / "engines")
+    with pytest.raises(EngineFileError, match=r"cannot be written: (Not a directory|File exists)"):
+        build_engines(under)
+
+
+def test_a_full_disk_keeps_the_old_engines(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_engines(options)
+    before = snapshot(options.output_dir.parent)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build.shutil, "copyfile", full)  # the engines are written by then
+    with pytest.raises(EngineFileError, match="on a full disk"):
+        build_engines(dataclasses.replace(options, max_draft_len=4))
+    assert snapshot(options.output_dir.parent) == before
+    EngineDir.load(options.output_dir, verify_hashes=True)
+
+
+def test_too_little_space_is_noticed_before_writing(
+    options: BuildOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr(engine_file, "write_engine_file", lambda *_: pytest.fail("written all the same"))
+    with pytest.raises(EngineFileError, match="on a full disk"):
+        build_engines(options)
+    assert_nothing_left(options)
+
+
+def test_a_killed_build_is_never_accepted(options: BuildOptions) -> None:
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from faser_trtllm.builder.build import BuildOptions, build_engines\n"
+        "def progress(role, done, total):\n"
+        "    if role == 'draft' and done == total - 1:\n"
+        "        print('midway', flush=True)\n"
+        "        time.sleep(60)\n"
+        "build_engines(BuildOptions(*map(Path, sys.argv[1:])), progress)\n"
+    )
+    paths = [options.checkpoint_dir, options.draft_checkpoint_dir, options.output_dir]
+    root = str(Path(build.__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, paths)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "midway\n"
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    leftovers = [path for path in options.output_dir.parent.iterdir() if path.name != "checkpoints"]
+    assert len(leftovers) == 1
+    assert leftovers[0].name.startswith(".engines.")
+    with pytest.raises(EngineFileError, match="build one with faser build"):
+        EngineDir.load(options.output_dir)
+    with pytest.raises(EngineFileError, match="build one with faser build"):
+        EngineDir.load(leftovers[0])
+    build_engines(options)
+    EngineDir.load(options.output_dir, verify_hashes=True)
+    assert not leftovers[0].exists()
+
+
+def test_interrupted_builds_clean_up(options: BuildOptions) -> None:
+    def progress(role: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_engines(options, progress)
+    assert_nothing_left(options)
+
+
+@pytest.mark.parametrize(
+    "file", ["target/rank0.engine", "draft/config.json", "tokenizer.json", "generation_config.json"]
+)
+def test_files_that_do_not_fit_the_manifest_are_named(options: BuildOptions, file: str) -> None:
+    build_engines(options)
+    path = options.output_dir / file
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(
+        EngineFileError, match=f"{file} in .* has {len(whole) - 1} bytes, the manifest says {len(whole)}"
+    ):
+        EngineDir.load(options.output_dir)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(EngineFileError, match=f"{file} in .* has sha256"):
+        EngineDir.load(options.output_dir, verify_hashes=True)
+    path.unlink()
+    with pytest.raises(EngineFileError, match=f"{file} cannot be read in .*: No such file"):
+        EngineDir.load(options.output_dir)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda manifest: "{",
+        lambda manifest: "[]",
+        lambda manifest: json.dumps(manifest | {"format": 2}),
+        lambda manifest: json.dumps(manifest | {"files": []}),
+        lambda manifest: json.dumps(manifest | {"files": {"tokenizer.json": {}}}),
+        lambda manifest: json.dumps({key: value for key, value in manifest.items() if key != "checkpoints"}),
+    ],
+)
+def test_damaged_manifests_are_refused(options: BuildOptions, damage: Any) -> None:
+    build_engines(options)
+    path = options.output_dir / "manifest.json"
+    path.write_text(damage(json.loads(path.read_text())))
+    with pytest.raises(EngineFileError, match=r"manifest\.json in .*faser build") as caught:
+        EngineDir.load(options.output_dir)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, FaserError)
+
+
+def test_recognising_a_finished_build_does_not_read_the_weights(
+    options: BuildOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_engines(options)
+    monkeypatch.setattr(build, "sha256_of", lambda path: pytest.fail(f"{path} read again"))
+    build_engines(options, lambda *step: pytest.fail("built again"))
