@@ -1,4 +1,4 @@
-"""Drives an engine as a scheduler would: requests with tokens, blocks of their own, and passes over some rows."""
+"""Drives an engine as a scheduler would: requests with their own blocks, and passes over some rows."""
 
 from __future__ import annotations
 

@@ -110,36 +110,42 @@ class TinyModel:
         write_engine_file(path, model, segments or [0, c.num_layers], tensors.items())
         return path
 
-    def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """Logits [num_tokens, vocab_size] of a whole sequence, in float32."""
+    def logits(self, token_ids: list[int], rounded: bool = False) -> torch.Tensor:
+        """Logits [num_tokens, vocab_size] of a whole sequence, in float32.
+
+        rounded: round to bf16 where the engine does (inputs of matrices, keys, values and probabilities; the
+        latter as the engine rounds them in contexts of up to 256 tokens), so that little is left to differ.
+        """
         c = self.config
+        cast = (lambda x: x.bfloat16().float()) if rounded else (lambda x: x)
         num_tokens = len(token_ids)
         positions = torch.arange(num_tokens, dtype=torch.float32)
         angles = positions[:, None] * self.inv_freq
         cos, sin = angles.cos() * c.rope_attention_factor, angles.sin() * c.rope_attention_factor
         distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
-        hidden_from = distance < 0
+        unseen = distance < 0
         if c.sliding_window:
-            hidden_from |= distance >= c.sliding_window
-        mask = torch.zeros(num_tokens, num_tokens).masked_fill(hidden_from, -torch.inf)
+            unseen |= distance >= c.sliding_window
+        mask = torch.zeros(num_tokens, num_tokens).masked_fill(unseen, -torch.inf)
+        group = c.num_heads // c.num_kv_heads
         h = self.embedding[torch.tensor(token_ids)]
         for layer in self.layers:
-            x = self._norm(h, layer["input_norm"])
+            x = cast(self._norm(h, layer["input_norm"]))
             qkv = _linear(x, layer, "qkv").view(num_tokens, -1, c.head_dim)
             q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
             if c.qk_norm:
                 q, k = self._norm(q, layer["q_norm"]), self._norm(k, layer["k_norm"])
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-            group = c.num_heads // c.num_kv_heads
+            q, k, v = cast(_rotate(q, cos, sin)), cast(_rotate(k, cos, sin)), cast(v)
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(c.head_dim) + mask
-            attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(num_tokens, -1)
-            h = h + _linear(attended, layer, "o")
-            x = self._norm(h, layer["post_norm"])
-            h = h + _linear(
-                torch.nn.functional.silu(_linear(x, layer, "gate")) * _linear(x, layer, "up"), layer, "down"
-            )
-        return self._norm(h, self.final_norm) @ self.lm_head.T
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            attended = torch.einsum("hqk,khd->hqd", cast(weights), v) / weights.sum(-1, keepdim=True)
+            attended = attended.transpose(0, 1).reshape(num_tokens, -1)
+            h = h + _linear(cast(attended), layer, "o")
+            x = cast(self._norm(h, layer["post_norm"]))
+            x = torch.nn.functional.silu(_linear(x, layer, "gate")) * _linear(x, layer, "up")
+            h = h + _linear(cast(x), layer, "down")
+        return cast(self._norm(h, self.final_norm)) @ self.lm_head.T
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight

@@ -1,0 +1,34 @@
+"""The tests of this folder again, on every instruction set this machine can be lowered to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm import native
+
+FOLDER = Path(__file__).parent
+
+
+def _run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = FOLDER.parent.parent
+    environment = os.environ | {"FASER_CPU_ISA": name, "PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=root, capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.mark.skipif("FASER_CPU_ISA" in os.environ, reason="this is one of the runs below")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["avx512bf16", "avx2", "portable"])
+def test_lower_instruction_sets(name: str) -> None:
+    found = _run(name, "-c", "from faser_trtllm.native import isa; print(isa())").stdout.strip()
+    if found != name or name == native.isa():
+        pytest.skip(f"FASER_CPU_ISA={name} runs {found} here")
+    tests = [str(FOLDER / file) for file in ("test_reference.py", "test_invariance.py")]
+    result = _run(name, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert result.returncode == 0, result.stdout[-4000:]
