@@ -38,7 +38,7 @@ def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
     if logits.ndim != 2 or logits.shape[1] < vocab_size:
         raise ValueError(f"expected logits [num_rows, >= {vocab_size}], got shape {logits.shape}")
     row_bytes, item_bytes = logits.strides
-    if item_bytes != 4 or row_bytes % 4:
+    if logits.size and (item_bytes != 4 or row_bytes % 4):
         raise ValueError(f"expected logits with contiguous rows, got strides {logits.strides}")
     stride = row_bytes // 4 if logits.shape[0] > 1 else logits.shape[1]
     address: int = logits.__array_interface__["data"][0]

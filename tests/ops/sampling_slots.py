@@ -24,7 +24,7 @@ class Slots:
             self.set(slot)
 
     def set(self, slot: int, **fields: Any) -> None:
-        """Reset a slot to sampling without edits, then set fields; bad_words, bias and end_ids take sequences."""
+        """Reset a slot to plain sampling, then set fields; bad_words, bias and end_ids take sequences."""
         self.array[slot] = np.zeros((), SAMPLING_DTYPE)
         entry = self.array[slot]
         entry["tokens"] = self.tokens[slot].ctypes.data

@@ -1,7 +1,7 @@
-"""The free test is lossless: the law of the emitted text, enumerated over all randomness, is the target's own.
+"""The free test is lossless: the law of the emitted text, over all randomness, is the target's own.
 
-The reference implementation runs as it is; only its source of uniforms is replaced, by one that walks through all of
-them. The rules that bias the text are enumerated as well, so that these tests can fail.
+The reference implementation runs as it is; only its source of uniforms is replaced, by one that walks through
+all of them. The rules that bias the text are enumerated as well, so that these tests can fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = 3
 MAX_DRAFT_LEN = 2
 
 
-class _NeedUniform(Exception):
+class _NeedUniformError(Exception):
     pass
 
 
@@ -46,12 +46,12 @@ def enumerate_uniforms(run):
 
         def uniform(key, index, stream):
             if not queue:
-                raise _NeedUniform(index, stream)
+                raise _NeedUniformError(index, stream)
             return queue.pop(0)
 
         try:
             return "result", run(uniform)
-        except _NeedUniform as need:
+        except _NeedUniformError as need:
             return "next", need.args
 
     kind, value = observe([])
@@ -166,7 +166,7 @@ class Enumeration:
 @pytest.mark.parametrize("seed", [3, 4])
 @pytest.mark.parametrize("rule", ["0", "1", "2", "trimmed", "trimmed, dropped"])
 def test_the_free_test_is_exact(rule, seed):
-    """Fixed frontiers L = 0 .. m, frontiers that look at tokens up to the row's own, drafts carried or dropped."""
+    """Fixed frontiers, frontiers that look at tokens up to the row's own, drafts carried or dropped."""
     enumeration = Enumeration(rule, seed)
     law = enumeration.law()
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)

@@ -1,7 +1,7 @@
-"""Toy target and draft models whose laws are multiples of 1/6, so that their randomness can be enumerated exactly.
+"""Toy target and draft models whose randomness can be enumerated exactly: laws are multiples of 1/6.
 
-Every threshold a uniform can be compared with (p / q, running sums of p, q and of the residual) is then a multiple of
-1/60: the midpoints of 60 cells integrate over the uniform exactly.
+Every threshold a uniform can be compared with (p / q, running sums of p, q and of the residual) is then a
+multiple of 1/60: the midpoints of 60 cells integrate over the uniform exactly.
 """
 
 from __future__ import annotations

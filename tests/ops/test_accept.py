@@ -1,0 +1,388 @@
+"""The free test, native: the reference's decisions, and the target's law by chi-square."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scipy.stats import chisquare
+
+from faser_trtllm import native
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.accept import Acceptor, Outcome, RowStatus, accept, accept_reference
+from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
+from tests.ops.sampling_slots import Slots
+from tests.ops.toy_models import VOCAB_SIZE, ToyModel, target_law
+
+MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
+
+
+def int32(*values):
+    return np.array(values, np.int32)
+
+
+@st.composite
+def rounds(draw):
+    """A batch: per request a mode, edits, committed tokens, pending drafts, and drafts to verify."""
+    max_draft_len = draw(st.integers(1, 4))
+    vocab_size = draw(st.sampled_from([2, 5, 33, 200]))
+    requests = []
+    for _ in range(draw(st.integers(1, 4))):
+        num_drafts = draw(st.integers(0, max_draft_len))
+        fields = {
+            "mode": draw(st.sampled_from(MODES)),
+            "key": draw(st.integers(0, 2**64 - 1)),
+            "temperature": draw(st.sampled_from([0.5, 1.0, 2.0])),
+            "top_k": draw(st.sampled_from([0, 3])),
+            "top_p": draw(st.sampled_from([1.0, 0.8])),
+            "repetition_penalty": draw(st.sampled_from([1.0, 1.5])),
+            "bad_words": draw(st.sampled_from([[], [[1]], [[0, 1]]])),
+        }
+        requests.append((fields, draw(st.integers(1, 9)), num_drafts, draw(st.integers(-1, num_drafts))))
+    return max_draft_len, vocab_size, requests, draw(st.integers(0, 2**32))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(rounds())
+def test_native_is_the_reference(case):
+    max_draft_len, vocab_size, requests, seed = case
+    rng = np.random.default_rng(seed)
+    num_slots = len(requests) + 2
+    order = rng.permutation(num_slots)[: len(requests)].astype(np.int32)
+    history = rng.integers(0, vocab_size, (num_slots, 64))
+    num_tokens = int32(*(r[1] for r in requests))
+    num_drafts = int32(*(r[2] for r in requests))
+    num_rows = [verified + 1 for *_, verified in requests]
+    cu_rows = np.cumsum([0, *num_rows]).astype(np.int32)
+    target_logits = rng.standard_normal((cu_rows[-1], vocab_size + 3)).astype(np.float32) * 2
+    draft_logits = rng.standard_normal((max_draft_len, len(requests), vocab_size)).astype(np.float32) * 2
+    for i, verified in enumerate(num_rows):  # drafts that resemble the target, so that some are accepted
+        for j in range(min(verified, max_draft_len)):
+            draft_logits[j, i] = 0.3 * draft_logits[j, i] + target_logits[cu_rows[i] + j, :vocab_size]
+
+    outcomes = []
+    for draft, test in ((sample_draft, accept), (sample_draft_reference, accept_reference)):
+        slots = Slots(num_slots, vocab_size, max_draft_len)
+        for slot, (fields, known, _, _) in zip(order, requests, strict=True):
+            slots.set(slot, tokens=history[slot, :known], prompt_len=known, **fields)
+        for j in range(max_draft_len):
+            drafting = [i for i, drafts in enumerate(num_drafts) if drafts > j]
+            logits = np.ascontiguousarray(draft_logits[j, drafting])
+            known = num_tokens[drafting] + np.int32(j)
+            draft(slots.array, order[drafting], logits, vocab_size, known, max_draft_len)
+        batch = (
+            slots.array,
+            order,
+            target_logits,
+            vocab_size,
+            cu_rows,
+            num_tokens,
+            num_drafts,
+            max_draft_len,
+        )
+        outcomes.append((slots, test(*batch)))
+    (slots, result), (expected_slots, expected) = outcomes
+    assert (slots.tokens == expected_slots.tokens).all()
+    assert (slots.array["draft_counter"] == expected_slots.array["draft_counter"]).all()
+    np.testing.assert_allclose(slots.draft_probs, expected_slots.draft_probs, rtol=1e-6)
+    for name in ("num_tokens", "num_accepted", "outcome", "row_status"):
+        assert getattr(result, name).tolist() == getattr(expected, name).tolist(), name
+    for i, count in enumerate(result.num_tokens):
+        assert result.token_ids[i, :count].tolist() == expected.token_ids[i, :count].tolist()
+
+
+def emit(slots, target, draft, length, *, num_drafts, frontier):
+    """Generate `length` tokens behind the prompts in every slot: all slots together, each at its own pace.
+
+    frontier(slot, committed, pending) -> drafts to verify. Returns the texts [num_slots, length].
+    """
+    n = len(slots.array)
+    prompt_len = int(slots.array["prompt_len"][0])
+    committed = np.full(n, prompt_len, np.int32)
+    pending = np.zeros(n, np.int32)
+    limit = prompt_len + length
+    m = slots.max_draft_len
+    acceptor = Acceptor(n, slots.vocab_size, m)
+    active = np.arange(n, dtype=np.int32)
+    while active.size:
+        for _ in range(num_drafts):
+            drafting = active[pending[active] < num_drafts]
+            if not drafting.size:
+                break
+            known = committed[drafting] + pending[drafting]
+            contexts = (slots.tokens[drafting, known - 2], slots.tokens[drafting, known - 1])
+            sample_draft(slots.array, drafting, draft[contexts], slots.vocab_size, known, m)
+            pending[drafting] += 1
+        acceptor.clear()
+        rows = []
+        for slot in active.tolist():
+            known, drafts = int(committed[slot]), int(pending[slot])
+            verified = frontier(slot, slots.tokens[slot], known, drafts)
+            acceptor.add(slot, verified + 1, known, drafts)
+            rows.extend((slot, known + j) for j in range(verified + 1))
+        where, position = np.array(rows).T
+        logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]]
+        result = acceptor.run(slots.array, logits)
+        for i, slot in enumerate(active.tolist()):
+            count, known = int(result.num_tokens[i]), int(committed[slot])
+            slots.tokens[slot, known : known + count] = result.token_ids[i, :count]
+            committed[slot] += count
+            pending[slot] = pending[slot] - count if result.outcome[i] == Outcome.CARRIED else 0
+        active = active[committed[active] < limit]
+    return slots.tokens[:, prompt_len:limit].copy()
+
+
+def toy_logits(model):
+    with np.errstate(divide="ignore"):
+        return np.log(model.table).astype(np.float32)
+
+
+def own_token_frontier(slot, tokens, known, drafts):
+    """Looks at each draft up to the row's own token: survival falls along the request."""
+    return next((j for j in range(drafts) if tokens[known + j] == 0), drafts)
+
+
+@pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_the_text_has_the_target_s_law(mode, num_drafts):
+    target, draft = ToyModel(11), ToyModel(12)
+    num_slots, length = 6000, 3
+    slots = Slots(num_slots, VOCAB_SIZE, 3, capacity=16)
+    for slot in range(num_slots):
+        slots.set(slot, tokens=[0, 1], prompt_len=2, mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+    logits = (toy_logits(target), toy_logits(draft))
+    texts = emit(slots, *logits, length, num_drafts=num_drafts, frontier=own_token_frontier)
+    law = {text: p for text, p in target_law(target, (0, 1), length).items() if p > 0}
+    seen, counts = np.unique(texts, axis=0, return_counts=True)
+    observed = {tuple(text): count for text, count in zip(seen.tolist(), counts.tolist(), strict=True)}
+    assert observed.keys() <= law.keys()
+    expected = [num_slots * p for p in law.values()]
+    assert chisquare([observed.get(text, 0) for text in law], expected).pvalue > 1e-3
+
+
+def test_chi_square_sees_a_biased_rule():
+    """The same harness with drafts that are dropped by their own probability must fail the test above."""
+    target, draft = ToyModel(11), ToyModel(12)
+    num_slots = 6000
+    slots = Slots(num_slots, VOCAB_SIZE, 3, capacity=16)
+    for slot in range(num_slots):
+        slots.set(slot, tokens=[0, 1], prompt_len=2, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+    logits, draft_logits = toy_logits(target), toy_logits(draft)
+    slot_ids = np.arange(num_slots, dtype=np.int32)
+    known = np.full(num_slots, 2, np.int32)
+    sample_draft(slots.array, slot_ids, np.tile(draft_logits[0, 1], (num_slots, 1)), VOCAB_SIZE, known, 3)
+    dropped = slots.tokens[:, 2] == draft.law((0, 1)).argmax()
+    acceptor = Acceptor(num_slots, VOCAB_SIZE, 3)
+    for slot in range(num_slots):
+        acceptor.add(slot, 1, 2, 0 if dropped[slot] else 1)
+    result = acceptor.run(slots.array, np.tile(logits[0, 1], (num_slots, 1)))
+    counts = np.bincount(result.token_ids[:, 0], minlength=VOCAB_SIZE)
+    law = target.law((0, 1))
+    assert chisquare(counts[law > 0], num_slots * law[law > 0]).pvalue < 1e-6
+
+
+def random_logits(seed, vocab_size):
+    return (
+        np.random.default_rng(seed).standard_normal((vocab_size, vocab_size, vocab_size)).astype(np.float32)
+        * 2
+    )
+
+
+@pytest.mark.parametrize("mode", [native.GREEDY, native.SEEDED])
+@pytest.mark.parametrize(
+    "edits", [{}, {"top_k": 6, "repetition_penalty": 1.2}, {"top_p": 0.8, "temperature": 0.7}]
+)
+def test_seeded_and_greedy_text_do_not_depend_on_speculation(mode, edits):
+    vocab_size, num_slots, length = 16, 12, 20
+    target = random_logits(1, vocab_size)
+    near, far = target + random_logits(2, vocab_size) * 0.2, random_logits(3, vocab_size)
+    rng = np.random.default_rng(0)
+
+    def texts(draft, num_drafts, frontier, order=slice(None)):
+        slots = Slots(num_slots, vocab_size, 4, capacity=40)
+        for slot, seed in enumerate(np.arange(num_slots)[order].tolist()):
+            slots.set(slot, tokens=[seed, 3], prompt_len=2, mode=mode, key=seed, **edits)
+        return emit(slots, target, draft, length, num_drafts=num_drafts, frontier=frontier)
+
+    def all_drafts(slot, tokens, known, drafts):
+        return drafts
+
+    def any_length(slot, tokens, known, drafts):
+        return int(rng.integers(drafts + 1))
+
+    alone = texts(near, 0, all_drafts)
+    assert len({tuple(text) for text in alone.tolist()}) > num_slots // 2
+    for draft in (near, far):
+        for num_drafts in (1, 2, 4):
+            for frontier in (all_drafts, own_token_frontier, any_length):
+                assert (texts(draft, num_drafts, frontier) == alone).all()
+    assert (texts(near, 4, own_token_frontier, slice(None, None, -1)) == alone[::-1]).all()
+
+
+def test_seeded_drafts_of_the_same_law_are_always_accepted():
+    """Draft and target race with the same noise."""
+    vocab_size, num_slots = 16, 500
+    logits = np.random.default_rng(5).standard_normal(vocab_size).astype(np.float32)
+    slots = Slots(num_slots, vocab_size, 1)
+    for slot in range(num_slots):
+        slots.set(slot, tokens=[0], mode=native.SEEDED, key=slot)
+    slot_ids, ones = np.arange(num_slots, dtype=np.int32), np.ones(num_slots, np.int32)
+    rows = np.tile(logits, (num_slots, 1))
+    cu_rows = np.arange(num_slots + 1, dtype=np.int32)
+    drafts = sample_draft(slots.array, slot_ids, rows, vocab_size, ones, 1)
+    assert np.unique(drafts).size == vocab_size
+    assert accept(slots.array, slot_ids, rows, vocab_size, cu_rows, ones, ones, 1).num_accepted.all()
+
+
+def test_sampled_randomness_is_never_used_twice():
+    """Drafting a position again, after its drafts were dropped, draws fresh numbers."""
+    vocab_size, num_slots = 64, 200
+    slots = Slots(num_slots, vocab_size, 2)
+    for slot in range(num_slots):
+        slots.set(slot, key=slot)
+    slot_ids, ones = np.arange(num_slots, dtype=np.int32), np.ones(num_slots, np.int32)
+    uniform_law = np.zeros((num_slots, vocab_size), np.float32)
+    first = sample_draft(slots.array, slot_ids, uniform_law, vocab_size, ones, 2)
+    second = sample_draft(slots.array, slot_ids, uniform_law, vocab_size, ones, 2)
+    assert (slots.array["draft_counter"] == 2).all()
+    assert np.count_nonzero(first == second) < 0.1 * num_slots
+
+
+class TestOutcomes:
+    vocab_size, max_draft_len = 8, 3
+
+    def run(self, drafts, num_rows, logits=None, mode=native.GREEDY, **fields):
+        slots = Slots(1, self.vocab_size, self.max_draft_len)
+        slots.set(0, tokens=[0, *drafts], mode=mode, **fields)
+        if logits is None:  # row j's argmax is token j + 1
+            logits = np.eye(self.vocab_size, dtype=np.float32)[1 : num_rows + 1]
+        batch = (int32(0), logits, self.vocab_size, int32(0, num_rows), int32(1), int32(len(drafts)))
+        result = accept(slots.array, *batch, self.max_draft_len)
+        expected = accept_reference(slots.array, *batch, self.max_draft_len)
+        assert result.outcome[0] == expected.outcome[0]
+        assert result.row_status[0] == expected.row_status[0]
+        tokens = result.token_ids[0, : result.num_tokens[0]].tolist()
+        return (
+            Outcome(result.outcome[0]),
+            tokens,
+            int(result.num_accepted[0]),
+            RowStatus(result.row_status[0]),
+        )
+
+    def test_all_accepted_draws_a_bonus(self):
+        assert self.run([1, 2], 3) == (Outcome.BONUS, [1, 2, 3], 2, RowStatus.OK)
+
+    def test_nothing_pending_draws_a_bonus(self):
+        assert self.run([], 1) == (Outcome.BONUS, [1], 0, RowStatus.OK)
+
+    def test_the_last_live_row_tests_the_draft_behind_the_frontier(self):
+        assert self.run([1, 2, 3], 2) == (Outcome.CARRIED, [1, 2], 2, RowStatus.OK)
+        assert self.run([1, 7, 3], 2) == (Outcome.RECOVERED, [1, 2], 1, RowStatus.OK)
+
+    def test_a_rejected_draft_is_replaced(self):
+        assert self.run([7, 2], 3) == (Outcome.RECOVERED, [1], 0, RowStatus.OK)
+
+    def test_no_rows_leave_everything_pending(self):
+        assert self.run([1, 2], 0, np.zeros((0, 8), np.float32)) == (Outcome.CARRIED, [], 0, RowStatus.OK)
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_nan_row_keeps_the_tokens_before_it(self, mode):
+        logits = np.full((3, 8), -np.inf, np.float32)
+        logits[0, 1] = logits[1, 2] = 0
+        logits[1, 5] = np.nan
+        fields = {"mode": mode, "key": 1}
+        slots = Slots(1, 8, 3)
+        slots.set(0, tokens=[0, 1, 2], **fields)
+        slots.draft_probs[:] = 1 / 8
+        result = accept(slots.array, int32(0), logits, 8, int32(0, 3), int32(1), int32(2), 3)
+        assert (result.outcome[0], result.row_status[0]) == (Outcome.FAILED, RowStatus.NAN)
+        assert result.token_ids[0, : result.num_tokens[0]].tolist() == [1]
+
+    def test_rows_behind_a_rejection_are_not_looked_at(self):
+        logits = np.full((3, 8), np.nan, np.float32)
+        logits[0] = np.arange(8)
+        assert self.run([1, 2], 3, logits) == (Outcome.RECOVERED, [7], 0, RowStatus.OK)
+
+    def test_all_banned(self):
+        outcome, tokens, _, status = self.run([], 1, bad_words=[[v] for v in range(8)])
+        assert (outcome, tokens, status) == (Outcome.FAILED, [], RowStatus.EMPTY)
+
+    def test_edits_see_the_drafts_before_the_row(self):
+        # after draft 1, token 2 completes the bad word (1, 2): the second row's argmax moves on
+        logits = np.zeros((2, 8), np.float32)
+        logits[0, 1], logits[1, 2], logits[1, 5] = 3, 3, 2
+        assert self.run([1], 2, logits)[1] == [1, 2]
+        assert self.run([1], 2, logits, bad_words=[[1, 2]])[1] == [1, 5]
+
+    def test_a_draft_the_target_rules_out_is_rejected(self):
+        slots = Slots(1, 4, 1)
+        logits = np.array([[-np.inf, 0, 0, -np.inf]], np.float32)
+        for key in range(50):
+            slots.set(0, tokens=[1, 0], key=key)
+            slots.draft_probs[0, 1 % 1] = [1, 0, 0, 0]
+            result = accept(slots.array, int32(0), logits, 4, int32(0, 1), int32(1), int32(1), 1)
+            assert result.outcome[0] == Outcome.RECOVERED
+            assert result.token_ids[0, 0] in (1, 2)
+
+
+class TestMisuse:
+    def setup_method(self):
+        self.slots = Slots(1, 4, 2)
+        self.slots.set(0, tokens=[0, 1, 2])
+        self.logits = np.zeros((3, 4), np.float32)
+
+    def accept(self, num_rows, num_drafts, logits=None):
+        logits = self.logits if logits is None else logits
+        batch = (int32(0), logits, 4, int32(0, num_rows), int32(1), int32(num_drafts))
+        return accept(self.slots.array, *batch, 2)
+
+    def test_more_rows_than_drafts_and_one(self):
+        with pytest.raises(InvalidArgumentError):
+            self.accept(3, 1)
+
+    def test_more_drafts_than_the_limit(self):
+        with pytest.raises(InvalidArgumentError):
+            self.accept(1, 3)
+
+    def test_a_draft_outside_the_vocabulary(self):
+        self.slots.tokens[0, 2] = 4
+        with pytest.raises(InvalidArgumentError, match="token id"):
+            self.accept(3, 2)
+
+    def test_sampled_drafts_without_their_laws(self):
+        self.slots.array["draft_probs"] = 0
+        with pytest.raises(InvalidArgumentError):
+            self.accept(3, 2)
+
+    def test_logits_of_another_kind(self):
+        with pytest.raises(TypeError):
+            self.accept(3, 2, np.zeros((3, 4)))
+        with pytest.raises(ValueError, match="logits"):
+            self.accept(3, 2, np.zeros((3, 3), np.float32))
+        with pytest.raises(ValueError, match="rows"):
+            self.accept(3, 2, np.zeros((2, 4), np.float32))
+
+
+def test_threads_do_not_change_results():
+    vocab_size, num_slots, m = 3000, 40, 2
+    rng = np.random.default_rng(9)
+    target = rng.standard_normal((num_slots * (m + 1), vocab_size)).astype(np.float32)
+    pool = native.library().faser_pool_create(None, 2, 0)
+    results = []
+    for handle in (None, pool):
+        slots = Slots(num_slots, vocab_size, m)
+        for slot in range(num_slots):
+            slots.set(slot, tokens=[1], mode=MODES[slot % 3], key=slot, top_k=slot, top_p=0.9)
+        slot_ids = np.arange(num_slots, dtype=np.int32)
+        for j in range(m):
+            known = np.full(num_slots, 1 + j, np.int32)
+            sample_draft(slots.array, slot_ids, target[j :: m + 1] * 1.1, vocab_size, known, m, pool=handle)
+        acceptor = Acceptor(num_slots, vocab_size, m, pool=handle)
+        for slot in range(num_slots):
+            acceptor.add(slot, m + 1, 1, m)
+        result = acceptor.run(slots.array, target)
+        results.append([slots.tokens, result.token_ids, result.num_tokens, result.outcome])
+    native.library().faser_pool_destroy(pool)
+    for serial, threaded in zip(*results, strict=True):
+        assert serial.tolist() == threaded.tolist()
