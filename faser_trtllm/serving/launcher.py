@@ -231,7 +231,8 @@ class Launcher:
 
 def _effective_config(options: ServeOptions, repository: Path) -> ServiceConfig:
     """The file's settings under those of the options, with an absolute engine_dir."""
-    path = options.config or repository / MODEL_NAME / "1" / "faser.yaml"
+    own_file = repository / MODEL_NAME / "1" / "faser.yaml"
+    path = options.config or (own_file if own_file.exists() else None)
     file_config = load_service_config(path, {"speculation": options.speculation})
     engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
     if not engine_dir:

@@ -48,8 +48,15 @@ class EngineState(enum.Enum):
 class Supervisor:
     """Starts the child in start(); submit() and cancel() may come from any thread."""
 
-    def __init__(self, config: ServiceConfig, command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        command: Sequence[str] = ENGINE_COMMAND,
+        on_stats: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
+        """on_stats: gets stats() about once a second, on the supervisor's thread."""
         self._config = config
+        self._on_stats = on_stats
         self._command = tuple(command)
         self._changed = threading.Condition()
         self._state = EngineState.STARTING
@@ -244,6 +251,8 @@ class Supervisor:
         elif isinstance(message, messages.Pong):
             self._last_pong_s = time.monotonic()
             self._stats = message.stats
+            if self._on_stats is not None:
+                self._on_stats(self.stats())
         elif isinstance(message, messages.Ready):
             with self._changed:
                 self._ready = message

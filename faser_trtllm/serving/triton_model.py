@@ -41,7 +41,7 @@ class TritonModel:
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._supervisor = Supervisor(config, command)
+        self._supervisor = Supervisor(config, command, self._metrics.set_stats)
         self._supervisor.start()
         self._poll_period_s = config.cancellation_check_period_ms / 1e3
         self._threads = [
@@ -185,7 +185,7 @@ class _Stream:
 
 
 class _Metrics:
-    """Triton counters; record() is called on the supervisor's thread only."""
+    """Triton's metrics of the model; record() and set_stats() are called on the supervisor's thread only."""
 
     def __init__(self, pb_utils: Any) -> None:
         self._families: list[Any] = []
@@ -208,6 +208,19 @@ class _Metrics:
             "faser_spec_decode_num_accepted_tokens_total", "Accepted draft tokens, as vLLM counts them"
         )
 
+        self._stats = pb_utils.MetricFamily(
+            name="faser_executor",
+            description="What the executor counts, by stat, as of the last second",
+            kind=pb_utils.MetricFamily.GAUGE,
+        )
+        self._gauges: dict[str, Any] = {}
+
+    def set_stats(self, stats: dict[str, float]) -> None:
+        for name, value in stats.items():
+            if name not in self._gauges:
+                self._gauges[name] = self._stats.Metric(labels={"model": "faser", "stat": name})
+            self._gauges[name].set(value)
+
     def record(self, event: Chunk | Failed) -> None:
         self._requests.increment(1)
         if isinstance(event, Failed):
@@ -219,11 +232,11 @@ class _Metrics:
             self._accepted.increment(event.statistics.num_accepted_tokens)
 
 
-def open_model(pb_utils: Any, args: dict[str, str]) -> TritonModel:
+def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> TritonModel:
     """The model for initialize(); a failure becomes a TritonModelException with our sentence."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
-        return TritonModel(pb_utils, args)
+        return TritonModel(pb_utils, args, command)
     except FaserError as error:
         run_dir = os.environ.get("FASER_RUN_DIR")
         if run_dir:

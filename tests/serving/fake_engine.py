@@ -5,6 +5,8 @@ Run as a module it is a drop-in for faser_trtllm.serving.engine_process.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.engine_process import main
 
 CRASH_TOKEN = 319  # a prompt with it kills the process
-STEP_S = 0.002
+STEP_S = 0.005
 TOKENS_PER_STEP = 2
 
 
@@ -36,7 +38,7 @@ class EchoExecutor:
     def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
         params.validate(self.vocab_size)
         if CRASH_TOKEN in prompt_token_ids:
-            raise_signal_kill()
+            os.kill(os.getpid(), signal.SIGKILL)
         request = Request(
             request_id,
             prompt_token_ids,
@@ -100,13 +102,6 @@ class EchoExecutor:
         while True:
             self.step()
             time.sleep(self._step_s)
-
-
-def raise_signal_kill():
-    import os
-    import signal
-
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def open_echo(engine_dir: Path, config):

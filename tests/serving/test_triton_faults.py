@@ -1,0 +1,183 @@
+"""A real Triton server, with an engine child whose executor is a fake, so that streams last as needed."""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http, stream_http
+from faser_trtllm.serving.process import command_line
+from tests.checkpoints import write_tokenizer
+from tests.serving.triton import Server, fake_repository, free_ports, is_free, shm_names
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("engine")
+    write_tokenizer(directory, 320)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return fake_repository(tmp_path_factory.mktemp("repository"))
+
+
+@pytest.fixture
+def server(engine_dir, repository, tmp_path):
+    config = tmp_path / "faser.yaml"
+    config.write_text("drain_timeout_s: 0.5\nrestart_backoff_s: 0.05\n")
+    with Server(engine_dir, model_repo=repository, config=config, log=tmp_path / "log") as server:
+        server.wait_ready()
+        yield server
+
+
+class Answer:
+    """A stream over HTTP or gRPC, read in a thread: its text, and how it ended."""
+
+    def __init__(self, server, max_tokens, http=False):
+        self.text, self.error, self.finish_reason = "", None, None
+        self.started = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(server, max_tokens, http))
+        self._thread.start()
+
+    def _read(self, server, max_tokens, http):
+        try:
+            if http:
+                self._take(stream_http(server.http_url, "abc", max_tokens=max_tokens))
+                return
+            with GrpcClient(server.grpc_url) as client:
+                self._take(client.stream("abc", max_tokens=max_tokens))
+        except (ResponseError, OSError, queue.Empty) as error:
+            self.error = error
+        finally:
+            self.ended_s = time.monotonic()
+            self.started.set()
+
+    def _take(self, responses):
+        for response in responses:
+            self.text += response.text
+            self.finish_reason = response.finish_reason
+            self.started.set()
+
+    def wait(self, timeout_s=10):
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the stream did not end"
+        return self
+
+
+def wait_until(condition, timeout_s=10):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.02)
+
+
+def assert_nothing_left(server, pids, names):
+    wait_until(lambda: not any(command_line(pid) for pid in pids))
+    assert all(is_free(port) for port in server.ports)
+    assert not shm_names() & names
+
+
+def test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back(server):
+    with GrpcClient(server.grpc_url) as client:
+        for _ in range(50):
+            client.send("abc", max_tokens=500, stream=True)
+        seen = set()
+        while len(seen) < 50:
+            seen.add(client.receive(5)[0])
+        os.kill(server.pid_of("fake_engine"), signal.SIGKILL)
+        killed_s = time.monotonic()
+        errors = []
+        while len(errors) < 50:
+            try:
+                _, response = client.receive(5)
+                assert not response.is_final
+            except ResponseError as error:
+                errors.append(error)
+        assert all("send the request again" in str(error) for error in errors)
+        assert time.monotonic() - killed_s < 2
+
+    def answers():
+        with contextlib.suppress(ResponseError):
+            return generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
+
+    wait_until(answers)
+
+
+def test_sigterm_lets_short_streams_finish_and_tells_long_ones(server):
+    names, pids = shm_names(), server.pids()
+    short = [Answer(server, 60, http) for http in (False, True)]
+    long = [Answer(server, 508, http) for http in (False, True)]
+    for answer in short + long:
+        assert answer.started.wait(5)
+    server.process.send_signal(signal.SIGTERM)
+    for answer in short:
+        assert (answer.wait().finish_reason, answer.error) == ("length", None)
+        assert answer.text == "abc" * 20
+    assert server.process.wait(15) == 0, server.output()
+    for answer in long:
+        assert "shutting down" in str(answer.wait().error)
+        assert "abc" in answer.text
+    assert_nothing_left(server, pids, names)
+
+
+def test_a_second_signal_ends_it_at_once(server):
+    names, pids = shm_names(), server.pids()
+    answer = Answer(server, 500)
+    assert answer.started.wait(5)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    started_s = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(5) == 0
+    assert time.monotonic() - started_s < 1
+    assert answer.wait().error is not None
+    assert_nothing_left(server, pids, names)
+
+
+def test_kill_of_tritonserver_leaves_nothing(server):
+    names, pids = shm_names(), server.pids()
+    assert len(pids) >= 3
+    os.kill(server.triton_pid(), signal.SIGKILL)
+    assert server.process.wait(10) == 1
+    assert "ended by itself" in server.output()
+    assert_nothing_left(server, pids, names)
+
+
+def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engine_dir, repository, tmp_path):
+    with Server(engine_dir, model_repo=repository, log=tmp_path / "log") as server:
+        server.wait_ready()
+        names, pids = shm_names(), server.pids()
+        server.process.kill()
+        server.process.wait()
+    wait_until(lambda: not any(command_line(pid) for pid in pids), 15)
+    with Server(engine_dir, model_repo=repository, log=tmp_path / "log2") as second:
+        second.wait_ready()
+        assert not shm_names() & names
+
+
+def test_port_in_use_is_named(engine_dir, repository, tmp_path):
+    ports = free_ports()
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", ports[1]))
+        busy.listen()
+        with Server(engine_dir, model_repo=repository, ports=ports, log=tmp_path / "log") as server:
+            assert server.process.wait(10) == 2
+            assert f"grpc_port {ports[1]} on 127.0.0.1 cannot be used" in server.output()
+            assert "--grpc_port" in server.output()
+
+
+def test_an_engine_that_cannot_be_opened_is_told_in_a_sentence(repository, tmp_path):
+    with Server(tmp_path / "nowhere", model_repo=repository, log=tmp_path / "log") as server:
+        names = shm_names()
+        assert server.process.wait(20) == 2
+        assert "error: the server did not start: tokenizer.json is missing" in server.output()
+        assert not shm_names() & names

@@ -1,0 +1,156 @@
+"""A real Triton server for tests, started as `faser serve` starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from faser_trtllm.serving.process import command_line, session_pids
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SERVE = """
+import sys
+from pathlib import Path
+from faser_trtllm.errors import FaserError
+from faser_trtllm.serving.launcher import ServeOptions, serve
+try:
+    sys.exit(serve(ServeOptions(
+        engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
+        config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
+        speculation={speculation!r},
+    )))
+except FaserError as error:
+    print("error:", error)
+    sys.exit(2)
+"""
+
+_FAKE_MODEL = """
+import sys
+import triton_python_backend_utils as pb_utils
+from faser_trtllm.serving.triton_model import open_model
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._model = open_model(pb_utils, args, (sys.executable, "-m", "tests.serving.fake_engine"))
+
+    def execute(self, requests):
+        self._model.execute(requests)
+
+    def finalize(self):
+        self._model.close()
+"""
+
+
+def fake_repository(directory: Path) -> Path:
+    """Our model repository, with an engine child that has no engines."""
+    model = directory / "faser" / "1"
+    model.mkdir(parents=True)
+    config = ROOT / "triton_model_repo" / "faser" / "config.pbtxt"
+    (model.parent / "config.pbtxt").write_text(config.read_text())
+    (model / "model.py").write_text(_FAKE_MODEL)
+    return directory
+
+
+def free_ports(count: int = 3) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+class Server:
+    """A running server; leaving the context ends it, by force if need be."""
+
+    def __init__(
+        self,
+        engine_dir: Path,
+        *,
+        model_repo: Path | None = None,
+        config: Path | None = None,
+        speculation: str | None = None,
+        ports: list[int] | None = None,
+        log: Path,
+    ) -> None:
+        self.ports = ports or free_ports()
+        self.http_url = f"http://127.0.0.1:{self.ports[0]}"
+        self.grpc_url = f"127.0.0.1:{self.ports[1]}"
+        self.log = log
+        script = _SERVE.format(
+            engine_dir=str(engine_dir),
+            ports=self.ports,
+            config=config and str(config),
+            model_repo=model_repo and str(model_repo),
+            speculation=speculation,
+        )
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", script], stdout=file, stderr=file, cwd=ROOT
+            )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_ready(self, timeout_s: float = 30) -> Server:
+        deadline_s = time.monotonic() + timeout_s
+        while "ready:" not in self.output():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline_s, self.output()
+            time.sleep(0.05)
+        return self
+
+    def metric(self, name: str) -> float:
+        """A metric by the beginning of its line; 0 if it is not there yet."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[2]}/metrics", timeout=5) as answer:
+            found = re.search(rf"^{re.escape(name)}.* ([0-9.e+-]+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def triton_pid(self) -> int:
+        """tritonserver is the launcher's only child."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def pids(self) -> list[int]:
+        """tritonserver, its stubs and the engine child."""
+        return session_pids(self.triton_pid())
+
+    def pid_of(self, part: str) -> int:
+        return next(pid for pid in self.pids() if any(part in argument for argument in command_line(pid)))
+
+
+def shm_names() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("faser_")}
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
