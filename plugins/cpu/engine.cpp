@@ -79,7 +79,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   kv_layer_words_ = kv_head_words_ * model.num_kv_heads * num_blocks;
   kv_ = allocate<uint32_t>(kv_layer_words_ * model.num_layers);
 
-  const size_t num_rows = max_num_tokens;
+  const size_t num_rows = round_up(max_num_tokens, faser::kRowAlignment);
   hidden_ = allocate<float>(num_rows * hidden_stride_);
   qkv_ = allocate<float>(num_rows * qkv_stride_);
   cos_ = allocate<float>(num_rows * (model.head_dim / 2));

@@ -27,7 +27,7 @@ typedef enum {
 } faser_status;
 
 int32_t faser_abi_version(void);
-// "avx512bf16", "avx2" or "portable": what this process runs (chosen once; FASER_CPU_ISA=<name> lowers it).
+// "amxbf16", "avx512bf16", "avx2" or "portable": what this process runs (chosen once; FASER_CPU_ISA=<name> lowers it).
 const char* faser_isa(void);
 
 // ---- Thread pool: a partition of the CPU. The calling thread is worker 0. --------------------------------------------

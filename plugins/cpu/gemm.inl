@@ -1,45 +1,6 @@
 namespace faser {
 namespace {
 
-// out [R][64] = R rows times one panel. Each output is one sum over the pairs in order, whatever R is.
-template <int R>
-void multiply(const uint32_t* panel, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
-  constexpr int kVectors = panel_vectors(R);
-  for (int first = 0; first < kPanel; first += kVectors * kLanes) {
-    F acc[R][kVectors];
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < kVectors; v++) acc[r][v] = F{};
-    const uint32_t* w = panel + first;
-    for (int i = 0; i < num_pairs; i++, w += kPanel) {
-      for (int v = 0; v < kVectors; v++) {
-        const Weights weights(load_words(w + v * kLanes));
-        for (int r = 0; r < R; r++)
-          acc[r][v] = dot(acc[r][v], weights, broadcast(x + static_cast<size_t>(r) * x_stride + i));
-      }
-    }
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < kVectors; v++) store(out[r] + first + v * kLanes, acc[r][v]);
-  }
-}
-
-void multiply_rows(int num_rows, const uint32_t* panel, int num_pairs, const Pair* x, int x_stride,
-                   float (*out)[kPanel]) {
-  switch (num_rows) {
-    case 1:
-      return multiply<1>(panel, num_pairs, x, x_stride, out);
-    case 2:
-      return multiply<2>(panel, num_pairs, x, x_stride, out);
-    case 3:
-      return multiply<3>(panel, num_pairs, x, x_stride, out);
-    case 4:
-      return multiply<4>(panel, num_pairs, x, x_stride, out);
-  }
-  if constexpr (kMaxRows > 4) {
-    if (num_rows == 5) return multiply<5>(panel, num_pairs, x, x_stride, out);
-    return multiply<6>(panel, num_pairs, x, x_stride, out);
-  }
-}
-
 // Calls body(first_row, num_rows) on tiles as equal as possible: a short tile uses the weights badly.
 template <typename Body>
 inline void for_row_tiles(int num_rows, Body&& body) {
@@ -55,6 +16,7 @@ template <bool kAdd>
 void gemm_panels(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride) {
   const Pair* x = static_cast<const Pair*>(g.x);
   alignas(64) float out[kMaxRows][kPanel];
+  const MultiplyScope scope;
   for (int p = first_panel; p < last_panel; p++) {
     const uint32_t* panel = g.weights + static_cast<size_t>(p) * g.num_pairs * kPanel;
     const float* bias = g.bias != nullptr ? g.bias + p * kPanel : nullptr;
@@ -85,6 +47,7 @@ void gemm_swiglu(const Gemm& g, int first_panel, int last_panel, int up_panel, v
   const Pair* x = static_cast<const Pair*>(g.x);
   const size_t panel_words = static_cast<size_t>(g.num_pairs) * kPanel;
   alignas(64) float gate[kMaxRows][kPanel], up[kMaxRows][kPanel];
+  const MultiplyScope scope;
   for (int p = first_panel; p < last_panel; p++) {
     const uint32_t* gate_weights = g.weights + p * panel_words;
     const uint32_t* up_weights = g.weights + (p + up_panel) * panel_words;

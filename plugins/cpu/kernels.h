@@ -15,7 +15,8 @@ constexpr int kPanel = 64;         // outputs per packed weight panel (FASER_PAN
 constexpr int kPageTokens = 16;    // tokens of a KV page; a block is one or more pages
 constexpr int kChunkTokens = 256;  // attention rescales its running sum every so many positions
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxTile = 8;  // query vectors that attention processes together, at most
+constexpr int kRowAlignment = 16;  // matrices of activations have memory for a multiple of 16 rows: tiles read them all
+constexpr int kMaxTile = 8;        // query vectors that attention processes together, at most
 
 // y = x W^T over panels [first_panel, last_panel) of a packed matrix.
 struct Gemm {
@@ -75,6 +76,7 @@ struct Kernels {
 };
 
 // null where the build or the architecture lacks it.
+const Kernels* amxbf16_kernels();
 const Kernels* avx512bf16_kernels();
 const Kernels* avx2_kernels();
 const Kernels* portable_kernels();

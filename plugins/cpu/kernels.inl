@@ -1,12 +1,12 @@
 // The kernels, written once over the primitives of the including file:
-//   kLanes, F, U, I     vectors of floats, words and ints
+//   kLanes, F, U, I     vectors of floats, words and ints, and vector_math.inl over them
 //   Pair, Broadcast, Weights, broadcast(), dot(), madd(), store_pairs()
-//   kMaxRows, panel_vectors(), kTileSize, kColumnVectors     what fits the registers
+//   MultiplyScope, multiply_rows(), kMaxRows     rows times one panel (multiply.inl is the one for vectors)
+//   kTileSize, kColumnVectors                    what fits the registers in attention
 // Everything is in an unnamed namespace and no standard library code is used: an inline function compiled for one
 // instruction set must not be linked into another's callers.
 
 // clang-format off: each builds on those before it
-#include "vector_math.inl"
 #include "gemm.inl"
 #include "append_kv.inl"
 #include "verify_attention.inl"

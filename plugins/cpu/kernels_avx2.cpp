@@ -45,7 +45,9 @@ inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, 
 }  // namespace faser
 
 // clang-format off: each builds on those before it
+#include "vector_math.inl"
 #include "pairs_as_floats.inl"
+#include "multiply.inl"
 #include "kernels.inl"
 // clang-format on
 
