@@ -23,8 +23,8 @@ from typing import IO
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
-from faser_trtllm.serving.shm import ShmPrefix
-from faser_trtllm.serving.supervisor import ENGINE_MODULE
+from faser_trtllm.serving.shm import ShmPrefix, remove_stale
+from faser_trtllm.serving.supervisor import PARENT_OPTION
 from faser_trtllm.serving.triton_model import STARTUP_ERROR_FILE
 from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver
 
@@ -84,8 +84,11 @@ class Launcher:
     def start(self) -> None:
         """Start the server; raises FaserError if it cannot work (a port in use, a wrong environment)."""
         self._check_ports()
-        self._run_dir = Path(tempfile.mkdtemp(prefix="faser-"))
+        for prefix in remove_stale():
+            shutil.rmtree(_run_dir(prefix), ignore_errors=True)
         self._shm = ShmPrefix.open()
+        self._run_dir = _run_dir(self._shm.prefix)
+        self._run_dir.mkdir(mode=0o700)
         if self._options.log_file is not None:
             self._log = self._options.log_file.open("ab")
         self._process = _spawn(self._command(self._install), self._environment(), self._log)
@@ -150,6 +153,25 @@ class Launcher:
         if self._log is not None:
             self._log.close()
 
+    def leftovers(self) -> list[str]:
+        """What of the launch is still there, in words; empty after stop() or kill()."""
+        left = (
+            [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
+        )
+        if self._shm is not None:
+            left += [f"shared memory {name}" for name in self._shm.regions()]
+        return left + [
+            f"port {port}" for port in self._ports().values() if not _is_free(self._options.host, port)
+        ]
+
+    def _ports(self) -> dict[str, int]:
+        options = self._options
+        return {
+            "http_port": options.http_port,
+            "grpc_port": options.grpc_port,
+            "metrics_port": options.metrics_port,
+        }
+
     def _command(self, install: TritonInstall) -> list[str]:
         options = self._options
         assert self._shm is not None
@@ -190,28 +212,22 @@ class Launcher:
         return environment
 
     def _check_ports(self) -> None:
-        options = self._options
-        for name in ("http_port", "grpc_port", "metrics_port"):
-            port = getattr(options, name)
+        for name, port in self._ports().items():
             if not 1 <= port <= 65535:
                 raise InvalidArgumentError(f"{name} is {port}, allowed is 1 to 65535")
-            with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((options.host, port))
-                except PermissionError:
-                    raise InvalidArgumentError(
-                        f"{name} {port} needs more rights; take a port above 1023"
-                    ) from None
-                except OSError as error:
-                    raise InvalidArgumentError(
-                        f"{name} {port} on {options.host} cannot be used "
-                        f"({(error.strerror or '').lower()}); stop what uses it or take another with --{name}"
-                    ) from None
+            if not _is_free(self._options.host, port):
+                raise InvalidArgumentError(
+                    f"{name} {port} on {self._options.host} cannot be used, it is taken or not allowed; "
+                    f"stop what uses it or take another with --{name}"
+                )
 
     def _engine_pids(self) -> list[int]:
         assert self._process is not None
-        return [pid for pid in session_pids(self._process.pid) if ENGINE_MODULE in command_line(pid)]
+        return [
+            pid
+            for pid in session_pids(self._process.pid)
+            if any(argument.startswith(PARENT_OPTION) for argument in command_line(pid))
+        ]
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -249,6 +265,21 @@ def _default_repository() -> Path:
         if (path / MODEL_NAME / "config.pbtxt").exists():
             return path
     raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repo")
+
+
+def _run_dir(prefix: str) -> Path:
+    """Files of a launch: links to backends, the effective configuration, the reason of a failed start."""
+    return Path(tempfile.gettempdir()) / f"{prefix}run"
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:

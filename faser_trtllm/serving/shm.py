@@ -25,12 +25,15 @@ class ShmPrefix:
 
     @classmethod
     def open(cls) -> ShmPrefix:
-        """Take a new prefix; regions of launches that died are removed first."""
-        remove_stale()
+        """Take a new prefix."""
         prefix = f"faser_{secrets.token_hex(6)}_"
         fd = os.open(SHM_DIR / f"{prefix}lock", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         return cls(prefix, fd)
+
+    def regions(self) -> list[str]:
+        """Names of the regions that exist, the lock among them."""
+        return sorted(path.name for path in SHM_DIR.glob(f"{self.prefix}*"))
 
     def close(self) -> None:
         """Remove all regions of the prefix; nothing may use them any more."""
@@ -40,8 +43,9 @@ class ShmPrefix:
             self._lock_fd = -1
 
 
-def remove_stale() -> None:
-    """Remove the regions of launches that nobody holds the lock of."""
+def remove_stale() -> list[str]:
+    """Remove the regions of launches that have died, and give their prefixes."""
+    prefixes = []
     for lock in SHM_DIR.iterdir():
         if not _LOCK_NAME.fullmatch(lock.name):
             continue
@@ -51,11 +55,14 @@ def remove_stale() -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(lock.name.removesuffix("lock"))
+            prefix = lock.name.removesuffix("lock")
+            _remove(prefix)
+            prefixes.append(prefix)
         except OSError:
             continue
         finally:
             os.close(fd)
+    return prefixes
 
 
 def _remove(prefix: str) -> None:

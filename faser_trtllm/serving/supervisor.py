@@ -29,8 +29,8 @@ log = logging.getLogger("faser.supervisor")
 OnEvent = Callable[[Chunk | Failed], None]
 """Gets a request's chunks, the last a Chunk with a finish_reason or a Failed; on the supervisor's thread."""
 
-ENGINE_MODULE = "faser_trtllm.serving.engine_process"
-ENGINE_COMMAND = (sys.executable or "python3", "-m", ENGINE_MODULE)
+ENGINE_COMMAND = (sys.executable or "python3", "-m", "faser_trtllm.serving.engine_process")
+PARENT_OPTION = "--parent_pid="  # tells an engine child from other processes
 PING_PERIOD_S = 1.0
 PING_TIMEOUT_S = 5.0
 STEADY_S = 10.0  # a child that has run so long was no failed start: the back-off begins anew
@@ -226,7 +226,7 @@ class Supervisor:
                 [
                     *self._command,
                     f"--fd={theirs.fileno()}",
-                    f"--parent_pid={os.getpid()}",
+                    f"{PARENT_OPTION}{os.getpid()}",
                     f"--config={self._config.model_dump_json()}",
                 ],
                 pass_fds=[theirs.fileno()],

@@ -26,6 +26,7 @@ log = logging.getLogger("faser.triton")
 
 STARTUP_ERROR_FILE = "startup_error"
 _MAX_POLL_SHARE = 0.2  # of one core, for asking Triton which requests were cancelled
+_IDLE_POLL_S = 0.02
 _PARENT_CHECK_S = 0.5
 
 
@@ -102,7 +103,7 @@ class TritonModel:
         )
 
     def _poll_cancelled(self) -> None:
-        pause_s = self._poll_period_s
+        pause_s = _IDLE_POLL_S
         while not self._closing.wait(pause_s):
             started_s = time.monotonic()
             with self._lock:
@@ -110,7 +111,8 @@ class TritonModel:
             for request_id, stream in streams:
                 if stream.was_cancelled():
                     self._supervisor.cancel(request_id)
-            pause_s = max(self._poll_period_s, (time.monotonic() - started_s) / _MAX_POLL_SHARE)
+            polled_s = time.monotonic() - started_s
+            pause_s = max(self._poll_period_s, polled_s / _MAX_POLL_SHARE) if streams else _IDLE_POLL_S
 
     def _watch_parent(self) -> None:
         """A stub whose server was killed must not live on with the engine."""
