@@ -27,7 +27,7 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
         raise ValueError(
             f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}"
         )
-    address: int = array.__array_interface__["data"][0]
+    address: int = array.ctypes.data
     return address
 
 
@@ -41,7 +41,7 @@ def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
     if logits.size and (item_bytes != 4 or row_bytes % 4):
         raise ValueError(f"expected logits with contiguous rows, got strides {logits.strides}")
     stride = row_bytes // 4 if logits.shape[0] > 1 else logits.shape[1]
-    address: int = logits.__array_interface__["data"][0]
+    address: int = logits.ctypes.data
     return address, stride
 
 

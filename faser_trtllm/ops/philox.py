@@ -22,6 +22,7 @@ class Stream(enum.IntEnum):
     RECOVER = 2
     BONUS = 3
     DRAFT = 4
+    RACE_LOW = 5
 
 
 def philox4x32(counter: npt.ArrayLike, key: int) -> npt.NDArray[np.uint64]:
@@ -49,14 +50,16 @@ def uniform(key: int, index: int, stream: Stream) -> float:
 
 
 def race_uniforms(key: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
-    """[vocab_size] numbers in (0, 1), 52 bits; tokens 2i and 2i + 1 share a counter."""
-    num_pairs = (vocab_size + 1) // 2
-    counter = np.zeros((num_pairs, 4), np.uint64)
+    """[vocab_size] numbers in (0, 1), 52 bits, each a function of (key, position, token) alone."""
+    tokens = np.arange(vocab_size)
+    counter = np.zeros((vocab_size, 4), np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF
     counter[:, 1] = position >> 32
-    counter[:, 2] = np.arange(num_pairs)
+    counter[:, 2] = tokens // 64 * 16 + tokens % 16
     counter[:, 3] = Stream.RACE
-    words = philox4x32(counter, key)
-    low, high = words[:, 0::2].reshape(-1), words[:, 1::2].reshape(-1)
-    bits = ((high << _SHIFT) | low) >> np.uint64(12)
-    return (bits.astype(np.float64) * 2.0**-52 + 2.0**-53)[:vocab_size]
+    high = philox4x32(counter, key)[tokens, tokens % 64 // 16]
+    counter[:, 2] = tokens
+    counter[:, 3] = Stream.RACE_LOW
+    low = philox4x32(counter, key)[:, 0]
+    bits = (high << np.uint64(20)) | (low >> np.uint64(12))
+    return (bits.astype(np.float64) + 0.5) * 2.0**-52

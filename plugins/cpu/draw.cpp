@@ -4,18 +4,14 @@
 #include <cmath>
 #include <limits>
 
+#include "race.h"
 #include "row_kernels.h"
 
 namespace faser {
 namespace {
 
 constexpr int32_t kBlock = 1024;
-
-bool any_positive(const float* p, int32_t n) {
-  bool any = false;
-  for (int32_t i = 0; i < n; ++i) any |= p[i] > 0.0f;
-  return any;
-}
+constexpr float kRoundUp = 1.00001f;
 
 }  // namespace
 
@@ -42,18 +38,20 @@ int32_t draw_token(const float* weights, int32_t n, double u) {
 }
 
 int32_t race_token(const float* p, int32_t n, uint64_t key, uint64_t position) {
-  double uniforms[kNoiseTokens];
+  uint32_t words[kRaceTokens];
   double best = std::numeric_limits<double>::infinity();
   int32_t token = -1;
-  for (int32_t start = 0; start < n; start += kNoiseTokens) {
-    const int32_t size = std::min(kNoiseTokens, n - start);
+  for (int32_t start = 0; start < n; start += kRaceTokens) {
+    const int32_t size = std::min(kRaceTokens, n - start);
     if (!any_positive(p + start, size)) continue;
-    race_noise(key, position, start, uniforms);
+    race_words(key, position, start, words);
+    // -log(1 - u) >= u: most tokens lose by the first bits of their number, without a logarithm.
+    if (!any_candidate(p + start, words, size, static_cast<float>(best) * kRoundUp)) continue;
     for (int32_t i = 0; i < size; ++i) {
       const double weight = static_cast<double>(p[start + i]);
-      // -log(1 - v) >= v: most tokens lose without a logarithm.
-      if (!(weight > 0.0) || !(uniforms[i] < best * weight)) continue;
-      const double time = -std::log1p(-uniforms[i]) / weight;
+      if (!(weight > 0.0) || !(static_cast<double>(words[i]) * 0x1p-32 < best * weight)) continue;
+      const double u = race_uniform(key, position, start + i, words[i]);
+      const double time = -std::log1p(-u) / weight;
       if (time < best) {
         best = time;
         token = start + i;

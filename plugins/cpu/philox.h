@@ -1,8 +1,8 @@
 // Philox4x32-10 (Salmon et al., SC 2011): counter-based random numbers, so that a number is a function of what it is
 // for.
 //
-// Counter words: [0], [1] a 64-bit index (a position or the draft counter), [2] a pair of token ids (seeded noise
-// only), [3] the stream. The key is the request's. Equal (key, index, stream) means the same number, anywhere.
+// Counter words: [0], [1] a 64-bit index (a position or the draft counter), [2] which tokens (seeded noise only), [3]
+// the stream. The key is the request's. Equal key and counter mean the same number, anywhere.
 #ifndef FASER_PHILOX_H_
 #define FASER_PHILOX_H_
 
@@ -16,6 +16,7 @@ enum RandomStream : uint32_t {
   kRecoverStream = 2,  // sampled: the token drawn from the residual at a position
   kBonusStream = 3,    // sampled: the token drawn from the target's law at a position
   kDraftStream = 4,    // sampled: draft tokens, by draft counter
+  kRaceLowStream = 5,  // seeded: the low bits of a token's number in the race
 };
 
 constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53, kPhiloxMultiplier1 = 0xCD9E8D57;

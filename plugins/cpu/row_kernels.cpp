@@ -1,10 +1,7 @@
 #include "row_kernels.h"
 
-#include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "philox.h"
 
 // The dispatch needs ifunc (glibc); elsewhere the baseline instruction set gives the same bits, only slower.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__)
@@ -47,10 +44,11 @@ inline float exp_non_positive(float z) {
   poly = poly * r + 5.0000001201e-1f;
   poly = (poly * (r * r) + r) + 1.0f;
   const uint32_t exponent = static_cast<uint32_t>(bits_of(shifted)) << 23;
-  const uint32_t bits = static_cast<uint32_t>(bits_of(poly)) + exponent;
+  const uint32_t keep = -static_cast<uint32_t>(z >= -72.0f);
+  const uint32_t bits = (static_cast<uint32_t>(bits_of(poly)) + exponent) & keep;
   float value;
   std::memcpy(&value, &bits, sizeof value);
-  return z >= -72.0f ? value : 0.0f;
+  return value;
 }
 
 }  // namespace
@@ -85,6 +83,23 @@ int32_t first_index_of(const float* x, int32_t n, float value) {
 FASER_CLONES
 void exp_row(const float* x, int32_t n, float max, float inv_temperature, float* out) {
   for (int32_t i = 0; i < n; ++i) out[i] = exp_non_positive((x[i] - max) * inv_temperature);
+}
+
+FASER_CLONES
+bool any_candidate(const float* p, const uint32_t* words, int32_t n, float bound) {
+  int32_t any = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    const float low = static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * 0x1p-24f;
+    any |= (p[i] > 0.0f) & (low <= bound * p[i]) ? 1 : 0;
+  }
+  return any != 0;
+}
+
+FASER_CLONES
+bool any_positive(const float* p, int32_t n) {
+  int32_t any = 0;
+  for (int32_t i = 0; i < n; ++i) any |= p[i] > 0.0f ? 1 : 0;
+  return any != 0;
 }
 
 FASER_CLONES
@@ -125,39 +140,6 @@ void residual_row(const float* p, const float* q, int32_t n, float* out) {
     const float difference = p[i] - q[i];
     out[i] = difference > 0.0f ? difference : 0.0f;
   }
-}
-
-FASER_CLONES
-void race_noise(uint64_t key, uint64_t position, int32_t first_token, double* uniforms) {
-  constexpr int32_t kPairs = kNoiseTokens / 2;
-  uint32_t c0[kPairs], c1[kPairs], c2[kPairs], c3[kPairs];
-  for (int32_t i = 0; i < kPairs; ++i) {
-    c0[i] = static_cast<uint32_t>(position);
-    c1[i] = static_cast<uint32_t>(position >> 32);
-    c2[i] = static_cast<uint32_t>(first_token / 2 + i);
-    c3[i] = kRaceStream;
-  }
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    for (int32_t i = 0; i < kPairs; ++i) {
-      const uint64_t a = static_cast<uint64_t>(kPhiloxMultiplier0) * c0[i];
-      const uint64_t b = static_cast<uint64_t>(kPhiloxMultiplier1) * c2[i];
-      c0[i] = static_cast<uint32_t>(b >> 32) ^ c1[i] ^ k0;
-      c1[i] = static_cast<uint32_t>(b);
-      c2[i] = static_cast<uint32_t>(a >> 32) ^ c3[i] ^ k1;
-      c3[i] = static_cast<uint32_t>(a);
-    }
-    k0 += kPhiloxWeyl0;
-    k1 += kPhiloxWeyl1;
-  }
-  // 52 random bits below the exponent of 1.0 give [1, 2); half a step moves [0, 1) into (0, 1).
-  uint64_t bits[kNoiseTokens];
-  for (int32_t i = 0; i < kPairs; ++i) {
-    bits[2 * i] = (((static_cast<uint64_t>(c1[i]) << 32) | c0[i]) >> 12) | 0x3ff0000000000000u;
-    bits[2 * i + 1] = (((static_cast<uint64_t>(c3[i]) << 32) | c2[i]) >> 12) | 0x3ff0000000000000u;
-  }
-  std::memcpy(uniforms, bits, sizeof bits);
-  for (int32_t i = 0; i < kNoiseTokens; ++i) uniforms[i] = (uniforms[i] - 1.0) + 0x1p-53;
 }
 
 }  // namespace faser

@@ -29,10 +29,11 @@ void scale_row(float factor, int32_t n, float* x);
 // out = max(p - q, 0).
 void residual_row(const float* p, const float* q, int32_t n, float* out);
 
-constexpr int32_t kNoiseTokens = 32;
-// Uniforms of the seeded race for tokens first_token .. first_token + 31 (first_token a multiple of 32): in (0, 1),
-// 52 bits, each a function of (key, position, token) alone.
-void race_noise(uint64_t key, uint64_t position, int32_t first_token, double* uniforms);
+bool any_positive(const float* p, int32_t n);
+
+// Whether any token with p > 0 has words * 2^-32 below bound * p, give or take rounding (a bound 1e-6 too large misses
+// none).
+bool any_candidate(const float* p, const uint32_t* words, int32_t n, float bound);
 
 }  // namespace faser
 
