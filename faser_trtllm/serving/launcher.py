@@ -30,6 +30,7 @@ from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver
 
 MODEL_NAME = "faser"
 EXIT_TIMEOUT_S = 5
+STUB_NAME = "triton_python_backend_stub"
 # Triton parses a JSON body on the stack: with the usual 8 MB a body of 4 MB kills the server.
 STACK_BYTES = 256 << 20
 
@@ -68,6 +69,7 @@ class Launcher:
         self._shm: ShmPrefix | None = None
         self._run_dir: Path | None = None
         self._log: IO[bytes] | None = None
+        self._stub_pids: list[int] = []
         self.hurry = threading.Event()  # set: do not wait for running requests any longer
 
     def __enter__(self) -> Launcher:
@@ -101,6 +103,7 @@ class Launcher:
             if not self.is_running():
                 raise self._start_error()
             with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=2):
+                self._stub_pids = self._find(lambda arguments: arguments[0].endswith(STUB_NAME))
                 return True
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
@@ -113,6 +116,10 @@ class Launcher:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def has_lost_model(self) -> bool:
+        """The process that runs model.py is gone: Triton neither ends its requests nor starts it again."""
+        return not all(command_line(pid) for pid in self._stub_pids)
+
     def stop(self) -> None:
         """Drain and end the server: running requests get drain_timeout_s, the rest fails as UNAVAILABLE.
 
@@ -121,7 +128,7 @@ class Launcher:
         """
         if self.is_running():
             assert self._process is not None
-            engines = self._engine_pids()
+            engines = self._find(lambda arguments: any(map(_is_engine_option, arguments)))
             for pid in engines:
                 kill(pid, signal.SIGTERM)
             self._wait(
@@ -221,13 +228,11 @@ class Launcher:
                     f"stop what uses it or take another with --{name}"
                 )
 
-    def _engine_pids(self) -> list[int]:
+    def _find(self, is_wanted: Callable[[list[str]], bool]) -> list[int]:
+        """Processes of the launch, by their arguments."""
         assert self._process is not None
-        return [
-            pid
-            for pid in session_pids(self._process.pid)
-            if any(argument.startswith(PARENT_OPTION) for argument in command_line(pid))
-        ]
+        pids = ((pid, command_line(pid)) for pid in session_pids(self._process.pid))
+        return [pid for pid, arguments in pids if arguments and is_wanted(arguments)]
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -265,6 +270,10 @@ def _default_repository() -> Path:
         if (path / MODEL_NAME / "config.pbtxt").exists():
             return path
     raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repo")
+
+
+def _is_engine_option(argument: str) -> bool:
+    return argument.startswith(PARENT_OPTION)
 
 
 def _run_dir(prefix: str) -> Path:
@@ -324,11 +333,11 @@ def serve(options: ServeOptions) -> int:
                     f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
                     flush=True,
                 )
-            while launcher.is_running() and not stop.wait(0.2):
-                pass
-            if not stop.is_set():
-                print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
-                return 1
+            while not stop.wait(0.2):
+                if not launcher.is_running() or launcher.has_lost_model():
+                    what = "model process" if launcher.is_running() else "server"
+                    print(f"the {what} ended by itself; see its messages", file=sys.stderr, flush=True)
+                    return 1
             launcher.stop()
             return 0
         finally:

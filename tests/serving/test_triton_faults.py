@@ -152,6 +152,19 @@ def test_kill_of_tritonserver_leaves_nothing(server):
     assert_nothing_left(server, pids, names)
 
 
+def test_kill_of_the_stub_does_not_leave_clients_hanging(server):
+    names, pids = shm_names(), server.pids()
+    answers = [Answer(server, 500, http) for http in (False, True)]
+    for answer in answers:
+        assert answer.started.wait(5)
+    os.kill(server.pid_of("triton_python_backend_stub"), signal.SIGKILL)
+    assert server.process.wait(5) == 1
+    for answer in answers:
+        assert answer.wait(2).finish_reason is None
+    assert "model process ended by itself" in server.output()
+    assert_nothing_left(server, pids, names)
+
+
 def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engine_dir, repository, tmp_path):
     with Server(engine_dir, model_repo=repository, log=tmp_path / "log") as server:
         server.wait_ready()
