@@ -1,6 +1,6 @@
 """Train the demo pair: a small Llama target on Python's standard library, and a draft distilled from it.
 
-Needs PyTorch, tokenizers and safetensors, and no network. Writes two checkpoints in Hugging Face format, bf16,
+Needs PyTorch, tokenizers and safetensors, and no network. Writes two bf16 checkpoints in Hugging Face format
 that share one BPE tokenizer, and metrics.json with what was measured on held-out files.
 
     python train_demo_pair.py --out pair --target-minutes 60 --draft-minutes 15

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from typing import Any
 
 from faser_trtllm import __version__
 from faser_trtllm.builder import engine_file
-from faser_trtllm.builder.cpu_engine import Weights, engine_model, engine_tensors
+from faser_trtllm.builder.cpu_engine import engine_model, engine_tensors
 from faser_trtllm.builder.engine_dir import (
     CONFIG_FILE,
     ENGINE_FILE,
@@ -28,7 +29,8 @@ from faser_trtllm.errors import CheckpointError, EngineFileError, InvalidArgumen
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, check_weights
+from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
+from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_weights
 
 DEFAULT_MAX_SEQ_LEN = 4096
 MAX_DRAFT_LEN = 64
@@ -91,9 +93,10 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
     """
     _check_options(options)
     with ExitStack() as stack:
-        sources = [_open_source(options, "target", options.checkpoint_dir, stack)]
+        target = _open_target(options, stack)
+        sources = [target]
         if options.draft_checkpoint_dir is not None:
-            sources.append(_open_source(options, "draft", options.draft_checkpoint_dir, stack))
+            sources.append(_open_draft(options.draft_checkpoint_dir, target.config.vocab_size, stack))
         _check_tokenizers(sources)
         build_config = _build_config(options, sources)
         _check_output_dir(options)
@@ -105,7 +108,7 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
         if options.dry_run:
             return None
         try:
-            with staged_directory(options.output_dir.absolute()) as staging:
+            with staged_directory(options.output_dir.resolve()) as staging:
                 _write(staging, manifest, build_config, sources, progress)
         except OSError as error:
             raise _output_error(options.output_dir, error) from error
@@ -136,18 +139,30 @@ def _check_options(options: BuildOptions) -> None:
         )
 
 
-def _open_source(options: BuildOptions, role: str, directory: Path, stack: ExitStack) -> _Source:
-    if not directory.is_dir():
+def _open_target(options: BuildOptions, stack: ExitStack) -> _Source:
+    directory = options.checkpoint_dir
+    config, checkpoint = _open_checkpoint("target", directory, stack)
+    config = expand_config(config, options.expand)
+    weights = ExpandedWeights(checkpoint, options.expand)
+    segments = _segments(options.exit_layers, config.num_layers)
+    return _Source("target", directory, config, weights, segments, checkpoint.files)
+
+
+def _open_draft(directory: Path, vocab_size: int, stack: ExitStack) -> _Source:
+    config, checkpoint = _open_checkpoint("draft", directory, stack)
+    weights: Weights = checkpoint
+    if config.vocab_size != vocab_size:
+        config, weights = resize_vocabulary(config, vocab_size), ResizedVocabulary(checkpoint, vocab_size)
+    return _Source("draft", directory, config, weights, [0, config.num_layers], checkpoint.files)
+
+
+def _open_checkpoint(role: str, directory: Path, stack: ExitStack) -> tuple[ModelConfig, CheckpointWeights]:
+    if not os.path.isdir(directory):
         raise CheckpointError(f"the {role} checkpoint {directory} is not a directory that can be read")
     config = load_model_config(directory)
     checkpoint = stack.enter_context(CheckpointWeights(directory))
     check_weights(checkpoint, config)
-    weights: Weights = checkpoint
-    segments = [0, config.num_layers]
-    if role == "target":
-        config, weights = expand_config(config, options.expand), ExpandedWeights(checkpoint, options.expand)
-        segments = _segments(options.exit_layers, config.num_layers)
-    return _Source(role, directory, config, weights, segments, checkpoint.files)
+    return config, checkpoint
 
 
 def _segments(exit_layers: tuple[int, ...], num_layers: int) -> list[int]:
@@ -169,12 +184,6 @@ def _check_tokenizers(sources: list[_Source]) -> None:
     difference = tokenizers[0].first_difference(tokenizers[1], names=("the target", "the draft"))
     if difference is not None:
         raise CheckpointError(f"target and draft must share one tokenizer, but {difference}")
-    target, draft = (source.config.vocab_size for source in sources)
-    if target != draft:
-        raise CheckpointError(
-            f"target and draft must have one vocab_size, but config.json says {target} for the target and "
-            f"{draft} for the draft"
-        )
 
 
 def _build_config(options: BuildOptions, sources: list[_Source]) -> BuildConfig:

@@ -10,11 +10,8 @@ import numpy.typing as npt
 
 from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, round_up
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.expand import ExpandedWeights
 from faser_trtllm.models.rope import rope_frequencies
-from faser_trtllm.models.weights import CheckpointWeights
-
-Weights = CheckpointWeights | ExpandedWeights
+from faser_trtllm.models.weights import Weights
 
 
 def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.weights import CheckpointWeights
+from faser_trtllm.models.weights import Weights
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
@@ -28,7 +28,7 @@ class ExpandedWeights:
     expand, and a copy with zeroed outputs otherwise.
     """
 
-    def __init__(self, weights: CheckpointWeights, expand: int) -> None:
+    def __init__(self, weights: Weights, expand: int) -> None:
         if expand < 1:
             raise InvalidArgumentError(f"expand is {expand}, it must be at least 1")
         self._weights = weights

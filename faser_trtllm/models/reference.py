@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.expand import ExpandedWeights
 from faser_trtllm.models.rope import rope_frequencies
-from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
+from faser_trtllm.models.weights import Weights, expected_shapes, float32_from_bfloat16
 
 if TYPE_CHECKING:
     import torch
@@ -17,13 +16,9 @@ if TYPE_CHECKING:
 class ReferenceModel:
     """Holds all weights in fp32; a tool for tests and measurements, not for serving."""
 
-    def __init__(
-        self, config: ModelConfig, weights: CheckpointWeights | ExpandedWeights, round_to_bf16: bool = False
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, round_to_bf16: bool = False) -> None:
         """round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does."""
         import torch
-
-        from faser_trtllm.models.weights import float32_from_bfloat16
 
         self.config = config
         self._weights: dict[str, torch.Tensor] = {}

@@ -83,8 +83,8 @@ class Tokenizer:
         """Token ids of a text.
 
         add_special_tokens: what tokenizer.json's post-processor adds (for many models, bos).
-        parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is text, so that
-        users cannot forge turns. Rendered chat templates need True.
+        parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is text: users
+        cannot forge turns. Rendered chat templates need True.
         """
         backend = self._parsing if parse_special_tokens else self._literal
         return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -139,7 +139,7 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Text of one request as its tokens come: the pieces of push() and finish() add up to decode() of all ids.
+    """Text of one request as its tokens come: what push() and finish() give adds up to decode().
 
     Characters whose UTF-8 bytes are incomplete are held back. A push costs time in proportion to its ids.
     """

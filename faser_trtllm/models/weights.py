@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,19 @@ class _Entry:
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+class Weights(Protocol):
+    """A model's tensors by their Hugging Face names: a checkpoint's, or made from one on the way."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; CheckpointError if there is none of this name."""
+
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
+        """The tensor as bf16 bits, shape checked."""
+
+    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
+        """The tensor as fp32, shape checked."""
 
 
 class CheckpointWeights:
@@ -239,7 +252,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_weights(weights: CheckpointWeights, config: ModelConfig) -> None:
+def check_weights(weights: Weights, config: ModelConfig) -> None:
     """Raise CheckpointError for the first tensor that is missing or of another shape than config asks for."""
     for name, shape in expected_shapes(config).items():
         if weights.shape(name) != shape:

@@ -8,17 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from faser_trtllm.builder import build, engine_file
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.builder.engine_file import EngineFile
+from faser_trtllm.builder.engine_file import EngineFile, unpack_matrix
 from faser_trtllm.errors import CheckpointError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.models.weights import CheckpointWeights
 from tests.checkpoints import make_checkpoint, make_pair, write_tokenizer
 
 
@@ -157,13 +160,48 @@ def test_target_and_draft_must_speak_of_the_same_tokens(options: BuildOptions) -
     write_tokenizer(options.draft_checkpoint_dir, 300)
     with pytest.raises(CheckpointError, match=r"id 300 is '.*' in the target and no token in the draft"):
         build_engines(options)
-    make_checkpoint(options.draft_checkpoint_dir, vocab_size=384, tokenizer_vocab_size=320)
-    with pytest.raises(CheckpointError, match="320 for the target and 384 for the draft"):
-        build_engines(options)
     (options.draft_checkpoint_dir / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
         build_engines(options)
     assert_nothing_left(options)
+
+
+@pytest.mark.parametrize("vocab_size", [384, 300])
+def test_a_draft_padded_otherwise_is_brought_to_the_targets_vocab_size(
+    options: BuildOptions, vocab_size: int
+) -> None:
+    assert options.draft_checkpoint_dir is not None
+    make_checkpoint(options.draft_checkpoint_dir, vocab_size=vocab_size, tokenizer_vocab_size=290)
+    write_tokenizer(options.checkpoint_dir, 290)
+    engines = build_engines(options)
+    assert engines is not None
+    with (
+        EngineFile.open(engines.draft_path) as draft,
+        CheckpointWeights(options.draft_checkpoint_dir) as weights,
+    ):
+        assert draft.header["model"]["vocab_size"] == 320
+        packed = draft.array("lm_head", np.uint32).reshape(5, -1, 64)
+        head = unpack_matrix(packed, 320, 64)
+        embedding = draft.array("embedding", np.uint16).reshape(320, 64)
+        for name, rows in (("lm_head", head), ("model.embed_tokens", embedding)):
+            theirs = weights.bfloat16(f"{name}.weight", (vocab_size, 64))
+            common = min(vocab_size, 320)
+            np.testing.assert_array_equal(rows[:common], theirs[:common])
+            assert (rows[common:] == theirs[-1]).all()
+
+
+def test_memory_holds_a_few_tensors_at_most(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "checkpoint", hidden_size=256, num_layers=16, dtype="float32")
+    largest = 2 * 384 * 256 * 2  # gate and up, packed
+    tracemalloc.start()
+    try:
+        engines = build_engines(BuildOptions(directory, None, tmp_path / "engines"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert engines is not None
+    assert engines.target_path.stat().st_size > 30 * largest
+    assert peak < 10 * largest
 
 
 def test_unusable_checkpoints_leave_no_trace(options: BuildOptions) -> None:
