@@ -69,9 +69,9 @@ class Faser:
                 max_num_tokens=max(CONTEXT_LEN, *num_rows),
             ) as engine,
         ):
-            return {
-                rows: _time_step(engine, step_mix(rows), blocks_per_seq, num_repeats) for rows in num_rows
-            }
+            blocks = np.arange(max_requests * blocks_per_seq, dtype=np.int32)
+            block_table = blocks.reshape(max_requests, blocks_per_seq)
+            return {rows: _time_step(engine, step_mix(rows), block_table, num_repeats) for rows in num_rows}
 
     def _executor(self, setting: str) -> Any:
         if setting not in self._executors:
@@ -103,10 +103,9 @@ class _Sink:
         return False
 
 
-def _time_step(engine: Any, mix: list[int], blocks_per_seq: int, num_repeats: int) -> float:
+def _time_step(engine: Any, mix: list[int], block_table: Any, num_repeats: int) -> float:
     from faser_trtllm.core.batch import BatchBuilder
 
-    block_table = np.arange(len(mix) * blocks_per_seq, dtype=np.int32).reshape(len(mix), blocks_per_seq)
     builder = BatchBuilder(len(mix), max(CONTEXT_LEN, sum(mix)), CONTEXT_LEN + 8, block_table)
     tokens = (1 + np.arange(CONTEXT_LEN + 8) % 500).astype(np.int32)
     for slot in range(len(mix)):
