@@ -7,6 +7,7 @@ its parent dies, when any of its threads fails, or after a drain (SIGTERM or a D
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -30,7 +31,10 @@ from faser_trtllm.serving.text_request import TextOutput
 
 log = logging.getLogger("faser.engine")
 
-SHUTTING_DOWN = "the server is shutting down; send the request to another one or try again in a few seconds"
+SHUTTING_DOWN = "the server is shutting down; send the request to another one"
+
+# Requests are read beside the executor's thread, which must not wait Python's usual 5 ms for its turn.
+_SWITCH_INTERVAL_S = 0.0005
 
 
 class ServedExecutor(TokenExecutor, Protocol):
@@ -188,6 +192,9 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
         _die_of_start(
             connection, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}"
         )
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.collect()
+    gc.freeze()
     executor.start()
     server = EngineServer(executor, tokenizer, connection, config.drain_timeout_s)
     signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())

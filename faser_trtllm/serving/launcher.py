@@ -324,7 +324,10 @@ def serve(options: ServeOptions) -> int:
                 launcher.hurry.set()
             stop.set()
 
-        previous = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)}
+        signums = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
+            signums.append(signal.SIGHUP)
+        previous = {signum: signal.signal(signum, on_signal) for signum in signums}
         try:
             launcher.start()
             if launcher.wait_ready(stop):

@@ -20,6 +20,9 @@ from faser_trtllm.serving.text_request import Statistics, TextOutput, TextReques
 
 OnOutput = Callable[[TextOutput], None]
 
+_MIN_CHECKED_CHARS = 100_000
+_NORMALIZER_SLACK = 4  # a tokenizer may shorten text before it cuts it, by joining spaces or accents
+
 
 class TokenExecutor(Protocol):
     """What text generation needs of faser_trtllm.executor.executor.Executor."""
@@ -49,6 +52,7 @@ class TextGenerator:
         self._executor = executor
         self._tokenizer = tokenizer
         self._ids = itertools.count()
+        self._max_token_chars: int | None = None
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
         """Queue a request; on_output gets its outputs, the last with a finish_reason, on the executor's
@@ -97,6 +101,7 @@ class TextGenerator:
                     )
         else:
             assert request.text is not None
+            self._check_length(request.text)
             field, prompt = "text_input", self._tokenizer.encode(request.text)
         if not prompt:
             raise InvalidArgumentError(f"{field} is empty, the prompt needs at least one token")
@@ -106,6 +111,20 @@ class TextGenerator:
                 f"(max_seq_len {max_seq_len} with one token of output); shorten the prompt"
             )
         return prompt
+
+    def _check_length(self, text: str) -> None:
+        """Refuse text that cannot fit before time is spent on it."""
+        if len(text) <= _MIN_CHECKED_CHARS:
+            return
+        if self._max_token_chars is None:
+            tokens = map(self._tokenizer.token, range(self._tokenizer.vocab_size))
+            self._max_token_chars = max(len(token or "") for token in tokens)
+        limit = self._executor.max_seq_len * self._max_token_chars * _NORMALIZER_SLACK
+        if len(text) > limit:
+            raise InvalidArgumentError(
+                f"text_input has {len(text)} characters, max_seq_len {self._executor.max_seq_len} leaves room for "
+                f"{limit} at most; shorten the prompt"
+            )
 
     def _params(self, request: TextRequest) -> SamplingParams:
         max_seq_len = self._executor.max_seq_len

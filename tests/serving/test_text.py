@@ -150,6 +150,7 @@ BAD = [
     ({"text": None, "token_ids": (1, 320)}, "token id 320"),
     ({"text": None, "token_ids": (-1,)}, "token id -1"),
     ({"text": None, "token_ids": (1,) * 512}, "512 tokens, the engine takes at most 511"),
+    ({"text": "a" * 1_000_000}, "text_input has 1000000 characters"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"max_tokens": 1215752191}, "max_tokens is 1215752191"),
     ({"min_tokens": 17}, "min_tokens is 17"),
