@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "filter.h"
 #include "row_kernels.h"
 
 namespace faser {
@@ -13,18 +14,10 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Entries are bucketed by how far they lie below the maximum: 1/64 nat per bucket, the last one holds everything below
-// exp(-32). Top-k and top-p need an order only within the bucket where they cut.
-constexpr int32_t kNumBuckets = 2048;
-constexpr float kBucketsPerNat = 64.0f;
-
 // Scratch of the calling thread; grows to the largest vocabulary seen, then stays.
 struct Scratch {
   std::vector<float> edited;
   std::vector<int32_t> counts;  // all zero between calls
-  std::vector<int32_t> bucket;
-  int32_t bucket_counts[kNumBuckets];
-  double bucket_masses[kNumBuckets];
 };
 
 Scratch& thread_scratch() {
@@ -112,94 +105,6 @@ int32_t edited_row(const faser_sampling& s, const float* logits, int32_t vocab_s
   return *max == -kInfinity ? FASER_ROW_EMPTY : FASER_ROW_OK;
 }
 
-// Finds the last survivor of top-k, then top-p, in the order (logit descending, id ascending).
-class Filter {
- public:
-  Filter(const float* x, const float* weights, int32_t n, float max, float inv_temperature)
-      : x_(x), weights_(weights), n_(n), max_(max), inv_temperature_(inv_temperature), scratch_(thread_scratch()) {
-    std::fill_n(scratch_.bucket_counts, kNumBuckets, 0);
-    std::fill_n(scratch_.bucket_masses, kNumBuckets, 0.0);
-    for (int32_t i = 0; i < n; ++i) {
-      if (!(weights[i] > 0.0f)) continue;
-      const int32_t bucket = bucket_of(i);
-      ++scratch_.bucket_counts[bucket];
-      scratch_.bucket_masses[bucket] += static_cast<double>(weights[i]);
-    }
-  }
-
-  void keep_top_k(int32_t k) {
-    int32_t before = 0;
-    for (int32_t bucket = 0; bucket < kNumBuckets; before += scratch_.bucket_counts[bucket++]) {
-      if (before + scratch_.bucket_counts[bucket] < k) continue;
-      collect_sorted(bucket, k - before);
-      cut_at(k - before - 1);
-      scratch_.bucket_masses[bucket] = 0.0;
-      for (int32_t i = 0; i < k - before; ++i) {
-        scratch_.bucket_masses[bucket] += static_cast<double>(weights_[scratch_.bucket[i]]);
-      }
-      scratch_.bucket_counts[bucket] = k - before;
-      std::fill(scratch_.bucket_counts + bucket + 1, scratch_.bucket_counts + kNumBuckets, 0);
-      std::fill(scratch_.bucket_masses + bucket + 1, scratch_.bucket_masses + kNumBuckets, 0.0);
-      return;
-    }
-  }
-
-  void keep_top_p(float top_p) {
-    double total = 0.0;
-    for (const double mass : scratch_.bucket_masses) total += mass;
-    const double wanted = static_cast<double>(top_p) * total;
-    double before = 0.0;
-    for (int32_t bucket = 0; bucket < kNumBuckets; before += scratch_.bucket_masses[bucket++]) {
-      if (before + scratch_.bucket_masses[bucket] < wanted || scratch_.bucket_counts[bucket] == 0) continue;
-      const int32_t count = scratch_.bucket_counts[bucket];
-      collect_sorted(bucket, count);
-      double reached = before;
-      int32_t last = 0;
-      for (; last < count; ++last) {
-        reached += static_cast<double>(weights_[scratch_.bucket[last]]);
-        if (reached >= wanted) break;
-      }
-      cut_at(std::min(last, count - 1));
-      return;
-    }
-  }
-
-  // Zeroes the weights of what did not survive.
-  void apply(float* weights) const {
-    if (cut_id_ >= 0) zero_behind(x_, n_, cut_value_, cut_id_, weights);
-  }
-
- private:
-  int32_t bucket_of(int32_t i) const {
-    const float below = (x_[i] - max_) * inv_temperature_;
-    return static_cast<int32_t>(std::min(below * -kBucketsPerNat, static_cast<float>(kNumBuckets - 1)));
-  }
-
-  // The bucket's entries, the first `count` of them in order.
-  void collect_sorted(int32_t bucket, int32_t count) {
-    std::vector<int32_t>& ids = scratch_.bucket;
-    ids.clear();
-    for (int32_t i = 0; i < n_; ++i) {
-      if (weights_[i] > 0.0f && bucket_of(i) == bucket) ids.push_back(i);
-    }
-    std::partial_sort(ids.begin(), ids.begin() + count, ids.end(),
-                      [x = x_](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
-  }
-
-  void cut_at(int32_t rank) {
-    cut_id_ = scratch_.bucket[rank];
-    cut_value_ = x_[cut_id_];
-  }
-
-  const float* x_;
-  const float* weights_;
-  int32_t n_;
-  float max_, inv_temperature_;
-  Scratch& scratch_;
-  float cut_value_ = 0.0f;
-  int32_t cut_id_ = -1;
-};
-
 }  // namespace
 
 int32_t greedy_token(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
@@ -223,14 +128,11 @@ int32_t next_token_probs(const faser_sampling& sampling, const float* logits, in
     return FASER_ROW_OK;
   }
   const float inv_temperature = std::min(1.0f / sampling.temperature, kLargest);
-  exp_row(x, vocab_size, max, inv_temperature, probs);
-  const bool use_top_k = sampling.top_k > 0 && sampling.top_k < vocab_size;
-  const bool use_top_p = sampling.top_p < 1.0f;
-  if (use_top_k || use_top_p) {
-    Filter filter(x, probs, vocab_size, max, inv_temperature);
-    if (use_top_k) filter.keep_top_k(sampling.top_k);
-    if (use_top_p) filter.keep_top_p(sampling.top_p);
-    filter.apply(probs);
+  const LogitsRow row = {x, vocab_size, max, inv_temperature};
+  exp_row(row, probs);
+  const int32_t top_k = sampling.top_k < vocab_size ? sampling.top_k : 0;
+  if (top_k > 0 || sampling.top_p < 1.0f) {
+    filter_top(row, top_k, sampling.top_p, probs);
   }
   // The largest weight is exactly 1, so min_p itself is the floor.
   if (sampling.min_p > 0.0f) zero_below(vocab_size, sampling.min_p, probs);

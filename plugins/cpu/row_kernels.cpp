@@ -29,8 +29,8 @@ inline int32_t bits_of(float x) {
   return bits;
 }
 
-// exp(z) for z <= 0 within 2 ulp, 0 below -72 (so that no probability is ever denormal). Each operation rounds once,
-// and numpy gives the same bits.
+// exp(z) for z <= 0 within 2 ulp, 0 below -kMaxDepth (so that no probability is ever denormal). Each operation rounds
+// once, and numpy gives the same bits.
 inline float exp_non_positive(float z) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = z * 1.44269504f + kRound;
@@ -44,7 +44,7 @@ inline float exp_non_positive(float z) {
   poly = poly * r + 5.0000001201e-1f;
   poly = (poly * (r * r) + r) + 1.0f;
   const uint32_t exponent = static_cast<uint32_t>(bits_of(shifted)) << 23;
-  const uint32_t keep = -static_cast<uint32_t>(z >= -72.0f);
+  const uint32_t keep = -static_cast<uint32_t>(z >= -kMaxDepth);
   const uint32_t bits = (static_cast<uint32_t>(bits_of(poly)) + exponent) & keep;
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -81,8 +81,49 @@ int32_t first_index_of(const float* x, int32_t n, float value) {
 }
 
 FASER_CLONES
-void exp_row(const float* x, int32_t n, float max, float inv_temperature, float* out) {
+void exp_row(const LogitsRow& row, float* out) {
+  const float* x = row.x;
+  const float max = row.max, inv_temperature = row.inv_temperature;
+  const int32_t n = row.size;
   for (int32_t i = 0; i < n; ++i) out[i] = exp_non_positive((x[i] - max) * inv_temperature);
+}
+
+FASER_CLONES
+int32_t count_within(const LogitsRow& row, float depth, const float* weights, double* mass) {
+  const float* x = row.x;
+  const float max = row.max, inv_temperature = row.inv_temperature;
+  double masses[kSumLanes] = {};
+  int32_t counts[kSumLanes] = {};
+  for (int32_t start = 0; start < row.size; start += kSumLanes) {
+    const int32_t size = row.size - start < kSumLanes ? row.size - start : kSumLanes;
+    for (int32_t i = 0; i < size; ++i) {
+      const int32_t within = (x[start + i] - max) * inv_temperature >= -depth ? 1 : 0;
+      counts[i] += within;
+      masses[i] += static_cast<double>(weights[start + i]) * static_cast<double>(within);
+    }
+  }
+  int32_t count = 0;
+  *mass = 0.0;
+  for (int32_t i = 0; i < kSumLanes; ++i) {
+    count += counts[i];
+    *mass += masses[i];
+  }
+  return count;
+}
+
+FASER_CLONES
+void collect_within(const LogitsRow& row, float depth, int32_t* ids) {
+  const float* x = row.x;
+  const float max = row.max, inv_temperature = row.inv_temperature;
+  for (int32_t start = 0; start < row.size; start += kBlock) {
+    const int32_t end = row.size - start < kBlock ? row.size : start + kBlock;
+    int32_t any = 0;
+    for (int32_t i = start; i < end; ++i) any |= (x[i] - max) * inv_temperature >= -depth ? 1 : 0;
+    if (!any) continue;
+    for (int32_t i = start; i < end; ++i) {
+      if ((x[i] - max) * inv_temperature >= -depth) *ids++ = i;
+    }
+  }
 }
 
 FASER_CLONES

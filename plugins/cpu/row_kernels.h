@@ -13,8 +13,24 @@ bool row_max(const float* x, int32_t n, float* max);
 // The first index whose entry equals value; n if there is none.
 int32_t first_index_of(const float* x, int32_t n, float value);
 
-// out = exp((x - max) * inv_temperature), exactly 1 at the maximum, 0 where the exponent is below -72.
-void exp_row(const float* x, int32_t n, float max, float inv_temperature, float* out);
+// A row of logits as softmax sees it. Depth: (max - x) * inv_temperature, in nats.
+struct LogitsRow {
+  const float* x;
+  int32_t size;
+  float max;
+  float inv_temperature;
+};
+
+constexpr float kMaxDepth = 72.0f;
+
+// out = exp(-depth), exactly 1 at the maximum, 0 below kMaxDepth.
+void exp_row(const LogitsRow& row, float* out);
+
+// The number of entries at most `depth` deep, and the sum of their weights.
+int32_t count_within(const LogitsRow& row, float depth, const float* weights, double* mass);
+
+// Their indices, ascending.
+void collect_within(const LogitsRow& row, float depth, int32_t* ids);
 
 // Zeroes weights of entries that rank behind (cut_value, cut_id) in the order (x descending, id ascending).
 void zero_behind(const float* x, int32_t n, float cut_value, int32_t cut_id, float* weights);
