@@ -101,12 +101,12 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
         build_config = _build_config(options, sources)
         _check_output_dir(options)
         manifest = _manifest(options, build_config, sources)
+        if options.dry_run:
+            return None
         if not options.force:
             current = _up_to_date(options.output_dir, manifest, sources)
             if current is not None:
                 return current
-        if options.dry_run:
-            return None
         try:
             with staged_directory(options.output_dir.resolve()) as staging:
                 _write(staging, manifest, build_config, sources, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 import json
 import re
@@ -31,11 +32,10 @@ class Tokenizer:
         self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
         """definition: the text of a tokenizer.json; CheckpointError if it cannot be used."""
-        self._parsing = _from_definition(definition)
-        self._literal = _from_definition(definition)
-        self._literal.encode_special_tokens = True
+        self._backend = _from_definition(definition)
+        self._backend.encode_special_tokens = True
         self._special_ids = frozenset(
-            token_id for token_id, token in self._parsing.get_added_tokens_decoder().items() if token.special
+            token_id for token_id, token in self._backend.get_added_tokens_decoder().items() if token.special
         )
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
@@ -75,7 +75,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's vocab_size is often padded beyond it."""
-        return int(self._parsing.get_vocab_size(with_added_tokens=True))
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False
@@ -86,7 +86,7 @@ class Tokenizer:
         parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is text: users
         cannot forge turns. Rendered chat templates need True.
         """
-        backend = self._parsing if parse_special_tokens else self._literal
+        backend = self._parsing_backend if parse_special_tokens else self._backend
         return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -96,11 +96,11 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's entry of an id, as tokenizer.json spells it."""
-        return self._parsing.id_to_token(token_id)  # type: ignore[no-any-return]
+        return self._backend.id_to_token(token_id)  # type: ignore[no-any-return]
 
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry."""
-        return self._parsing.token_to_id(token)  # type: ignore[no-any-return]
+        return self._backend.token_to_id(token)  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
         """sha256 over ids and tokens: equal where a draft's ids mean the target's tokens."""
@@ -119,8 +119,13 @@ class Tokenizer:
         described = [repr(v[token_id]) if token_id in v else "no token" for v in (mine, theirs)]
         return f"id {token_id} is {described[0]} in {names[0]} and {described[1]} in {names[1]}"
 
+    @functools.cached_property
+    def _parsing_backend(self) -> Any:
+        # The switch belongs to the backend, which threads share: parsing takes a second one, made when needed.
+        return _from_definition(self._backend.to_str())
+
     def _vocabulary(self) -> dict[str, int]:
-        return self._parsing.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
+        return self._backend.get_vocab(with_added_tokens=True)  # type: ignore[no-any-return]
 
     def _id_of(self, token: Any) -> int | None:
         content = token.get("content") if isinstance(token, dict) else token
@@ -197,7 +202,7 @@ class IncrementalDetokenizer:
         return self._backend_text(ids)[known:]
 
     def _backend_text(self, ids: list[int]) -> str:
-        return str(self._tokenizer._parsing.decode(ids, skip_special_tokens=False)) if ids else ""
+        return str(self._tokenizer._backend.decode(ids, skip_special_tokens=False)) if ids else ""
 
 
 def _from_definition(definition: str) -> Any:

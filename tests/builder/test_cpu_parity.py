@@ -30,6 +30,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("llama", {"tie": True, "spelling": "v4"}),
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-odd-sizes": ("llama", {"vocab_size": 333, "intermediate_size": 100, "tokenizer_vocab_size": 320}),
+    "llama-head-80": ("llama", {"head_dim": 80, "num_kv_heads": 1}),
+    "llama-hidden-72": ("llama", {"hidden_size": 72, "num_kv_heads": 4}),
     "llama-linear": ("llama", {"rope": {"rope_type": "linear", "factor": 2.0}}),
     "llama3": ("llama", {"rope": LLAMA3, "spelling": "v4"}),
     "llama-yarn": ("llama", {"rope": YARN}),
