@@ -121,7 +121,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _parsing_backend(self) -> Any:
-        # The switch belongs to the backend, which threads share: parsing takes a second one, made when needed.
+        # The switch belongs to the backend, which threads share: parsing takes a second one, made on demand.
         return _from_definition(self._backend.to_str())
 
     def _vocabulary(self) -> dict[str, int]:
