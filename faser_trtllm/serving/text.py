@@ -122,8 +122,8 @@ class TextGenerator:
         limit = self._executor.max_seq_len * self._max_token_chars * _NORMALIZER_SLACK
         if len(text) > limit:
             raise InvalidArgumentError(
-                f"text_input has {len(text)} characters, max_seq_len {self._executor.max_seq_len} leaves room "
-                f"for {limit} at most; shorten the prompt"
+                f"text_input has {len(text)} characters, max_seq_len {self._executor.max_seq_len} leaves "
+                f"room for {limit} at most; shorten the prompt"
             )
 
     def _params(self, request: TextRequest) -> SamplingParams:
