@@ -5,8 +5,6 @@ namespace faser {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kTileSize = 8;
-constexpr int kColumnVectors = 2;
 
 typedef float F __attribute__((vector_size(64)));
 typedef uint32_t U __attribute__((vector_size(64)));

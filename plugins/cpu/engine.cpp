@@ -53,7 +53,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
       tokens_per_block_(tokens_per_block),
       max_num_tokens_(max_num_tokens),
       max_num_requests_(max_num_requests) {
-  heads_ = {model.num_heads, model.num_kv_heads, model.head_dim, round_up(model.head_dim, 16), model.rms_norm_eps};
+  heads_ = {model.num_heads, model.num_kv_heads, model.head_dim, round_up(model.head_dim, 32), model.rms_norm_eps};
   const int q_size = model.num_heads * model.head_dim;
   const int qkv_size = q_size + 2 * model.num_kv_heads * model.head_dim;
   hidden_stride_ = round_up(model.hidden_size, kPanel);
@@ -68,7 +68,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   for (const faser_layer& layer : layers_) {
     vectors_.push_back(
         {padded_copy(layer.input_norm, model.hidden_size, kPanel), padded_copy(layer.qkv_bias, qkv_size, kPanel),
-         padded_copy(layer.q_norm, model.head_dim, 16), padded_copy(layer.k_norm, model.head_dim, 16),
+         padded_copy(layer.q_norm, model.head_dim, 32), padded_copy(layer.k_norm, model.head_dim, 32),
          padded_copy(layer.o_bias, model.hidden_size, kPanel), padded_copy(layer.post_norm, model.hidden_size, kPanel),
          padded_copy(layer.gate_up_bias, 2 * mlp_size_, kPanel),
          padded_copy(layer.down_bias, model.hidden_size, kPanel)});

@@ -16,7 +16,7 @@ constexpr int kPageTokens = 16;    // tokens of a KV page; a block is one or mor
 constexpr int kChunkTokens = 256;  // attention rescales its running sum every so many positions
 constexpr int kMaxHeadDim = 256;
 constexpr int kRowAlignment = 16;  // matrices of activations have memory for a multiple of 16 rows: tiles read them all
-constexpr int kMaxTile = 8;        // query vectors that attention processes together, at most
+constexpr int kMaxTile = 16;       // query vectors that attention processes together, at most
 
 // y = x W^T over panels [first_panel, last_panel) of a packed matrix.
 struct Gemm {
@@ -30,7 +30,7 @@ struct Gemm {
 
 struct HeadShape {
   int num_heads, num_kv_heads, head_dim;
-  int padded_dim;  // head_dim rounded up to 16
+  int padded_dim;  // head_dim rounded up to 32
   float rms_norm_eps;
 };
 

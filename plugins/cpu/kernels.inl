@@ -2,7 +2,8 @@
 //   kLanes, F, U, I     vectors of floats, words and ints, and vector_math.inl over them
 //   Pair, Broadcast, Weights, broadcast(), dot(), madd(), store_pairs()
 //   MultiplyScope, multiply_rows(), kMaxRows     rows times one panel (multiply.inl is the one for vectors)
-//   kTileSize, kColumnVectors                    what fits the registers in attention
+//   AttentionScope, score_chunk(), add_chunk(), kTileSize     queries times keys, probabilities times values
+//                                                (attention_vectors.inl is the one for vectors)
 // Everything is in an unnamed namespace and no standard library code is used: an inline function compiled for one
 // instruction set must not be linked into another's callers.
 

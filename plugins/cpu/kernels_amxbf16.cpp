@@ -12,14 +12,16 @@ namespace {
 
 constexpr char kName[] = "amxbf16";
 constexpr int kMaxRows = 16;
+constexpr int kTileSize = 16;
 constexpr int kTilePairs = 16;  // a tile is 16 rows of 16 words
 
+// All eight tiles whole: 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t num_rows[16] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
 // Tiles are configured only while a matrix is multiplied: other code of this thread may use them, and idle tile state
@@ -27,11 +29,7 @@ struct alignas(64) TileConfig {
 class MultiplyScope {
  public:
   MultiplyScope() {
-    TileConfig config;
-    for (int tile = 0; tile < 8; tile++) {
-      config.row_bytes[tile] = 64;
-      config.num_rows[tile] = 16;
-    }
+    const TileConfig config;
     _tile_loadconfig(&config);
   }
   ~MultiplyScope() { _tile_release(); }
@@ -68,7 +66,11 @@ inline void multiply_rows(int, const uint32_t* panel, int num_pairs, const Pair*
 }  // namespace
 }  // namespace faser
 
+// clang-format off: each builds on those before it
+#include "attention_chunk.inl"
+#include "attention_tiles.inl"
 #include "kernels.inl"
+// clang-format on
 
 namespace faser {
 const Kernels* amxbf16_kernels() { return &kTable; }

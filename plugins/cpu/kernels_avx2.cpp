@@ -48,6 +48,8 @@ inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, 
 #include "vector_math.inl"
 #include "pairs_as_floats.inl"
 #include "multiply.inl"
+#include "attention_chunk.inl"
+#include "attention_vectors.inl"
 #include "kernels.inl"
 // clang-format on
 

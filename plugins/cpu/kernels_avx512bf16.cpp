@@ -12,6 +12,8 @@ namespace {
 
 constexpr char kName[] = "avx512bf16";
 constexpr int kMaxRows = 6;
+constexpr int kTileSize = 8;
+constexpr int kColumnVectors = 2;
 
 // Vectors of a panel that R rows multiply at once: accumulators, weights and one broadcast fill the 32 registers.
 constexpr int panel_vectors(int) { return 4; }
@@ -21,6 +23,8 @@ constexpr int panel_vectors(int) { return 4; }
 
 // clang-format off: each builds on those before it
 #include "multiply.inl"
+#include "attention_chunk.inl"
+#include "attention_vectors.inl"
 #include "kernels.inl"
 // clang-format on
 
