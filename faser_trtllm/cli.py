@@ -92,7 +92,8 @@ def generate(
     engine_dir: EngineDirOption,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="may be given several times")] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote")
+        Path | None,
+        typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote"),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max_tokens")] = 64,
     min_tokens: Annotated[int, typer.Option("--min_tokens")] = 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,14 +23,18 @@ class CapacitySchedulerPolicy(str, enum.Enum):
 
 
 class KvCacheConfig(_Strict):
-    max_tokens: int | None = Field(None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len")
+    max_tokens: int | None = Field(
+        None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len"
+    )
     enable_block_reuse: bool = True
 
 
 class SchedulerConfig(_Strict):
     capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
     enable_chunked_context: bool = True
-    chunk_unit_size: int = Field(16, ge=1, description="context chunks that do not finish the prompt are multiples of it")
+    chunk_unit_size: int = Field(
+        16, ge=1, description="context chunks that do not finish the prompt are multiples of it"
+    )
 
 
 class ExecutorConfig(_Strict):
@@ -68,14 +72,19 @@ def load_service_config(path: Path | None, overrides: dict[str, Any] | None = No
         except OSError as error:
             raise ConfigError(f"the configuration {path.name} cannot be read: {error.strerror}") from error
         except yaml.YAMLError as error:
-            raise ConfigError(f"the configuration {path.name} is not valid YAML: {str(error).splitlines()[0]}") from error
+            raise ConfigError(
+                f"the configuration {path.name} is not valid YAML: {str(error).splitlines()[0]}"
+            ) from error
         if not isinstance(data, dict):
             raise ConfigError(f"the configuration {path.name} must be a mapping of keys to values")
     data = data | {key: value for key, value in (overrides or {}).items() if value is not None}
     return parse(ServiceConfig, data)
 
 
-def parse(model: type[Any], data: dict[str, Any]) -> Any:
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], data: dict[str, Any]) -> Model:
     """Validate data against a pydantic model; unknown keys raise ConfigError with a suggestion."""
     try:
         return model.model_validate(data)

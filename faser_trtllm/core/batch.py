@@ -38,9 +38,7 @@ class RaggedBatch:
 class BatchBuilder:
     """Fills one set of buffers per step, so that a steady state allocates nothing of size."""
 
-    def __init__(
-        self, max_num_requests: int, max_num_rows: int, max_seq_len: int, block_table: Int32Array
-    ) -> None:
+    def __init__(self, max_num_requests: int, max_num_rows: int, max_seq_len: int, block_table: Int32Array) -> None:
         self._slots = np.zeros(max_num_requests, np.int32)
         self._cu_rows = np.zeros(max_num_requests + 1, np.int32)
         self._token_ids = np.zeros(max_num_rows, np.int32)

@@ -17,6 +17,7 @@ class ScheduledRequest:
     request: Request
     num_new_tokens: int  # committed tokens to run in the target: tokens[num_computed_tokens :][: num_new_tokens]
     num_drafts: int  # pending drafts wanted in this step; KV blocks for them are allocated. 0 in a context chunk
+    max_verified: int  # how many of them the pass may run rows for; less than num_drafts only if rows are short
 
     @property
     def reaches_end(self) -> bool:
@@ -33,8 +34,8 @@ class SchedulerOutput:
 
     @property
     def num_rows(self) -> int:
-        """Target rows of the step, drafts included."""
-        return sum(s.num_new_tokens + s.num_drafts for s in self.scheduled)
+        """Target rows of the step, drafts included, at most."""
+        return sum(s.num_new_tokens + s.max_verified for s in self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ class Request:
         self.params = params
         self.prompt_len = int(prompt.size)
         self.max_num_tokens = min(max_seq_len, self.prompt_len + params.max_tokens)  # committed tokens, at most
-        self.max_draft_len = min(max_draft_len, params.num_draft_tokens if params.num_draft_tokens is not None else max_draft_len)
+        self.max_draft_len = min(
+            max_draft_len, params.num_draft_tokens if params.num_draft_tokens is not None else max_draft_len
+        )
         self.arrival_s = arrival_s
         self.priority = priority  # 0 to 1, more is sooner (TensorRT-LLM: default 0.5)
         self.deadline_s = deadline_s

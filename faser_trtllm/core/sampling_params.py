@@ -16,7 +16,7 @@ MAX_LOGIT_BIAS = 4096
 class SamplingParams:
     """Sampling parameters with TensorRT-LLM's names; None means "not given".
 
-    temperature: 0 is greedy. If it is not given it is 1 when top_k > 1, top_p or min_p is, else 0. top_k == 1 is greedy.
+    temperature: 0 is greedy. Not given it is 1 if top_k > 1, top_p or min_p is given, else 0. top_k == 1 is greedy.
     top_k: keep the k most probable tokens; 0 is off.
     top_p: in (0, 1]; keep the smallest set of tokens whose probability reaches it.
     min_p: in [0, 1); drop tokens less probable than min_p x the most probable.
@@ -72,20 +72,31 @@ class SamplingParams:
             _in_range("min_p", self.min_p, 0.0, 1.0, "0 (off) to less than 1", open_high=True)
         if self.seed is not None:
             _in_range("seed", self.seed, 0, 2**64 - 1, "0 to 2^64 - 1")
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, "more than 0 and at most 100", open_low=True)
+        _in_range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            0.0,
+            100.0,
+            "more than 0 and at most 100",
+            open_low=True,
+        )
         _in_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.num_draft_tokens is not None:
             _in_range("num_draft_tokens", self.num_draft_tokens, 0, 2**31 - 1, "0 (speculation off) or more")
         _token_ids("end_id", self.end_ids, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidArgumentError(f"bad_words has {len(self.bad_words)} entries, allowed are at most {MAX_BAD_WORDS}")
+            raise InvalidArgumentError(
+                f"bad_words has {len(self.bad_words)} entries, allowed are at most {MAX_BAD_WORDS}"
+            )
         for word in self.bad_words:
             if not word:
                 raise InvalidArgumentError("bad_words holds an empty word, each needs at least one token")
             _token_ids("bad_words", word, vocab_size)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidArgumentError(f"logit_bias has {len(self.logit_bias)} entries, allowed are at most {MAX_LOGIT_BIAS}")
+            raise InvalidArgumentError(
+                f"logit_bias has {len(self.logit_bias)} entries, allowed are at most {MAX_LOGIT_BIAS}"
+            )
         _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), vocab_size)
         for token, value in self.logit_bias:
             if not math.isfinite(value):

@@ -189,8 +189,9 @@ class Executor:
             )
         low, high = min(prompt_token_ids), max(prompt_token_ids)
         if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
             raise InvalidArgumentError(
-                f"the prompt holds token id {low if low < 0 else high}, the vocabulary has ids 0 to {self.vocab_size - 1}"
+                f"the prompt holds token id {wrong}, the vocabulary has ids 0 to {self.vocab_size - 1}"
             )
 
     def _run(self) -> None:
@@ -253,5 +254,3 @@ class Executor:
             with self._wake:
                 self._live.discard(request.request_id)
                 self._wake.notify_all()
-
-

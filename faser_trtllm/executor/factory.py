@@ -131,12 +131,18 @@ def _limit(name: str, wanted: int | None, built: int) -> int:
     if wanted is None:
         return built
     if wanted > built:
-        raise ConfigError(f"{name} is {wanted}, the engines were built for {built}; lower it or rebuild with --{name} {wanted}")
+        raise ConfigError(
+            f"{name} is {wanted}, the engines were built for {built}; lower it or rebuild with --{name} {wanted}"
+        )
     return wanted
 
 
 def _num_blocks(
-    config: ExecutorConfig, kv_bytes_per_token: int, max_batch_size: int, max_blocks_per_seq: int, tokens_per_block: int
+    config: ExecutorConfig,
+    kv_bytes_per_token: int,
+    max_batch_size: int,
+    max_blocks_per_seq: int,
+    tokens_per_block: int,
 ) -> int:
     max_tokens = config.kv_cache_config.max_tokens
     if max_tokens is not None:

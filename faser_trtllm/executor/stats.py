@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
@@ -13,7 +13,7 @@ class ExecutorStats:
 
     def __init__(self) -> None:
         self._num: Counter[str] = Counter()
-        self._ms: Counter[str] = Counter()
+        self._ms: defaultdict[str, float] = defaultdict(float)
 
     def record(
         self,
@@ -54,4 +54,5 @@ class ExecutorStats:
             "num_preemptions",
         )
         times = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
-        return {key: self._num[key] for key in keys} | {key: self._ms[key] for key in times}
+        counts: dict[str, float] = {key: self._num[key] for key in keys}
+        return counts | {key: self._ms[key] for key in times}

@@ -62,8 +62,10 @@ class Verifier:
         pending = [plan.scheduled[i].request.num_drafts + drafts.num_new_drafts[i] for i in decoding]
         if any(pending):
             requests = [plan.scheduled[i].request for i in decoding]
-            for i, length, limit in zip(decoding, self._policy.frontier_lengths(requests, pending), pending, strict=True):
-                frontiers[i] = max(0, min(length, limit))
+            for i, length, limit in zip(
+                decoding, self._policy.frontier_lengths(requests, pending), pending, strict=True
+            ):
+                frontiers[i] = max(0, min(length, limit, plan.scheduled[i].max_verified))
         return frontiers
 
     def _collect(

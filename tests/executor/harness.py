@@ -73,7 +73,8 @@ class Setup:
         config = ExecutorConfig(
             kv_cache_config=KvCacheConfig(enable_block_reuse=self.reuse),
             scheduler_config=SchedulerConfig(
-                capacity_scheduler_policy=CapacitySchedulerPolicy(self.capacity), chunk_unit_size=self.chunk_unit_size
+                capacity_scheduler_policy=CapacitySchedulerPolicy(self.capacity),
+                chunk_unit_size=self.chunk_unit_size,
             ),
             max_queue_size=100_000,
         )

@@ -119,7 +119,13 @@ def test_unseeded_sampling_has_the_targets_distribution(policy, monkeypatch):
     keys = np.random.default_rng(7)
     monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
     setup = Setup(
-        vocab_size=3, table_seed=11, noise=1.5, policy=policy, max_batch_size=64, max_num_tokens=400, num_blocks=512
+        vocab_size=3,
+        table_seed=11,
+        noise=1.5,
+        policy=policy,
+        max_batch_size=64,
+        max_num_tokens=400,
+        num_blocks=512,
     )
     prompt, num_requests = [1, 2, 0], 8000
     params = SamplingParams(max_tokens=6, temperature=1.3)
@@ -146,7 +152,12 @@ def test_the_chi_square_notices_a_wrong_law():
 
 def test_preemption_happens_and_changes_nothing():
     setup = Setup(
-        policy="fixed:4", capacity="MAX_UTILIZATION", num_blocks=20, tokens_per_block=4, max_batch_size=8, reuse=False
+        policy="fixed:4",
+        capacity="MAX_UTILIZATION",
+        num_blocks=20,
+        tokens_per_block=4,
+        max_batch_size=8,
+        reuse=False,
     )
     requests = [([i % VOCAB, 1, 2], SamplingParams(max_tokens=40)) for i in range(8)]
     result = run(setup, requests)

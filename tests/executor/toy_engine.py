@@ -35,7 +35,15 @@ def context_row(tokens, position: int, vocab_size: int) -> int:
 
 class ToyEngine:
     def __init__(
-        self, table, *, num_blocks, tokens_per_block, max_batch_size, max_num_tokens=64, max_seq_len=64, stride=None
+        self,
+        table,
+        *,
+        num_blocks,
+        tokens_per_block,
+        max_batch_size,
+        max_num_tokens=64,
+        max_seq_len=64,
+        stride=None,
     ):
         vocab_size = table.shape[1]
         self.spec = EngineSpec(

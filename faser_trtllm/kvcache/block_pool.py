@@ -1,0 +1,120 @@
+"""Blocks of the paged KV cache: reference counts, the free list, and the blocks kept for reuse.
+
+A block is in one of three states: in use (referenced by sequences, cached or not), cached and unreferenced (evictable,
+least recently used first), or free. Knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+ROOT = 0
+"""Chain id that stands before the first block of a sequence."""
+
+Key = tuple[int, bytes]
+"""Chain id of the block before, and the block's own token ids as bytes: equal keys mean equal prefixes."""
+
+
+class BlockPool:
+    """num_blocks blocks with ids 0 to num_blocks - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._by_key: dict[Key, int] = {}
+        self._keys: list[Key | None] = [None] * num_blocks
+        self._chain_ids = [ROOT] * num_blocks
+        self._next_chain_id = ROOT + 1
+        self._draft_valid = [False] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that allocate() can hand out, by eviction if need be."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._by_key)
+
+    def allocate(self) -> int:
+        """A block with one reference; the caller made sure that num_free > 0."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._evictable.popitem(last=False)
+            self._forget(block)
+            self.num_evicted += 1
+        self._ref_counts[block] = 1
+        self._draft_valid[block] = False
+        return block
+
+    def acquire(self, block: int) -> None:
+        """One more reference to a cached block."""
+        if self._ref_counts[block] == 0:
+            del self._evictable[block]
+        self._ref_counts[block] += 1
+
+    def release(self, block: int) -> None:
+        """One reference less; an unreferenced block becomes evictable if it is cached, else free."""
+        count = self._ref_counts[block] - 1
+        assert count >= 0, f"block {block} was released more often than acquired"
+        self._ref_counts[block] = count
+        if count == 0:
+            if self._keys[block] is None:
+                self._free.append(block)
+            else:
+                self._evictable[block] = None
+
+    def lookup(self, key: Key) -> int | None:
+        """The cached block of this prefix, if there is one."""
+        return self._by_key.get(key)
+
+    def register(self, block: int, key: Key) -> int:
+        """Make a full block reusable under its key -> chain id of the prefix that ends with it.
+
+        If the prefix is cached in another block already, this one stays private and the other's chain goes on.
+        """
+        known = self._by_key.get(key)
+        if known is not None:
+            return self._chain_ids[known]
+        assert self._keys[block] is None, f"block {block} is cached under another prefix"
+        self._by_key[key] = block
+        self._keys[block] = key
+        self._chain_ids[block] = self._next_chain_id
+        self._next_chain_id += 1
+        return self._chain_ids[block]
+
+    def chain_id(self, block: int) -> int:
+        return self._chain_ids[block]
+
+    def is_draft_valid(self, block: int) -> bool:
+        return self._draft_valid[block]
+
+    def mark_draft_valid(self, block: int) -> None:
+        """The draft model's KV of the whole block is computed, too."""
+        self._draft_valid[block] = True
+
+    def check_integrity(self, held: list[int]) -> None:
+        """held: every reference that sequences have, with repetition. Raises AssertionError on any mismatch."""
+        counts = [0] * self.num_blocks
+        for block in held:
+            counts[block] += 1
+        assert counts == self._ref_counts, "reference counts do not match what sequences hold"
+        free, evictable = set(self._free), set(self._evictable)
+        assert len(free) == len(self._free), "a block is on the free list twice"
+        assert not free & evictable, "a block is both free and cached"
+        for block in range(self.num_blocks):
+            unreferenced = counts[block] == 0
+            cached = self._keys[block] is not None
+            assert (block in free) == (unreferenced and not cached), f"block {block} leaked or was freed in use"
+            assert (block in evictable) == (unreferenced and cached), f"cached block {block} leaked"
+        assert {key: block for block, key in enumerate(self._keys) if key is not None} == self._by_key
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        assert key is not None
+        del self._by_key[key]
+        self._keys[block] = None

@@ -1,0 +1,55 @@
+"""Requests that wait for a slot: higher priority first, then first come, first served."""
+
+from __future__ import annotations
+
+import heapq
+
+from faser_trtllm.core.request import Request, RequestState
+
+
+class WaitingQueue:
+    """A preempted request keeps its place by arrival, so it comes back before those that came later."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._order: dict[str, int] = {}
+        self._num_added = 0
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, request: Request) -> None:
+        """Add a request, or put a preempted one back."""
+        if request.request_id not in self._order:
+            self._order[request.request_id] = self._num_added
+            self._num_added += 1
+        heapq.heappush(self._heap, (-request.priority, self._order[request.request_id], request))
+        self._num_waiting += 1
+
+    def peek(self) -> Request | None:
+        """The request whose turn it is."""
+        while self._heap and self._heap[0][2].state is not RequestState.WAITING:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> None:
+        """Take out what peek() returned."""
+        heapq.heappop(self._heap)
+        self._num_waiting -= 1
+
+    def note_removed(self) -> None:
+        """A waiting request ended; its entry is dropped when it comes up."""
+        self._num_waiting -= 1
+
+    def forget(self, request_id: str) -> None:
+        """The request ended for good, so its place in the order is free."""
+        self._order.pop(request_id, None)
+
+    def expired(self, now_s: float) -> list[Request]:
+        """Waiting requests whose deadline has passed."""
+        return [
+            request
+            for _, _, request in self._heap
+            if request.deadline_s is not None and request.deadline_s <= now_s and request.state is RequestState.WAITING
+        ]

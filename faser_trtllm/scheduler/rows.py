@@ -1,0 +1,44 @@
+"""The token rule: who gets how many of a pass's max_num_tokens target rows.
+
+After TensorRT-LLM's micro-batch scheduler: a decoding request costs 1 + its drafts, a context costs its chunk, chunks
+that do not finish are aligned down to chunk_unit_size. Two deliberate differences: every decoding request keeps its one
+row when rows are short (drafts give way first), and one chunk unit is kept back for contexts, so that drafts cannot
+starve a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from faser_trtllm.core.request import Request
+from faser_trtllm.scheduler.limits import SchedulerLimits
+
+
+def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
+    """Rows for drafts, first come first served, out of num_rows."""
+    shares = []
+    for length in wanted:
+        share = min(length, num_rows)
+        num_rows -= share
+        shares.append(share)
+    return shares
+
+
+def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> int:
+    """Committed tokens of a context to run in this pass, given the rows that are left; 0 if it has to wait."""
+    remaining = request.num_tokens - request.num_computed_tokens
+    if remaining <= num_rows:
+        return remaining
+    # Without chunking a prompt runs as one; what a preempted request has to compute again may be longer than a pass.
+    if not limits.enable_chunked_context and remaining <= limits.max_num_tokens:
+        return 0
+    return num_rows // limits.chunk_unit * limits.chunk_unit
+
+
+def context_reserve(contexts: Sequence[Request], num_rows: int, limits: SchedulerLimits) -> int:
+    """Rows kept back from drafts for the first context, of the num_rows that decoding requests leave."""
+    if not contexts:
+        return 0
+    remaining = contexts[0].num_tokens - contexts[0].num_computed_tokens
+    wanted = min(remaining, limits.chunk_unit) if limits.enable_chunked_context else remaining
+    return min(wanted, num_rows)

@@ -1,0 +1,261 @@
+"""In-flight batching after TensorRT-LLM's rules; the one writer of requests.
+
+No phases: a request is scheduled until its computed tokens catch up with its tokens and pending drafts, so prompt
+chunks, prefix hits, requests resumed after preemption and verification are one rule.
+"""
+
+from __future__ import annotations
+
+from faser_trtllm.config import CapacitySchedulerPolicy
+from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.request import FinishReason, Request, RequestState
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.kvcache.manager import KVCacheManager
+from faser_trtllm.policy.base import Policy
+from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.queue import WaitingQueue
+from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows
+from faser_trtllm.scheduler.update import apply_result
+
+__all__ = ["Scheduler", "SchedulerLimits"]
+
+
+class Scheduler:
+    """Not thread-safe, except check(): the executor's thread calls it."""
+
+    def __init__(self, kv: KVCacheManager, limits: SchedulerLimits, policy: Policy, clock: Clock) -> None:
+        self._kv = kv
+        self._limits = limits
+        self._policy = policy
+        self._clock = clock
+        self._waiting = WaitingQueue()
+        self._running: list[Request] = []  # in order of admission
+        self._requests: dict[str, Request] = {}
+        self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
+        self._may_expire = False  # whether any request has a deadline
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidArgumentError if the request could never run; any thread."""
+        limits = self._limits
+        if request.prompt_len >= limits.max_seq_len:
+            raise InvalidArgumentError(
+                f"the prompt has {request.prompt_len} tokens, max_seq_len is {limits.max_seq_len} with at least 1 "
+                "for the output; shorten the prompt"
+            )
+        if not limits.enable_chunked_context and request.prompt_len > limits.max_num_tokens:
+            raise InvalidArgumentError(
+                f"the prompt has {request.prompt_len} tokens, max_num_tokens is {limits.max_num_tokens} and "
+                "enable_chunked_context is off; shorten the prompt or turn it on"
+            )
+        kv = self._kv
+        if kv.num_blocks_for(request.max_num_tokens) > kv.num_blocks:
+            raise InvalidArgumentError(
+                f"prompt and max_tokens are {request.max_num_tokens} tokens, the KV cache holds "
+                f"{kv.num_blocks * kv.tokens_per_block}; lower max_tokens or raise kv_cache_config.max_tokens"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request that check() let pass."""
+        self._requests[request.request_id] = request
+        self._may_expire = self._may_expire or request.deadline_s is not None
+        self._waiting.push(request)
+
+    def cancel(self, request_id: str) -> Request | None:
+        """End a request with CANCELLED; None if it is unknown or has ended."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.finish(request, FinishReason.CANCELLED)
+        return request
+
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """End a request; its slot and blocks are free again."""
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+            self._give_up_slot(request)
+        elif request.state is RequestState.WAITING:
+            self._waiting.note_removed()
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+        request.error = error
+        request.num_drafts = 0
+        self._waiting.forget(request.request_id)
+        del self._requests[request.request_id]
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def gauges(self) -> dict[str, float]:
+        """State of the queue and the cache."""
+        kv = self._kv
+        return {
+            "num_running": len(self._running),
+            "num_waiting": len(self._waiting),
+            "kv_num_blocks": kv.num_blocks,
+            "kv_num_free_blocks": kv.num_free_blocks,
+            "kv_num_cached_blocks": kv.num_cached_blocks,
+            "kv_num_reused_blocks": kv.num_reused_blocks,
+            "kv_num_allocated_blocks": kv.num_allocated_blocks,
+        }
+
+    def check_integrity(self) -> None:
+        """Audit of slots and blocks, for tests and idle times."""
+        slots = [request.slot for request in self._running]
+        assert sorted(slots + self._free_slots) == list(range(self._limits.max_batch_size)), "a slot leaked"
+        self._kv.check_integrity()
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide one step: who runs how many rows. Blocks for them are allocated."""
+        finished = self._expire() if self._may_expire else ()
+        paused: list[Request] = []
+        scheduled = self._schedule_running(paused)
+        admitted = [] if paused else self._admit(scheduled)
+        return SchedulerOutput(tuple(scheduled), tuple(admitted), tuple(paused), finished)
+
+    def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
+        """Commit what the pass found; returns the requests with new tokens or an end."""
+        self._observe(plan, result)
+        outputs: list[RequestOutput] = []
+        now_s = self._clock.now_s()
+        kv = self._kv
+        for index, scheduled in enumerate(plan.scheduled):
+            request = scheduled.request
+            new_token_ids, reason = apply_result(index, scheduled, drafts, result, now_s)
+            computed = min(request.num_draft_computed_tokens, request.num_computed_tokens)
+            kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
+            if reason is not None:
+                self.finish(request, reason, result.failed[index] or None)
+            else:
+                kv.rewind(request.slot, request.num_tokens + request.num_drafts)
+            if new_token_ids or reason is not None:
+                outputs.append(RequestOutput(request, new_token_ids, reason))
+        return outputs
+
+    def _expire(self) -> tuple[Request, ...]:
+        now_s = self._clock.now_s()
+        late = [r for r in self._running if r.deadline_s is not None and r.deadline_s <= now_s]
+        late += self._waiting.expired(now_s)
+        for request in late:
+            self.finish(request, FinishReason.TIMEOUT)
+        return tuple(late)
+
+    def _schedule_running(self, paused: list[Request]) -> list[ScheduledRequest]:
+        """Rows and blocks for the requests that have slots; preempts from the end of the line if blocks are short."""
+        limits = self._limits
+        decoding = [request for request in self._running if request.is_decoding]
+        contexts = [request for request in self._running if not request.is_decoding]
+        candidates = contexts or [request for request in [self._waiting.peek()] if request is not None]
+        num_rows = limits.max_num_tokens - len(decoding)
+        reserve = (
+            context_reserve(candidates, num_rows, limits)
+            if len(self._running) < limits.max_batch_size or contexts
+            else 0
+        )
+        wanted = [
+            max(request.num_drafts, min(length, request.draft_limit))
+            for request, length in zip(decoding, self._policy.draft_lengths(decoding), strict=True)
+        ]
+        shares = dict(zip((r.slot for r in decoding), share_draft_rows(wanted, num_rows - reserve), strict=True))
+        num_rows -= sum(shares.values())
+        scheduled: list[ScheduledRequest] = []
+        for request in list(self._running):
+            if request.state is not RequestState.RUNNING:
+                continue  # preempted for one before it
+            if request.slot in shares:
+                item = self._place_decoding(request, shares[request.slot], paused)
+            else:
+                item = self._place_context(request, num_rows, paused)
+                if item is not None:
+                    num_rows -= item.num_new_tokens
+            if item is not None:
+                scheduled.append(item)
+        return scheduled
+
+    def _place_decoding(self, request: Request, share: int, paused: list[Request]) -> ScheduledRequest | None:
+        """Blocks for the last committed token and the drafts; fewer drafts rather than nobody running."""
+        pending = request.num_drafts
+        if share > pending and self._kv.allocate(request.slot, request.num_tokens + share):
+            return ScheduledRequest(request, 1, share, share)
+        if self._make_room(request, request.num_tokens + pending, paused):
+            return ScheduledRequest(request, 1, pending, min(share, pending))
+        return None
+
+    def _place_context(self, request: Request, num_rows: int, paused: list[Request]) -> ScheduledRequest | None:
+        length = chunk_length(request, num_rows, self._limits)
+        if length == 0 or not self._make_room(request, request.num_computed_tokens + length, paused):
+            return None
+        return ScheduledRequest(request, length, 0, 0)
+
+    def _make_room(self, request: Request, num_tokens: int, paused: list[Request]) -> bool:
+        """Allocate, preempting the last of the line until it works; False if the request itself was the last."""
+        while not self._kv.allocate(request.slot, num_tokens):
+            assert self._limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION, (
+                "GUARANTEED_NO_EVICT reserved too few blocks"
+            )
+            victim = self._running[-1]
+            self._preempt(victim)
+            paused.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._give_up_slot(request)
+        request.state = RequestState.WAITING
+        request.num_computed_tokens = request.num_draft_computed_tokens = request.num_drafts = 0
+        request.stats.num_preemptions += 1
+        self._waiting.push(request)
+
+    def _admit(self, scheduled: list[ScheduledRequest]) -> list[Request]:
+        """Slots for waiting requests, in order; the first that does not fit stops the line."""
+        limits, kv = self._limits, self._kv
+        admitted: list[Request] = []
+        num_rows = limits.max_num_tokens - sum(s.num_new_tokens + s.max_verified for s in scheduled)
+        while self._free_slots and num_rows > 0:
+            request = self._waiting.peek()
+            if request is None or not self._fits(request):
+                break
+            slot = self._free_slots[-1]
+            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens)
+            request.num_computed_tokens = prefix.num_cached_tokens
+            request.num_draft_computed_tokens = prefix.num_draft_cached_tokens
+            length = chunk_length(request, num_rows, limits)
+            if length == 0 or not kv.allocate(slot, request.num_computed_tokens + length):
+                kv.free(slot)
+                request.num_computed_tokens = request.num_draft_computed_tokens = 0
+                break
+            self._free_slots.pop()
+            self._waiting.pop()
+            request.slot = slot
+            request.state = RequestState.RUNNING
+            if request.stats.first_scheduled_s is None:
+                request.stats.first_scheduled_s = self._clock.now_s()
+                request.stats.num_cached_tokens = prefix.num_cached_tokens
+            self._running.append(request)
+            admitted.append(request)
+            scheduled.append(ScheduledRequest(request, length, 0, 0))
+            num_rows -= length
+        return admitted
+
+    def _fits(self, request: Request) -> bool:
+        """Whether the cache has room: to the end of the request and of all that run, or for its next tokens."""
+        kv = self._kv
+        if self._limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
+            return kv.num_blocks_for(request.num_tokens + 1) <= kv.num_free_blocks
+        reserved = sum(kv.num_blocks_for(r.max_num_tokens) - kv.num_held_blocks(r.slot) for r in self._running)
+        return kv.num_blocks_for(request.max_num_tokens) <= kv.num_free_blocks - reserved
+
+    def _give_up_slot(self, request: Request) -> None:
+        self._kv.free(request.slot)
+        self._free_slots.append(request.slot)
+        request.slot = -1
+
+    def _observe(self, plan: SchedulerOutput, result: VerifyResult) -> None:
+        decoding = [i for i, s in enumerate(plan.scheduled) if s.request.is_decoding]
+        if decoding:
+            self._policy.observe(
+                [plan.scheduled[i].request for i in decoding],
+                [result.num_verified[i] for i in decoding],
+                [result.num_accepted[i] for i in decoding],
+            )
