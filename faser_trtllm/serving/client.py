@@ -131,9 +131,7 @@ class GrpcClient:
                 return
 
 
-def stream_http(
-    url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any
-) -> Iterator[Response]:
+def stream_http(url: str, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
     """Responses of generate_stream as they come (server-sent events). url: such as http://localhost:8000."""
     body = _body(text, {"stream": True} | fields)
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate_stream", body, timeout_s) as answer:

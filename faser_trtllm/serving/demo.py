@@ -54,9 +54,7 @@ class _Run:
 
 def main(argv: list[str] | None = None) -> int:
     """0 if all went well and nothing was left behind."""
-    parser = argparse.ArgumentParser(
-        prog="./build.sh demo", description="serve the bundled pair and stream text"
-    )
+    parser = argparse.ArgumentParser(prog="./build.sh demo", description="serve the bundled pair and stream text")
     parser.add_argument("--max_tokens", type=int, default=96, help="tokens of each answer (default: 96)")
     parser.add_argument("--speculation", default="fixed:4", help="off or fixed:K (default: fixed:4)")
     args = parser.parse_args(argv)
@@ -105,6 +103,7 @@ def run(max_tokens: int, speculation: str) -> int:
         print(f"\nstopped, but left behind: {', '.join(left)}", file=sys.stderr)
         return 1
     print("\nstopped: no process, port or shared memory left behind")
+    print(f"to serve it yourself: faser serve --engine_dir {engine_dir.relative_to(ROOT)}")
     return 0
 
 
@@ -147,14 +146,10 @@ def _compare(client: GrpcClient, speculation: str, fields: dict[str, Any]) -> No
     title = f"Tokens per second, {len(PROMPTS)} prompts one at a time, median of {NUM_ROUNDS}"
     print(f"\n{title}\n{'-' * len(title)}")
     print(f"{'speculation off':<18} {speed_off:7.0f}")
-    accepted_share = (
-        f"{100 * accepted / drafts:.0f}% of draft tokens accepted" if drafts else "nothing drafted"
-    )
+    accepted_share = f"{100 * accepted / drafts:.0f}% of draft tokens accepted" if drafts else "nothing drafted"
     print(f"{speculation:<18} {speed_on:7.0f}   {speed_on / speed_off:.2f}x, {accepted_share}")
     if not same:
-        raise FaserError(
-            "speculation changed the tokens of a seeded request; this is a bug, please report it"
-        )
+        raise FaserError("speculation changed the tokens of a seeded request; this is a bug, please report it")
     print("the tokens are the same with and without speculation")
 
 

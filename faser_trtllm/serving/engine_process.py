@@ -64,9 +64,7 @@ class EngineServer:
     def run(self) -> None:
         """Read messages until the connection closes."""
         executor = self._executor
-        self._connection.send(
-            messages.Ready(executor.vocab_size, executor.max_seq_len, executor.max_draft_len)
-        )
+        self._connection.send(messages.Ready(executor.vocab_size, executor.max_seq_len, executor.max_draft_len))
         try:
             while True:
                 for message in self._connection.receive():
@@ -98,9 +96,7 @@ class EngineServer:
             if self._draining.is_set():
                 self._fail(message.id, "UNAVAILABLE", SHUTTING_DOWN)
                 return
-            self._generator.submit(
-                str(message.id), message.request, lambda output: self._send(message.id, output)
-            )
+            self._generator.submit(str(message.id), message.request, lambda output: self._send(message.id, output))
         except FaserError as error:
             self._fail(message.id, error.code, str(error))
         except ConnectionClosedError:
@@ -169,9 +165,7 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
 
 def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> None:
     """Serve until the connection closes; never returns."""
-    parser = argparse.ArgumentParser(
-        description="the engine process behind a Triton model; started by its supervisor"
-    )
+    parser = argparse.ArgumentParser(description="the engine process behind a Triton model; started by its supervisor")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument("--parent_pid", type=int, required=True)
     parser.add_argument("--config", required=True, help="the service configuration as JSON")
@@ -189,9 +183,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
         _die_of_start(connection, error.code, str(error))
     except Exception as error:
         log.exception("the engines could not be opened")
-        _die_of_start(
-            connection, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}"
-        )
+        _die_of_start(connection, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()

@@ -107,8 +107,7 @@ class Launcher:
                 return True
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
-                    f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; "
-                    "raise it"
+                    f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
                 )
             time.sleep(0.05)
         return False
@@ -131,9 +130,7 @@ class Launcher:
             engines = self._find(lambda arguments: any(map(_is_engine_option, arguments)))
             for pid in engines:
                 kill(pid, signal.SIGTERM)
-            self._wait(
-                lambda: not any(command_line(pid) for pid in engines), self._config.drain_timeout_s + 3
-            )
+            self._wait(lambda: not any(command_line(pid) for pid in engines), self._config.drain_timeout_s + 3)
             time.sleep(0.1)
             kill(self._process.pid, signal.SIGTERM)
             self._wait(lambda: not self.is_running(), EXIT_TIMEOUT_S + 5)
@@ -162,14 +159,10 @@ class Launcher:
 
     def leftovers(self) -> list[str]:
         """What of the launch is still there, in words; empty after stop() or kill()."""
-        left = (
-            [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
-        )
+        left = [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
         if self._shm is not None:
             left += [f"shared memory {name}" for name in self._shm.regions()]
-        return left + [
-            f"port {port}" for port in self._ports().values() if not _is_free(self._options.host, port)
-        ]
+        return left + [f"port {port}" for port in self._ports().values() if not _is_free(self._options.host, port)]
 
     def _ports(self) -> dict[str, int]:
         options = self._options
@@ -242,9 +235,7 @@ class Launcher:
     def _start_error(self) -> FaserError:
         assert self._run_dir is not None
         with contextlib.suppress(OSError):
-            return UnavailableError(
-                f"the server did not start: {(self._run_dir / STARTUP_ERROR_FILE).read_text()}"
-            )
+            return UnavailableError(f"the server did not start: {(self._run_dir / STARTUP_ERROR_FILE).read_text()}")
         where = f"see {self._options.log_file}" if self._options.log_file else "see its messages above"
         assert self._process is not None
         return UnavailableError(f"the server did not start (status {self._process.returncode}); {where}")
@@ -257,9 +248,7 @@ def _effective_config(options: ServeOptions, repository: Path) -> ServiceConfig:
     file_config = load_service_config(path, {"speculation": options.speculation})
     engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
     if not engine_dir:
-        raise InvalidArgumentError(
-            "engine_dir is not set; name it with --engine_dir or in the configuration file"
-        )
+        raise InvalidArgumentError("engine_dir is not set; name it with --engine_dir or in the configuration file")
     return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())})
 
 

@@ -110,9 +110,7 @@ class Connection:
         """Send or queue a message; raises ConnectionClosedError, or InvalidArgumentError if too large."""
         body = self._encoder.encode(message)
         if len(body) > MAX_FRAME_BYTES:
-            raise InvalidArgumentError(
-                f"the request has {len(body)} bytes, allowed are at most {MAX_FRAME_BYTES}"
-            )
+            raise InvalidArgumentError(f"the request has {len(body)} bytes, allowed are at most {MAX_FRAME_BYTES}")
         frame = _LENGTH.pack(len(body)) + body
         with self._lock:
             if self._closed:
@@ -189,16 +187,12 @@ class Connection:
         while len(received) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(received, start)
             if length > MAX_FRAME_BYTES:
-                raise ConnectionClosedError(
-                    f"a frame of {length} bytes, allowed are at most {MAX_FRAME_BYTES}"
-                )
+                raise ConnectionClosedError(f"a frame of {length} bytes, allowed are at most {MAX_FRAME_BYTES}")
             end = start + _LENGTH.size + length
             if len(received) < end:
                 break
             try:
-                messages.append(
-                    self._decoder.decode(memoryview(received)[start + _LENGTH.size : end].tobytes())
-                )
+                messages.append(self._decoder.decode(memoryview(received)[start + _LENGTH.size : end].tobytes()))
             except msgspec.MsgspecError as error:
                 raise ConnectionClosedError(f"a frame is no message: {error}") from error
             start = end

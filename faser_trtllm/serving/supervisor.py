@@ -84,8 +84,7 @@ class Supervisor:
             if self._ready is not None:
                 return self._ready
             error = self._start_error or UnavailableError(
-                f"the engine was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; "
-                "raise it"
+                f"the engine was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
             )
         self.close()
         raise error
@@ -162,11 +161,7 @@ class Supervisor:
         self._set_state(EngineState.CLOSED)
 
     def _check_available(self) -> None:
-        if (
-            self._state is not EngineState.READY
-            or self._connection is None
-            or self._silence_s() >= PING_TIMEOUT_S
-        ):
+        if self._state is not EngineState.READY or self._connection is None or self._silence_s() >= PING_TIMEOUT_S:
             raise self._unavailable()
 
     def _unavailable(self) -> UnavailableError:
@@ -177,9 +172,7 @@ class Supervisor:
                 f"the engine process has not answered for {self._silence_s():.0f} s; try again later"
             )
         retry_s = max(1, round(self._retry_at_s - time.monotonic()) + 1)
-        return UnavailableError(
-            f"the engine process is starting again after a crash; try again in {retry_s} s"
-        )
+        return UnavailableError(f"the engine process is starting again after a crash; try again in {retry_s} s")
 
     def _silence_s(self) -> float:
         return time.monotonic() - self._last_pong_s

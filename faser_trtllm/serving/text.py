@@ -68,9 +68,7 @@ class TextGenerator:
             prefix = request.text if request.text is not None else self._tokenizer.decode(prompt)
         sink = _TextSink(IncrementalDetokenizer(self._tokenizer), request, prefix, on_output)
         timeout_s = None if request.timeout_ms is None else request.timeout_ms / 1e3
-        self._executor.submit(
-            request_id, prompt, params, sink, priority=request.priority, timeout_s=timeout_s
-        )
+        self._executor.submit(request_id, prompt, params, sink, priority=request.priority, timeout_s=timeout_s)
 
     def cancel(self, request_id: str) -> None:
         """End a request with finish reason "cancelled"; unknown ids are ignored."""
@@ -202,9 +200,7 @@ class _TextSink:
             return False
         reason = FinishReason.STOP if stopped or reason is None else reason
         self._on_output(
-            TextOutput(
-                text, tuple(token_ids), reason.value, self._statistics(output), self._error(output, reason)
-            )
+            TextOutput(text, tuple(token_ids), reason.value, self._statistics(output), self._error(output, reason))
         )
         return stopped
 
@@ -243,9 +239,7 @@ class _StoppingText:
     Tokens are released with the last of their characters; one that reaches into the stop word is not output.
     """
 
-    def __init__(
-        self, detokenizer: IncrementalDetokenizer, stop_words: tuple[str, ...], min_tokens: int
-    ) -> None:
+    def __init__(self, detokenizer: IncrementalDetokenizer, stop_words: tuple[str, ...], min_tokens: int) -> None:
         self._detokenizer = detokenizer
         self._finder = StopWordFinder(stop_words) if any(stop_words) else None
         self._min_tokens = min_tokens

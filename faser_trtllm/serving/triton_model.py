@@ -33,9 +33,7 @@ _PARENT_CHECK_S = 0.5
 class TritonModel:
     """The model of one instance; pb_utils is Triton's triton_python_backend_utils."""
 
-    def __init__(
-        self, pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND
-    ) -> None:
+    def __init__(self, pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._pb_utils = pb_utils
         config = _load_config(args)
         self._metrics = _Metrics(pb_utils)
@@ -98,9 +96,7 @@ class TritonModel:
     def _refuse(self, sender: Any, code: str, message: str) -> None:
         pb_utils = self._pb_utils
         error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-        sender.send(
-            pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        )
+        sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _poll_cancelled(self) -> None:
         pause_s = _IDLE_POLL_S
@@ -193,9 +189,7 @@ class _Metrics:
         self._families: list[Any] = []
 
         def counter(name: str, description: str) -> Any:
-            family = pb_utils.MetricFamily(
-                name=name, description=description, kind=pb_utils.MetricFamily.COUNTER
-            )
+            family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
             self._families.append(family)
             return family.Metric(labels={"model": "faser"})
 
@@ -203,9 +197,7 @@ class _Metrics:
         self._failures = counter("faser_request_failures_total", "Requests that ended with an error")
         self._prompt_tokens = counter("faser_prompt_tokens_total", "Prompt tokens of requests that ended")
         self._output_tokens = counter("faser_generation_tokens_total", "Output tokens of requests that ended")
-        self._drafts = counter(
-            "faser_spec_decode_num_draft_tokens_total", "Draft tokens, as vLLM counts them"
-        )
+        self._drafts = counter("faser_spec_decode_num_draft_tokens_total", "Draft tokens, as vLLM counts them")
         self._accepted = counter(
             "faser_spec_decode_num_accepted_tokens_total", "Accepted draft tokens, as vLLM counts them"
         )

@@ -71,9 +71,7 @@ def read_tensors(request: TritonRequest) -> dict[str, npt.NDArray[Any]]:
     """Inputs by name; raises InvalidArgumentError if the request id is too long."""
     num_bytes = len(request.request_id())
     if num_bytes > MAX_REQUEST_ID_BYTES:
-        raise InvalidArgumentError(
-            f"the request id has {num_bytes} bytes, allowed are at most {MAX_REQUEST_ID_BYTES}"
-        )
+        raise InvalidArgumentError(f"the request id has {num_bytes} bytes, allowed are at most {MAX_REQUEST_ID_BYTES}")
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
@@ -92,9 +90,7 @@ def parse_request(tensors: Tensors) -> TextRequest:
         if name in tensors:
             fields[name] = _words(name, tensors[name])
     if "embedding_bias_words" in fields:
-        weights = _row(
-            "embedding_bias_weights", tensors.get("embedding_bias_weights", np.zeros((1, 0), np.float32))
-        )
+        weights = _row("embedding_bias_weights", tensors.get("embedding_bias_weights", np.zeros((1, 0), np.float32)))
         fields["embedding_bias_words"], fields["embedding_bias_weights"] = _without_empty(
             fields["embedding_bias_words"], tuple(weights.tolist())
         )
@@ -134,9 +130,7 @@ def _scalar(tensors: Tensors, name: str, kind: Callable[[Any], Any], default: An
         return default
     tensor = tensors[name]
     if tensor.size != 1:
-        raise InvalidArgumentError(
-            f"{name} has {tensor.size} values, allowed is 1; send one request for each prompt"
-        )
+        raise InvalidArgumentError(f"{name} has {tensor.size} values, allowed is 1; send one request for each prompt")
     return kind(tensor.reshape(-1)[0])
 
 
@@ -150,9 +144,7 @@ def _row(name: str, tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _single_text(tensor: npt.NDArray[Any]) -> str:
     if tensor.size != 1:
-        raise InvalidArgumentError(
-            f"text_input has {tensor.size} prompts, allowed is 1; send one request for each"
-        )
+        raise InvalidArgumentError(f"text_input has {tensor.size} prompts, allowed is 1; send one request for each")
     return _text("text_input", tensor.reshape(-1)[0])
 
 
@@ -164,9 +156,7 @@ def _words(name: str, tensor: npt.NDArray[Any]) -> tuple[str, ...]:
     return words if name == "embedding_bias_words" else tuple(word for word in words if word)
 
 
-def _without_empty(
-    words: tuple[str, ...], weights: tuple[float, ...]
-) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _without_empty(words: tuple[str, ...], weights: tuple[float, ...]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """TensorRT-LLM's clients send one empty word, and no or any weight, for "none"."""
     if not any(words):
         return (), ()

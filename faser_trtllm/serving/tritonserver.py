@@ -28,9 +28,7 @@ class TritonInstall:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         stub = self.wheel_dir / "python_backend_stubs" / version / "triton_python_backend_stub"
         if not stub.exists():
-            raise UnavailableError(
-                f"nvidia-pytriton has no stub for Python {version}; use Python 3.10, 3.11 or 3.12"
-            )
+            raise UnavailableError(f"nvidia-pytriton has no stub for Python {version}; use Python 3.10, 3.11 or 3.12")
         backend = directory / "python"
         backend.mkdir(parents=True)
         for name in ("libtriton_python.so", "triton_python_backend_utils.py"):

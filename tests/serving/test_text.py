@@ -27,9 +27,7 @@ class ScriptExecutor(EchoExecutor):
 
     def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
         params.validate(self.vocab_size)
-        self.request = Request(
-            request_id, prompt_token_ids, params, max_seq_len=self.max_seq_len, max_draft_len=4
-        )
+        self.request = Request(request_id, prompt_token_ids, params, max_seq_len=self.max_seq_len, max_draft_len=4)
         self.sink = sink
         self.timeout_s = timeout_s
 

@@ -277,9 +277,7 @@ def test_equal_request_ids_are_independent(model):
 
 
 def test_cancelled_requests_end_and_are_left_alone(model):
-    requests = [
-        FakeRequest(text_input=strings("abc"), max_tokens=ints(500), stream=flag(True)) for _ in range(50)
-    ]
+    requests = [FakeRequest(text_input=strings("abc"), max_tokens=ints(500), stream=flag(True)) for _ in range(50)]
     model.execute(requests)
     time.sleep(0.1)
     for request in requests:

@@ -94,9 +94,7 @@ class Server:
             speculation=speculation,
         )
         with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", script], stdout=file, stderr=file, cwd=ROOT
-            )
+            self.process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file, cwd=ROOT)
 
     def __enter__(self) -> Server:
         return self
