@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
+from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
 from faser_trtllm.serving.shm import ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
@@ -64,6 +66,8 @@ class Launcher:
         self._options = options
         self._repository = (options.model_repo or _default_repository()).absolute()
         self._config = _effective_config(options, self._repository)
+        if options.model_repo is None:  # another repository may serve something else
+            _check_engines(self._config)
         self._install = find_tritonserver(options.tritonserver)
         self._process: subprocess.Popen[bytes] | None = None
         self._shm: ShmPrefix | None = None
@@ -250,6 +254,13 @@ def _effective_config(options: ServeOptions, repository: Path) -> ServiceConfig:
     if not engine_dir:
         raise InvalidArgumentError("engine_dir is not set; name it with --engine_dir or in the configuration file")
     return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())})
+
+
+def _check_engines(config: ServiceConfig) -> None:
+    """Raise what the engine process would, before a server is started for nothing."""
+    engines = EngineDir.load(Path(config.engine_dir or ""))
+    if engines.has_draft:
+        make_policy(config.speculation, config.max_draft_len or engines.build_config.max_draft_len)
 
 
 def _default_repository() -> Path:

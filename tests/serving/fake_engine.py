@@ -18,7 +18,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.engine_process import main
 
 CRASH_TOKEN = 319  # a prompt with it kills the process
-STEP_S = 0.005
+STEP_S = 0.01
 TOKENS_PER_STEP = 2
 
 

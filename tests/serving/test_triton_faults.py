@@ -33,7 +33,7 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def server(engine_dir, repository, tmp_path):
     config = tmp_path / "faser.yaml"
-    config.write_text("drain_timeout_s: 0.5\nrestart_backoff_s: 0.05\n")
+    config.write_text("drain_timeout_s: 1.0\nrestart_backoff_s: 0.05\n")
     with Server(engine_dir, model_repo=repository, config=config, log=tmp_path / "log") as server:
         server.wait_ready()
         yield server
