@@ -30,9 +30,7 @@ class Outcome(enum.IntEnum):
     """How a request's pass ended."""
 
     CARRIED = native.CARRIED  # the last live row's test passed: later drafts stay pending, nothing was drawn
-    RECOVERED = (
-        native.RECOVERED
-    )  # a draft was rejected, one recovered token drawn: pending drafts are dropped
+    RECOVERED = native.RECOVERED  # a draft was rejected, one recovered token drawn: pending drafts are dropped
     BONUS = native.BONUS  # every pending draft was accepted, one bonus token drawn
     FAILED = native.FAILED  # see row_status; the tokens before the failing row are committed
 
@@ -56,9 +54,7 @@ class AcceptResult:
 class Acceptor:
     """The test of one step: clear(), add() each request, run(). Its buffers are allocated once."""
 
-    def __init__(
-        self, max_batch_size: int, vocab_size: int, max_draft_len: int, *, pool: int | None = None
-    ) -> None:
+    def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int, *, pool: int | None = None) -> None:
         self._vocab_size = vocab_size
         self._max_draft_len = max_draft_len
         self._pool = pool
@@ -72,6 +68,8 @@ class Acceptor:
         outputs = (self._token_ids, *self._counts)
         self._inputs = [address_of(array, np.int32) for array in inputs]
         self._outputs = [address_of(array, np.int32) for array in outputs]
+        self._sampling: SamplingArray | None = None
+        self._sampling_address = 0
         self._num_requests = 0
         self._num_rows = 0
 
@@ -98,12 +96,14 @@ class Acceptor:
         address, stride = logits_layout(logits, self._vocab_size)
         if logits.shape[0] < self._num_rows:
             raise ValueError(f"{self._num_rows} rows were added, logits has {logits.shape[0]}")
+        if sampling is not self._sampling:  # one table for life; asking numpy for its address takes a while
+            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
         slots, cu_logit_rows, num_tokens, num_drafts = self._inputs
         status = native.library().faser_accept(
             self._pool,
             n,
             slots,
-            address_of(sampling, SAMPLING_DTYPE),
+            self._sampling_address,
             address,
             stride,
             self._vocab_size,

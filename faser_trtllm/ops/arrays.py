@@ -24,9 +24,7 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
     if array.dtype is not dtype and array.dtype != dtype:
         raise TypeError(f"expected an array of {np.dtype(dtype).name}, got {array.dtype}")
     if not array.flags.c_contiguous:
-        raise ValueError(
-            f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}"
-        )
+        raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
     address: int = array.ctypes.data
     return address
 

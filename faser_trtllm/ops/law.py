@@ -120,9 +120,7 @@ def exp_non_positive(z: Float32Array) -> Float32Array:
 
 
 def _penalise(entry: np.void, history: Int32Array, x: Float32Array) -> None:
-    repetition, presence, frequency = (
-        _F(entry[f"{name}_penalty"]) for name in ("repetition", "presence", "frequency")
-    )
+    repetition, presence, frequency = (_F(entry[f"{name}_penalty"]) for name in ("repetition", "presence", "frequency"))
     if repetition == 1 and presence == 0 and frequency == 0:
         return
     tokens, counts = np.unique(history[(history >= 0) & (history < x.size)], return_counts=True)

@@ -62,4 +62,5 @@ def race_uniforms(key: int, position: int, vocab_size: int) -> npt.NDArray[np.fl
     counter[:, 3] = Stream.RACE_LOW
     low = philox4x32(counter, key)[:, 0]
     bits = (high << np.uint64(20)) | (low >> np.uint64(12))
-    return (bits.astype(np.float64) + 0.5) * 2.0**-52
+    uniforms: npt.NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-52
+    return uniforms

@@ -1,5 +1,8 @@
 #include "race.h"
 
+#include <cstring>
+
+#include "faser_cpu.h"
 #include "philox.h"
 
 #if defined(__x86_64__)
@@ -65,7 +68,7 @@ __attribute__((target("avx2"))) void race_words_avx2(uint64_t key, uint64_t posi
 RaceWords choose() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2")) return race_words_avx2;
+  if (std::strcmp(faser_isa(), "portable") != 0 && __builtin_cpu_supports("avx2")) return race_words_avx2;
 #endif
   return race_words_portable;
 }

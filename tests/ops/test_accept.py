@@ -183,16 +183,11 @@ def test_chi_square_sees_a_biased_rule():
 
 
 def random_logits(seed, vocab_size):
-    return (
-        np.random.default_rng(seed).standard_normal((vocab_size, vocab_size, vocab_size)).astype(np.float32)
-        * 2
-    )
+    return np.random.default_rng(seed).standard_normal((vocab_size, vocab_size, vocab_size)).astype(np.float32) * 2
 
 
 @pytest.mark.parametrize("mode", [native.GREEDY, native.SEEDED])
-@pytest.mark.parametrize(
-    "edits", [{}, {"top_k": 6, "repetition_penalty": 1.2}, {"top_p": 0.8, "temperature": 0.7}]
-)
+@pytest.mark.parametrize("edits", [{}, {"top_k": 6, "repetition_penalty": 1.2}, {"top_p": 0.8, "temperature": 0.7}])
 def test_seeded_and_greedy_text_do_not_depend_on_speculation(mode, edits):
     vocab_size, num_slots, length = 16, 12, 20
     target = random_logits(1, vocab_size)

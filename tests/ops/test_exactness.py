@@ -127,12 +127,8 @@ class Enumeration:
         self.slots.set(0, tokens=context + drafts)
         for j in range(num_pending):
             position = len(context) + j
-            self.slots.draft_probs[0, position % MAX_DRAFT_LEN] = self.draft.law(
-                (context + drafts)[:position]
-            )
-        logits = np.stack(
-            [self.target.logits((context + drafts)[: len(context) + j]) for j in range(num_verified + 1)]
-        )
+            self.slots.draft_probs[0, position % MAX_DRAFT_LEN] = self.draft.law((context + drafts)[:position])
+        logits = np.stack([self.target.logits((context + drafts)[: len(context) + j]) for j in range(num_verified + 1)])
         result = accept_reference(
             self.slots.array,
             np.zeros(1, np.int32),
@@ -173,9 +169,7 @@ def test_the_free_test_is_exact(rule, seed):
     assert total_variation(law, target_law(enumeration.target, PROMPT, LENGTH)) < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("rule", "bias"), [("own probability, fresh bonus", 0.19), ("later token, dropped", 0.02)]
-)
+@pytest.mark.parametrize(("rule", "bias"), [("own probability, fresh bonus", 0.19), ("later token, dropped", 0.02)])
 def test_known_wrong_rules_are_biased(rule, bias):
     enumeration = Enumeration(rule, 5)
     law = enumeration.law()

@@ -91,9 +91,7 @@ def cases(draw):
 def test_native_is_the_reference(case):
     logits, history, fields = case
     status, probs = law(next_token_probs, logits, history.size, tokens=history, **fields)
-    expected_status, expected = law(
-        next_token_probs_reference, logits, history.size, tokens=history, **fields
-    )
+    expected_status, expected = law(next_token_probs_reference, logits, history.size, tokens=history, **fields)
     assert status == expected_status
     if status is RowStatus.OK:
         assert ((probs > 0) == (expected > 0)).all()
@@ -208,10 +206,7 @@ def test_counters_are_clean_between_calls():
     logits = np.zeros(8, np.float32)
     first = law(next_token_probs, logits, 4, tokens=[1, 1, 2, 3], frequency_penalty=0.5)[1]
     law(next_token_probs, logits, 4, tokens=[5, 5, 5, 5], frequency_penalty=0.5)
-    assert (
-        law(next_token_probs, logits, 4, tokens=[1, 1, 2, 3], frequency_penalty=0.5)[1].tolist()
-        == first.tolist()
-    )
+    assert law(next_token_probs, logits, 4, tokens=[1, 1, 2, 3], frequency_penalty=0.5)[1].tolist() == first.tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [31, 4096, 151936])
