@@ -66,7 +66,7 @@ struct faser_engine {
   int32_t check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                 int num_logit_rows) const;
   void plan_tiles(const faser_batch& batch);
-  int team_size(int num_rows, int num_layers, int num_logit_rows) const;
+  int team_size(int num_rows) const;
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
   void attend(const faser::Team& team, const faser_batch& batch, int layer);

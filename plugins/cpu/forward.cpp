@@ -12,7 +12,7 @@ using faser::Team;
 namespace {
 
 // Below this many multiply-adds per worker a barrier costs more than a second worker brings.
-constexpr int64_t kMinWorkPerThread = 200'000;
+constexpr int64_t kMinWorkPerThread = 1'000'000;
 
 int num_pairs(int size) { return round_up(size, 32) / 2; }
 int num_panels(int size) { return round_up(size, kPanel) / kPanel; }
@@ -72,14 +72,12 @@ void faser_engine::plan_tiles(const faser_batch& batch) {
   }
 }
 
-int faser_engine::team_size(int num_rows, int num_layers, int num_logit_rows) const {
+int faser_engine::team_size(int num_rows) const {
   const int64_t hidden = model_.hidden_size;
   const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
                             3 * hidden * model_.intermediate_size;
   // A row costs less than the weights it is the first to load, which is why the first one counts more.
   const int64_t work = (num_rows + 3) * per_layer;
-  (void)num_layers;
-  (void)num_logit_rows;
   return static_cast<int>(std::clamp<int64_t>(work / kMinWorkPerThread, 1, pool_->num_threads()));
 }
 
@@ -202,7 +200,7 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
   if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
   plan_tiles(batch);
   if (batch.num_rows > 0) {
-    pool_->run_team(team_size(batch.num_rows, last_layer - first_layer, num_logit_rows), [&](const Team& team) {
+    pool_->run_team(team_size(batch.num_rows), [&](const Team& team) {
       begin_rows(team, batch, first_layer == 0);
       for (int layer = first_layer; layer < last_layer; layer++) run_layer(team, batch, layer);
       if (is_last && num_logit_rows > 0) run_head(team, logit_rows, num_logit_rows, logits);

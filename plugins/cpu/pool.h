@@ -34,7 +34,7 @@ class Backoff {
   }
 
  private:
-  static constexpr int kNumSpins = 400;
+  static constexpr int kNumSpins = 64;
   int num_waits_ = 0;
 };
 

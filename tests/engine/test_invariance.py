@@ -20,7 +20,8 @@ from tests.engine.tiny_model import TinyConfig, TinyModel
 NUM_REQUESTS = 3
 LENGTHS = (300, 75, 34)
 CONFIGS = {
-    "plain": TinyConfig(num_layers=2, max_seq_len=320),
+    # Large enough that even one row is shared by two threads.
+    "plain": TinyConfig(num_layers=2, hidden_size=192, intermediate_size=768, max_seq_len=320),
     "window": TinyConfig(
         num_layers=2, max_seq_len=320, sliding_window=43, head_dim=20, num_heads=6, biases=True, qk_norm=True
     ),
