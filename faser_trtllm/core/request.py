@@ -72,7 +72,8 @@ class Request:
         self.arrival_s = arrival_s
         self.priority = priority  # 0 to 1, more is sooner (TensorRT-LLM: default 0.5)
         self.deadline_s = deadline_s
-        self.tokens: npt.NDArray[np.int32] = np.zeros(self.max_num_tokens + max_draft_len + 1, dtype=np.int32)
+        capacity = max(self.max_num_tokens, self.prompt_len) + max_draft_len + 1
+        self.tokens: npt.NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
         self.tokens[: self.prompt_len] = prompt
         self.num_tokens = self.prompt_len
         self.num_drafts = 0

@@ -157,6 +157,12 @@ class Executor:
         """Counters since the start, and gauges of the queue and the cache."""
         return self._stats.as_dict() | self._scheduler.gauges()
 
+    def check_integrity(self) -> None:
+        """Audit slots, blocks and bindings, between two steps; raises AssertionError."""
+        self._scheduler.check_integrity()
+        running = {r.request_id: r.slot for r in self._scheduler.running}
+        assert self._slots == running, "the sampling table is bound to requests that do not run"
+
     def close(self) -> None:
         """End the thread and all requests (CANCELLED), and free the engines."""
         with self._wake:

@@ -35,6 +35,11 @@ class Scheduler:
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self._may_expire = False  # whether any request has a deadline
 
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """The requests that hold slots, in order of admission."""
+        return tuple(self._running)
+
     def check(self, request: Request) -> None:
         """Raise InvalidArgumentError if the request could never run; any thread."""
         limits = self._limits

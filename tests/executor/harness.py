@@ -138,6 +138,7 @@ def run(setup: Setup, prompts: list[tuple[list[int], SamplingParams]], arrivals:
             busy = executor.step()
             step += 1
             setup.clock.advance(0.001)
+            executor.check_integrity()
             assert step < 20_000, "the executor does not come to an end"
             if not busy and not waiting:
                 break

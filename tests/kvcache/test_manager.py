@@ -1,0 +1,206 @@
+"""The cache against a plain model: which prefixes are where, and that no block is lost or shared wrongly."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from faser_trtllm.kvcache.block_pool import BlockPool
+from faser_trtllm.kvcache.manager import CachedPrefix, KVCacheManager
+
+
+def tokens_of(*ids):
+    return np.array(ids, np.int32)
+
+
+def make(num_blocks=8, tokens_per_block=4, reuse=True):
+    return KVCacheManager(num_blocks, tokens_per_block, 4, 8, enable_block_reuse=reuse)
+
+
+def test_blocks_are_allocated_all_or_none():
+    kv = make(num_blocks=3)
+    kv.add_sequence(0, tokens_of(1), 1)
+    assert kv.allocate(0, 8)
+    assert kv.num_held_blocks(0) == 2
+    kv.add_sequence(1, tokens_of(1), 1)
+    assert not kv.allocate(1, 8)
+    assert kv.num_held_blocks(1) == 0
+    assert kv.num_free_blocks == 1
+    assert kv.allocate(1, 4)
+
+
+def test_rewind_gives_back_what_the_tokens_do_not_need():
+    kv = make()
+    kv.add_sequence(0, tokens_of(1, 2), 2)
+    assert kv.allocate(0, 17)
+    kv.rewind(0, 9)
+    assert kv.num_held_blocks(0) == 3
+    kv.rewind(0, 9)
+    assert kv.num_held_blocks(0) == 3
+    assert kv.num_free_blocks == 5
+
+
+def test_a_finished_prefix_is_reused_except_for_the_last_token():
+    kv = make()
+    prompt = tokens_of(*range(8))
+    assert kv.add_sequence(0, prompt, 8) == CachedPrefix(0, 0)
+    kv.allocate(0, 8)
+    kv.commit(0, prompt, 8, 8)
+    blocks = kv.block_table[0, :2].copy()
+    kv.free(0)
+    assert kv.add_sequence(1, prompt, 8) == CachedPrefix(4, 4), "the last token must be computed again for its logits"
+    assert kv.block_table[1, 0] == blocks[0]
+    longer = tokens_of(*range(8), 99)
+    assert kv.add_sequence(2, longer, 9) == CachedPrefix(8, 8)
+    assert kv.block_table[2, :2].tolist() == blocks.tolist()
+    kv.check_integrity()
+
+
+def test_an_equal_block_after_another_prefix_is_not_reused():
+    kv = make()
+    first = tokens_of(1, 1, 1, 1, 7, 7, 7, 7)
+    kv.add_sequence(0, first, 8)
+    kv.allocate(0, 8)
+    kv.commit(0, first, 8, 8)
+    other = tokens_of(2, 2, 2, 2, 7, 7, 7, 7, 0)
+    assert kv.add_sequence(1, other, 9) == CachedPrefix(0, 0)
+
+
+def test_only_computed_blocks_are_offered():
+    kv = make()
+    prompt = tokens_of(*range(12))
+    kv.add_sequence(0, prompt, 12)
+    kv.allocate(0, 12)
+    kv.commit(0, prompt, 7, 0)
+    assert kv.add_sequence(1, prompt, 12) == CachedPrefix(4, 0)
+
+
+def test_the_drafts_kv_is_known_to_be_missing_until_it_is_computed():
+    kv = make()
+    prompt = tokens_of(*range(9))
+    kv.add_sequence(0, prompt, 9)
+    kv.allocate(0, 9)
+    kv.commit(0, prompt, 8, 0)
+    kv.free(0)
+    assert kv.add_sequence(1, prompt, 9) == CachedPrefix(8, 0)
+    kv.commit(1, prompt, 8, 5)
+    assert kv.add_sequence(2, prompt, 9) == CachedPrefix(8, 4)
+    kv.commit(1, prompt, 8, 8)
+    assert kv.add_sequence(3, prompt, 9) == CachedPrefix(8, 8)
+
+
+def test_a_reused_block_forgets_that_its_draft_kv_was_valid():
+    kv = make(num_blocks=1)
+    kv.add_sequence(0, tokens_of(1, 2, 3, 4), 4)
+    kv.allocate(0, 4)
+    kv.commit(0, tokens_of(1, 2, 3, 4), 4, 4)
+    kv.free(0)
+    kv.add_sequence(0, tokens_of(5, 6, 7, 8), 4)
+    assert kv.allocate(0, 4)
+    kv.commit(0, tokens_of(5, 6, 7, 8), 4, 0)
+    kv.free(0)
+    assert kv.add_sequence(0, tokens_of(5, 6, 7, 8, 9), 5) == CachedPrefix(4, 0)
+
+
+def test_least_recently_used_leaves_are_evicted_first():
+    kv = make(num_blocks=4)
+    old, new = tokens_of(1, 1, 1, 1, 2, 2, 2, 2), tokens_of(3, 3, 3, 3, 4, 4, 4, 4)
+    for prompt in (old, new):
+        kv.add_sequence(0, prompt, 8)
+        kv.allocate(0, 8)
+        kv.commit(0, prompt, 8, 8)
+        kv.free(0)
+    kv.add_sequence(0, tokens_of(9), 1)
+    assert kv.allocate(0, 4)
+    assert kv.add_sequence(1, np.append(old, 0).astype(np.int32), 9) == CachedPrefix(4, 4)
+    assert kv.add_sequence(2, np.append(new, 0).astype(np.int32), 9) == CachedPrefix(8, 8)
+
+
+def test_without_reuse_nothing_is_kept():
+    kv = make(reuse=False)
+    prompt = tokens_of(*range(9))
+    kv.add_sequence(0, prompt, 9)
+    kv.allocate(0, 9)
+    kv.commit(0, prompt, 9, 9)
+    kv.free(0)
+    assert kv.add_sequence(1, prompt, 9) == CachedPrefix(0, 0)
+    assert kv.num_cached_blocks == 0
+
+
+def test_a_block_released_too_often_is_noticed():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.release(block)
+    with pytest.raises(AssertionError, match="released more often"):
+        pool.release(block)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random sequences over two token values, so that prefixes are often equal; KV contents are modelled as text."""
+
+    @initialize(num_blocks=st.integers(2, 12), tokens_per_block=st.sampled_from([1, 2, 4]), reuse=st.booleans())
+    def start(self, num_blocks, tokens_per_block, reuse):
+        self.size = tokens_per_block
+        self.kv = KVCacheManager(num_blocks, tokens_per_block, 4, num_blocks, enable_block_reuse=reuse)
+        self.contents = [[None] * tokens_per_block for _ in range(num_blocks)]  # the whole prefix at each token
+        self.draft_contents = [[None] * tokens_per_block for _ in range(num_blocks)]
+        self.sequences = {}  # slot -> [tokens, num_computed, num_draft_computed]
+
+    def _write(self, memory, slot, tokens, start, end):
+        for position in range(start, end):
+            block = self.kv.block_table[slot, position // self.size]
+            memory[block][position % self.size] = tuple(tokens[: position + 1])
+
+    def _holds(self, memory, slot, tokens, end):
+        for position in range(end):
+            block = self.kv.block_table[slot, position // self.size]
+            assert memory[block][position % self.size] == tuple(tokens[: position + 1])
+
+    @precondition(lambda self: len(self.sequences) < 4)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=16))
+    def add(self, tokens):
+        slot = next(s for s in range(4) if s not in self.sequences)
+        prefix = self.kv.add_sequence(slot, np.array(tokens, np.int32), len(tokens))
+        assert prefix.num_cached_tokens < len(tokens)
+        assert prefix.num_draft_cached_tokens <= prefix.num_cached_tokens
+        self._holds(self.contents, slot, tokens, prefix.num_cached_tokens)
+        self._holds(self.draft_contents, slot, tokens, prefix.num_draft_cached_tokens)
+        self.sequences[slot] = [list(tokens), prefix.num_cached_tokens, prefix.num_draft_cached_tokens]
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), extra=st.lists(st.integers(0, 1), max_size=6), with_draft=st.booleans())
+    def compute(self, data, extra, with_draft):
+        slot = data.draw(st.sampled_from(sorted(self.sequences)))
+        tokens, computed, draft_computed = self.sequences[slot]
+        tokens = tokens + extra
+        free = self.kv.num_free_blocks
+        if not self.kv.allocate(slot, len(tokens)):
+            assert self.kv.num_blocks_for(len(tokens)) - self.kv.num_held_blocks(slot) > free
+            return
+        end = data.draw(st.integers(computed, len(tokens)))
+        self._write(self.contents, slot, tokens, computed, end)
+        draft_end = max(draft_computed, end) if with_draft else draft_computed
+        self._write(self.draft_contents, slot, tokens, draft_computed, draft_end)
+        self.kv.commit(slot, np.array(tokens, np.int32), end, draft_end)
+        self.kv.rewind(slot, max(end, data.draw(st.integers(end, len(tokens)))))
+        self.sequences[slot] = [tokens[: max(end, 1)] if end >= 1 else tokens[:1], end, draft_end]
+        self._holds(self.contents, slot, tokens, end)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def free(self, data):
+        slot = data.draw(st.sampled_from(sorted(self.sequences)))
+        self.kv.free(slot)
+        del self.sequences[slot]
+
+    @invariant()
+    def audit(self):
+        if hasattr(self, "kv"):
+            self.kv.check_integrity()
+            if not self.sequences:
+                assert self.kv.num_free_blocks == self.kv.num_blocks
+
+
+CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCacheMachine = CacheMachine.TestCase

@@ -1,0 +1,264 @@
+"""Golden vectors of the scheduling rules: rows, capacity, order, rewind."""
+
+import numpy as np
+import pytest
+
+from faser_trtllm.config import CapacitySchedulerPolicy
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.plan import DraftResult, VerifyResult
+from faser_trtllm.core.request import FinishReason, Request, RequestState
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.kvcache.manager import KVCacheManager
+from faser_trtllm.policy.fixed import FixedPolicy
+from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+
+NO_EVICT = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
+
+
+class Bench:
+    """A scheduler with a fake pass: every draft is accepted up to `accept`, then token 1 is drawn."""
+
+    def __init__(self, *, drafts=0, num_blocks=64, tokens_per_block=4, max_seq_len=64, **limits):
+        limits = {"max_batch_size": 4, "max_num_tokens": 32, "chunk_unit_size": 4} | limits
+        self.kv = KVCacheManager(
+            num_blocks, tokens_per_block, limits["max_batch_size"], -(-max_seq_len // tokens_per_block)
+        )
+        self.clock = ManualClock()
+        self.max_draft_len = 8 if drafts else 0
+        policy = FixedPolicy(drafts) if drafts else OffPolicy()
+        self.limits = SchedulerLimits(max_seq_len=max_seq_len, max_draft_len=self.max_draft_len, **limits)
+        self.scheduler = Scheduler(self.kv, self.limits, policy, self.clock)
+        self.count = 0
+
+    def add(self, prompt_len, max_tokens=8, priority=0.5, deadline_s=None, first=0, **params):
+        request = Request(
+            str(self.count),
+            np.arange(first, first + prompt_len) % 50,
+            SamplingParams(max_tokens=max_tokens, **params),
+            max_seq_len=self.limits.max_seq_len,
+            max_draft_len=self.max_draft_len,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+        self.count += 1
+        self.scheduler.check(request)
+        self.scheduler.add(request)
+        return request
+
+    def step(self, accept=0, carry=False, token=51):
+        plan = self.scheduler.schedule()
+        rows = [(s.request.request_id, s.num_new_tokens, s.num_drafts) for s in plan.scheduled]
+        new, tokens, accepted, verified = [], [], [], []
+        ids = np.full((len(plan.scheduled), self.max_draft_len + 1), token, np.int32)
+        for index, item in enumerate(plan.scheduled):
+            request = item.request
+            drafted = item.num_drafts - request.num_drafts if request.is_decoding else 0
+            start = request.num_tokens + request.num_drafts
+            request.tokens[start : start + drafted] = 60 + np.arange(drafted)
+            pending = request.num_drafts + drafted
+            if not item.reaches_end:
+                num_tokens = num_accepted = num_verified = 0
+            else:
+                num_verified = min(item.max_verified, pending)
+                num_accepted = min(accept, num_verified + (1 if carry and num_verified < pending else 0))
+                is_carried = carry and num_accepted == num_verified + 1
+                ids[index, :num_accepted] = request.tokens[request.num_tokens : request.num_tokens + num_accepted]
+                num_tokens = num_accepted + (0 if is_carried else 1)
+            new.append(drafted)
+            tokens.append(num_tokens)
+            accepted.append(num_accepted)
+            verified.append(num_verified)
+        carried = tuple(a == v + 1 for a, v in zip(accepted, verified, strict=True))
+        n = len(rows)
+        drafts = DraftResult(
+            tuple(new), tuple(s.request.num_computed_tokens + s.num_new_tokens for s in plan.scheduled)
+        )
+        result = VerifyResult(ids, tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n)
+        outputs = self.scheduler.update(plan, drafts, result)
+        self.scheduler.check_integrity()
+        return plan, rows, outputs
+
+
+def test_a_context_costs_its_chunk_and_chunks_are_aligned():
+    bench = Bench(max_num_tokens=10)
+    bench.add(25)
+    assert [bench.step()[1] for _ in range(4)] == [[("0", 8, 0)], [("0", 8, 0)], [("0", 9, 0)], [("0", 1, 0)]]
+
+
+def test_a_decoding_request_costs_one_and_its_drafts():
+    bench = Bench(drafts=3, max_num_tokens=12)
+    bench.add(4, max_tokens=20)
+    bench.step()
+    bench.add(30, max_tokens=20, first=7)
+    assert bench.step()[1] == [("0", 1, 3), ("1", 8, 0)]
+
+
+def test_drafts_give_way_before_a_decoding_request_loses_its_row():
+    bench = Bench(drafts=4, max_num_tokens=8)
+    for first in (0, 10, 20, 30):
+        bench.add(1, max_tokens=20, first=first)
+    rows = bench.step()[1]
+    assert sum(new + drafts for _, new, drafts in rows) <= 8
+    assert [new for _, new, _ in rows] == [1, 1, 1, 1]
+
+
+def test_a_chunk_unit_is_kept_back_from_drafts_for_contexts():
+    bench = Bench(drafts=8, max_num_tokens=16)
+    bench.add(1, max_tokens=40)
+    bench.step()
+    bench.add(12, first=3)
+    rows = bench.step()[1]
+    assert rows[0][0] == "0"
+    assert rows[1] == ("1", 4, 0) or rows[1][1] >= 4
+
+
+def test_without_chunking_a_prompt_runs_as_one_or_waits():
+    bench = Bench(max_num_tokens=16, enable_chunked_context=False)
+    bench.add(10)
+    bench.add(10, first=20)
+    assert bench.step()[1] == [("0", 10, 0)]
+    assert bench.step()[1] == [("0", 1, 0), ("1", 10, 0)]
+    with pytest.raises(InvalidArgumentError, match=r"17 tokens, max_num_tokens is 16"):
+        bench.add(17)
+
+
+def test_no_evict_reserves_to_completion_and_the_head_of_the_line_stops():
+    bench = Bench(num_blocks=8, capacity_policy=NO_EVICT)
+    bench.add(4, max_tokens=16)  # 5 blocks to completion
+    bench.add(4, max_tokens=12, first=10)  # 4 blocks: does not fit beside it
+    bench.add(1, max_tokens=2, first=20)  # would fit, but is behind
+    plan = bench.step()[0]
+    assert [r.request_id for r in plan.admitted] == ["0"]
+
+
+def test_max_utilization_admits_more_and_preempts_the_last():
+    bench = Bench(num_blocks=6, capacity_policy=MAX_UTILIZATION)
+    first = bench.add(4, max_tokens=20)
+    second = bench.add(4, max_tokens=20, first=10)
+    plan = bench.step()[0]
+    assert [r.request_id for r in plan.admitted] == ["0", "1"]
+    for _ in range(200):
+        plan = bench.step()[0]
+        if plan.paused:
+            break
+    assert plan.paused == (second,)
+    assert second.num_computed_tokens == 0
+    assert second.num_tokens > second.prompt_len, "its tokens are kept"
+    while bench.scheduler.has_work():
+        bench.step()
+    assert first.num_output_tokens == second.num_output_tokens == 20
+
+
+def test_priority_then_arrival():
+    bench = Bench(max_batch_size=1)
+    bench.add(2)
+    bench.add(2, first=10)
+    bench.add(2, first=20, priority=0.9)
+    order = []
+    while bench.scheduler.has_work():
+        order += [r.request_id for r in bench.step()[0].admitted]
+    assert order == ["2", "0", "1"]
+
+
+def test_rejected_drafts_are_rewound_to_what_is_accepted():
+    bench = Bench(drafts=8, tokens_per_block=2)
+    request = bench.add(2, max_tokens=40)
+    bench.step()
+    bench.step(accept=3)
+    assert request.num_tokens == 2 + 1 + 4
+    assert request.num_computed_tokens == 6
+    assert request.num_drafts == 0
+    assert bench.kv.num_held_blocks(0) == 4
+    assert request.stats.num_accepted_tokens == 3
+
+
+def test_carried_drafts_stay_pending_behind_the_accepted_ones():
+    bench = Bench(drafts=6, max_num_tokens=8)
+    request = bench.add(1, max_tokens=40)
+    bench.step(accept=2)
+    before = request.num_tokens
+    request.num_drafts, request.tokens[before : before + 5] = 5, [60, 61, 62, 63, 64]
+    bench.kv.allocate(request.slot, before + 5)
+    other = [bench.add(1, max_tokens=40, first=20 + i) for i in range(3)]
+    plan, _, _ = bench.step(accept=99, carry=True)
+    item = plan.scheduled[0]
+    assert item.request is request
+    assert item.num_drafts >= 5
+    assert request.num_tokens == before + item.max_verified + 1
+    assert request.num_computed_tokens == request.num_tokens - 1
+    assert request.tokens[before : before + 5].tolist() == [60, 61, 62, 63, 64]
+    assert len(other) == 3
+
+
+def test_an_end_id_cuts_what_is_behind_it():
+    bench = Bench(drafts=6)
+    request = bench.add(2, max_tokens=40, end_ids=(62,))
+    bench.step()
+    _, _, outputs = bench.step(accept=6)
+    assert outputs[0].new_token_ids == (60, 61)
+    assert outputs[0].finish_reason is FinishReason.STOP
+    assert request.state is RequestState.FINISHED
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
+
+
+def test_max_tokens_is_met_exactly_with_drafts():
+    bench = Bench(drafts=8)
+    request = bench.add(2, max_tokens=7)
+    while bench.scheduler.has_work():
+        bench.step(accept=8)
+    assert request.num_output_tokens == 7
+    assert request.finish_reason is FinishReason.LENGTH
+
+
+def test_max_seq_len_ends_with_length():
+    bench = Bench(max_seq_len=16)
+    request = bench.add(10, max_tokens=100)
+    while bench.scheduler.has_work():
+        bench.step()
+    assert request.num_tokens == 16
+    assert request.finish_reason is FinishReason.LENGTH
+
+
+def test_deadlines_end_waiting_and_running_requests():
+    bench = Bench(max_batch_size=1)
+    running = bench.add(2, max_tokens=40, deadline_s=5.0)
+    waiting = bench.add(2, max_tokens=40, deadline_s=3.0, first=9)
+    bench.step()
+    bench.clock.advance(4.0)
+    assert bench.step()[0].finished == (waiting,)
+    bench.clock.advance(4.0)
+    assert bench.step()[0].finished == (running,)
+    assert {running.finish_reason, waiting.finish_reason} == {FinishReason.TIMEOUT}
+    assert not bench.scheduler.has_work()
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+def test_cancel_frees_everything(when):
+    bench = Bench()
+    request = bench.add(9, max_tokens=40)
+    if when == "running":
+        bench.step()
+    assert bench.scheduler.cancel("0") is request
+    assert bench.scheduler.cancel("0") is None
+    assert request.finish_reason is FinishReason.CANCELLED
+    assert bench.scheduler.schedule().scheduled == ()
+    assert bench.kv.num_free_blocks == bench.kv.num_blocks
+
+
+def test_what_can_never_run_is_refused_with_both_numbers():
+    bench = Bench(num_blocks=4)
+    with pytest.raises(InvalidArgumentError, match=r"70 tokens, max_seq_len is 64"):
+        bench.add(70)
+    with pytest.raises(InvalidArgumentError, match=r"are 30 tokens, the KV cache holds 16"):
+        bench.add(10, max_tokens=20)
+
+
+def test_a_chunk_unit_larger_than_the_rows_cannot_stop_the_line():
+    bench = Bench(max_num_tokens=4, max_batch_size=4, chunk_unit_size=64)
+    requests = [bench.add(20, first=10 * i) for i in range(4)]
+    for _ in range(500):
+        bench.step()
+    assert all(r.finish_reason is FinishReason.LENGTH for r in requests)
