@@ -359,6 +359,26 @@ class TestMisuse:
             self.accept(3, 2, np.zeros((2, 4), np.float32))
 
 
+@pytest.mark.parametrize("edits", [{}, {"top_k": 700, "top_p": 0.95}])
+def test_native_is_the_reference_in_a_large_vocabulary(edits):
+    vocab_size, num_slots, m = 5003, 30, 2
+    rng = np.random.default_rng(2)
+    target = rng.standard_normal((num_slots * (m + 1), vocab_size)).astype(np.float32)
+    slot_ids, ones = np.arange(num_slots, dtype=np.int32), np.ones(num_slots, np.int32)
+    found = []
+    for draft, test in ((sample_draft, accept), (sample_draft_reference, accept_reference)):
+        slots = Slots(num_slots, vocab_size, m)
+        for slot in range(num_slots):
+            slots.set(slot, tokens=[1], mode=MODES[slot % 3], key=slot, **edits)
+        for j in range(m):
+            draft(slots.array, slot_ids, target[j :: m + 1] * np.float32(1.2), vocab_size, ones + np.int32(j), m)
+        cu_rows = np.arange(num_slots + 1, dtype=np.int32) * (m + 1)
+        result = test(slots.array, slot_ids, target, vocab_size, cu_rows, ones, 2 * ones, m)
+        found.append((slots.tokens.tolist(), result.token_ids.tolist(), result.outcome.tolist()))
+        assert {Outcome.RECOVERED, Outcome.BONUS} <= set(result.outcome.tolist())
+    assert found[0] == found[1]
+
+
 def test_threads_do_not_change_results():
     vocab_size, num_slots, m = 3000, 40, 2
     rng = np.random.default_rng(9)
