@@ -216,9 +216,7 @@ def library() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise FaserError(f"the native library cannot be loaded ({error}), run ./build.sh setup") from error
     if version != ABI_VERSION:
-        raise FaserError(
-            f"the native library has ABI version {version}, needed is {ABI_VERSION}; run ./build.sh setup"
-        )
+        raise FaserError(f"the native library has ABI version {version}, needed is {ABI_VERSION}; run ./build.sh setup")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name, None)
         if function is not None:

@@ -147,9 +147,7 @@ class CpuEngine:
         num_requests = batch.num_requests
         for counts in (num_tokens, num_drafts, num_new_drafts):
             if counts.dtype != np.int32 or counts.size < num_requests or not counts.flags.c_contiguous:
-                raise ValueError(
-                    f"counts are {counts.dtype} [{counts.size}], need contiguous int32 [{num_requests}]"
-                )
+                raise ValueError(f"counts are {counts.dtype} [{counts.size}], need contiguous int32 [{num_requests}]")
         status = self._library.faser_draft(
             self._handle,
             self._core_set.handle,
@@ -226,9 +224,7 @@ class CpuEngine:
         if table.dtype != np.int32 or table.ndim != 2 or not table.flags.c_contiguous:
             raise ValueError(f"block_table is {table.dtype} {table.shape}, need contiguous int32 of two axes")
         if table.shape[0] < self._spec.max_batch_size:
-            raise ValueError(
-                f"block_table has {table.shape[0]} rows, max_batch_size is {self._spec.max_batch_size}"
-            )
+            raise ValueError(f"block_table has {table.shape[0]} rows, max_batch_size is {self._spec.max_batch_size}")
 
 
 def _address(array: npt.NDArray[Any]) -> int:

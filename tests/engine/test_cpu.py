@@ -38,9 +38,7 @@ SIZES = {"num_blocks": 8, "tokens_per_block": 16, "max_batch_size": 2, "max_num_
         ("block_table", 0, -1, "block id"),
     ],
 )
-def test_bad_input_is_refused(
-    field: str, index: int, value: int, sentence: str, open_harness: OpenHarness
-) -> None:
+def test_bad_input_is_refused(field: str, index: int, value: int, sentence: str, open_harness: OpenHarness) -> None:
     harness = open_harness(TinyModel(TinyConfig()))
     batch = harness.batch([(0, list(range(9)), 0, 5)])
     wanted = harness.engine.forward(batch).copy()
@@ -97,9 +95,7 @@ def test_drafting_follows_the_greedy_path(open_harness: OpenHarness) -> None:
         requests.append((slot, request))
     batch = harness.batch([(slot, request.tokens, 0, request.num_tokens) for slot, request in requests])
     lengths = np.array([11, 5], np.int32)
-    num_new = harness.engine.draft(
-        batch, table.array, lengths, np.zeros(2, np.int32), np.array([4, 2], np.int32), 4
-    )
+    num_new = harness.engine.draft(batch, table.array, lengths, np.zeros(2, np.int32), np.array([4, 2], np.int32), 4)
     assert num_new.tolist() == [4, 2]
     for (slot, request), num_drafted in zip(requests, (4, 2), strict=True):
         expected = request.tokens[: request.num_tokens].tolist()

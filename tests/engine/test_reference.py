@@ -124,3 +124,18 @@ def test_nan_stays_in_its_request(value: float, window: int, open_harness: OpenH
     for length in range(1, 90, 4):
         reused = harness.run([(2, [*tokens[:length], bad, bad], 0, length + 2)])[0]
         np.testing.assert_array_equal(reused[:length], clean[:length])
+
+
+@pytest.mark.parametrize("position", [4, 5])
+def test_nan_ends_with_the_window(position: int, open_harness: OpenHarness) -> None:
+    """Rows that see an unusable token through no layer are as if it were another."""
+    model = TinyModel(TinyConfig(tied=False, sliding_window=21))
+    bad = _poisoned(model, np.nan)
+    tokens = np.random.default_rng(9).integers(0, bad, 90).tolist()
+    clean = open_harness(model).run([(0, tokens, 0, 90)])[0]
+    tokens[position] = bad
+    found = open_harness(model).run([(0, tokens, 0, 90)])[0]
+    reach = position + model.config.num_layers * (model.config.sliding_window - 1) + 1
+    np.testing.assert_array_equal(found[:position], clean[:position])
+    assert np.isnan(found[position : position + 21]).all()
+    np.testing.assert_array_equal(found[reach:], clean[reach:])
