@@ -12,6 +12,7 @@ from faser_trtllm.bench.gguf import write_gguf
 from faser_trtllm.bench.options import BenchOptions
 from faser_trtllm.bench.report import FASER, OFF
 from faser_trtllm.bench.worker_process import WorkerError, WorkerProcess
+from faser_trtllm.bench.workers.protocol import CONTEXT_LEN
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
@@ -32,8 +33,9 @@ class Workplace:
 
     @property
     def max_seq_len(self) -> int:
-        """A multiple of 64 with room for a bonus token and drafts."""
-        return -(-(self.options.prompt_len + self.options.max_tokens + 16) // 64) * 64
+        """A multiple of 64 with room for a bonus token and drafts, and for the one-step measurement."""
+        needed = self.options.prompt_len + self.options.max_tokens + 16
+        return -(-max(needed, CONTEXT_LEN + 16) // 64) * 64
 
     @property
     def max_rows(self) -> int:
@@ -67,9 +69,7 @@ class Contestant:
         self, setting: str, batch_size: int, prompts: tuple[tuple[int, ...], ...], max_tokens: int
     ) -> dict[str, Any]:
         time.sleep(SETTLE_S)
-        return self._process.call(
-            "run", setting=setting, batch_size=batch_size, prompts=prompts, max_tokens=max_tokens
-        )
+        return self._process.call("run", setting=setting, batch_size=batch_size, prompts=prompts, max_tokens=max_tokens)
 
     def steps_ms(self, num_rows: tuple[int, ...], num_repeats: int) -> dict[int, float]:
         time.sleep(SETTLE_S)

@@ -65,9 +65,7 @@ def _cpu_info() -> str:
 def _git_state(directory: Path) -> tuple[str | None, bool]:
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10
-            )
+            done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

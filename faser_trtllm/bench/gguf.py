@@ -82,9 +82,7 @@ def quantize_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 def _check(config: ModelConfig) -> None:
     if config.architecture != "LlamaForCausalLM":
-        raise CheckpointError(
-            f"the architecture is {config.architecture}, the GGUF writer knows LlamaForCausalLM only"
-        )
+        raise CheckpointError(f"the architecture is {config.architecture}, the GGUF writer knows LlamaForCausalLM only")
     if config.rope.rope_type != "default":
         raise CheckpointError(f"rope_type is {config.rope.rope_type}, the GGUF writer knows default only")
     if config.qkv_bias or config.o_bias or config.mlp_bias:

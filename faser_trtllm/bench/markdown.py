@@ -28,9 +28,7 @@ def _head(report: BenchReport) -> str:
     commit = f", commit {env['git_commit'][:12]}" if env["git_commit"] else ""
     changed = " with local changes" if env["git_dirty"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(env["versions"].items()))
-    held_out = (
-        "held out from the demo pair's training" if report.prompts["held_out"] else "not all of it held out"
-    )
+    held_out = "held out from the demo pair's training" if report.prompts["held_out"] else "not all of it held out"
     return "\n".join(
         [
             "# faser bench",
@@ -53,9 +51,7 @@ def _head(report: BenchReport) -> str:
 def _exactness(report: BenchReport) -> str:
     lines = ["## Exactness"]
     for form, item in zip(report.forms, report.exactness, strict=True):
-        scope = (
-            f"{item.num_cases} cases (speculation settings x batch sizes) of {item.num_sequences} sequences"
-        )
+        scope = f"{item.num_cases} cases (speculation settings x batch sizes) of {item.num_sequences} sequences"
         verdict = "all tokens identical" if item.difference is None else f"NOT IDENTICAL: {item.difference}"
         lines.append(f"- {form.label}: {scope}: {verdict}.")
     return "\n".join(lines)
@@ -66,9 +62,7 @@ def _absences(report: BenchReport) -> str:
         return ""
     labels = {form.expand: f"{form.num_layers} layers" for form in report.forms}
     rows = [(a.system, labels[a.expand], a.reason, a.fix) for a in report.absences]
-    return "## Peers that did not run, or not as wanted\n\n" + table(
-        ("system", "form", "reason", "fix"), rows
-    )
+    return "## Peers that did not run, or not as wanted\n\n" + table(("system", "form", "reason", "fix"), rows)
 
 
 def _summary(report: BenchReport) -> str:
@@ -160,8 +154,7 @@ def _notes(report: BenchReport) -> str:
         "differently.",
         "tokens/pass: committed tokens per request and target pass. draft, verify: shares of the wall time.",
         f"best speculation is picked after the fact, as is a peer's best setting; vs off: ours at {OFF}.",
-        "The enlarged form has layers that add exactly zero: real acceptance at a higher cost, "
-        "not a better model.",
+        "The enlarged form has layers that add exactly zero: real acceptance at a higher cost, not a better model.",
         "llama.cpp decodes plainly here (no draft model), through its low-level interface.",
     ]
     return "## Notes\n\n" + "\n".join(f"- {note}" for note in notes)

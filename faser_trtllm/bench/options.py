@@ -81,8 +81,7 @@ class BenchOptions:
                 _at_least(name, getattr(self, name), 1)
         if self.speculation[0] != "off":
             raise InvalidArgumentError(
-                f"speculation starts with {self.speculation[0]}, it must start with off, "
-                "the baseline of all ratios"
+                f"speculation starts with {self.speculation[0]}, it must start with off, the baseline of all ratios"
             )
         for size in self.batch_sizes:
             if self.num_prompts % size:
@@ -99,8 +98,7 @@ class BenchOptions:
         missing = set(self.pinned_cores()) - os.sched_getaffinity(0)
         if missing:
             raise InvalidArgumentError(
-                f"core {min(missing)} is not one that this process may use, "
-                f"there are {sorted(os.sched_getaffinity(0))}"
+                f"core {min(missing)} is not one that this process may use, there are {sorted(os.sched_getaffinity(0))}"
             )
 
 

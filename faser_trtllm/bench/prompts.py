@@ -74,8 +74,7 @@ def draw_prompts(
             break
     if not texts:
         raise InvalidArgumentError(
-            f"prompt_len is {prompt_len}, but no held-out file of the standard library has more tokens; "
-            "lower it"
+            f"prompt_len is {prompt_len}, but no held-out file of the standard library has more tokens; lower it"
         )
     prompts = []
     for i in range(num_prompts):

@@ -26,9 +26,7 @@ class Form:
     def label(self) -> str:
         if self.expand == 1:
             return f"{self.num_layers} layers, as trained"
-        return (
-            f"{self.num_layers} layers, enlarged x{self.expand} (same function and acceptance, higher cost)"
-        )
+        return f"{self.num_layers} layers, enlarged x{self.expand} (same function and acceptance, higher cost)"
 
 
 @dataclass(frozen=True)
@@ -113,15 +111,11 @@ class BenchReport:
         """Speculation and batching changed no token."""
         return all(item.difference is None for item in self.exactness)
 
-    def select(
-        self, expand: int, batch_size: int | None = None, system: str | None = None
-    ) -> list[CaseResult]:
+    def select(self, expand: int, batch_size: int | None = None, system: str | None = None) -> list[CaseResult]:
         return [
             case
             for case in self.cases
-            if case.expand == expand
-            and batch_size in (None, case.batch_size)
-            and system in (None, case.system)
+            if case.expand == expand and batch_size in (None, case.batch_size) and system in (None, case.system)
         ]
 
     def baseline(self, case: CaseResult) -> CaseResult:

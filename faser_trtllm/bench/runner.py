@@ -166,9 +166,7 @@ class _FormRun:
                 if error.missing:
                     raise
                 contestant = open_probed(False)
-                self._absent(
-                    name, f"runs without repacked weights, with them {error}", "another llama.cpp build"
-                )
+                self._absent(name, f"runs without repacked weights, with them {error}", "another llama.cpp build")
                 return contestant
 
         self._try(stack, name, fix, open_either)
@@ -214,9 +212,7 @@ class _FormRun:
             if name not in self._contestants:
                 continue
             try:
-                reply = self._contestants[name].run(
-                    setting, batch_size, self._prompts, self._options.max_tokens
-                )
+                reply = self._contestants[name].run(setting, batch_size, self._prompts, self._options.max_tokens)
             except WorkerError as error:
                 self._drop(name, error)
                 continue
@@ -266,9 +262,7 @@ class _FormRun:
             num_draft_tokens=total("num_draft_tokens"),
             num_accepted_tokens=total("num_accepted_tokens"),
             agreement=agreement(replies[-1]["token_ids"], self._reference),
-            times_ms={
-                phase: sum(reply["times_ms"][phase] for reply in replies) for phase in replies[0]["times_ms"]
-            },
+            times_ms={phase: sum(reply["times_ms"][phase] for reply in replies) for phase in replies[0]["times_ms"]},
         )
 
 
@@ -276,6 +270,4 @@ def _options_dict(options: BenchOptions) -> dict[str, Any]:
     """As JSON, with what None stood for, and without the machine's folders."""
     values = asdict(options) | {"cores": options.pinned_cores(), "num_threads": options.threads()}
     del values["command_line"]
-    return {
-        name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()
-    }
+    return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}

@@ -54,9 +54,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-def first_difference(
-    outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]
-) -> tuple[int, int] | None:
+def first_difference(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """(sequence, position) of the first difference, or None if all are identical."""
     for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
         if list(output) != list(wanted):

@@ -31,9 +31,7 @@ class WorkerError(FaserError):
 class WorkerProcess:
     """One worker. python: its interpreter, which needs the worker's libraries but not this package."""
 
-    def __init__(
-        self, module: str, work_dir: Path, python: Path | None, num_threads: int, timeout_s: float
-    ) -> None:
+    def __init__(self, module: str, work_dir: Path, python: Path | None, num_threads: int, timeout_s: float) -> None:
         """module: its name in faser_trtllm.bench.workers. work_dir: an existing folder of its own."""
         self.name = module
         self._timeout_s = timeout_s

@@ -20,9 +20,7 @@ def test_portable(argument: str, shown: str) -> None:
     assert portable(argument) == shown
 
 
-def test_folders_inside_the_working_directory_become_relative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_inside_the_working_directory_become_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert portable(f"--output_dir={tmp_path}/out/x") == "--output_dir=out/x"
 

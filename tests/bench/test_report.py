@@ -14,9 +14,7 @@ from faser_trtllm.bench.stats import Agreement
 ALIKE = Agreement(8, 8, 1.0)
 
 
-def case(
-    system: str, setting: str, batch_size: int, rates: tuple[float, ...], **changes: object
-) -> CaseResult:
+def case(system: str, setting: str, batch_size: int, rates: tuple[float, ...], **changes: object) -> CaseResult:
     result = CaseResult(
         expand=1,
         system=system,

@@ -21,9 +21,7 @@ Log = list[tuple[str, str, int]]
 class FakeContestant(Contestant):
     """Answers without a process. fail_at: the number of the run that fails, from 1."""
 
-    def __init__(
-        self, name: str, log: Log, tokens: Tokens = lambda setting, size: 7, fail_at: int = 0
-    ) -> None:
+    def __init__(self, name: str, log: Log, tokens: Tokens = lambda setting, size: 7, fail_at: int = 0) -> None:
         self.name = name
         self.versions = {name: "1.0"}
         self.has_steps = name != "transformers"
@@ -94,9 +92,7 @@ def settings(report: BenchReport, system: str) -> set[tuple[str, int]]:
     return {(case.setting, case.batch_size) for case in report.cases if case.system == system}
 
 
-def test_rounds_are_interleaved_and_warm_up_is_dropped(
-    options: BenchOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_interleaved_and_warm_up_is_dropped(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     log: Log = []
     install(monkeypatch, **peers(log))
     report = runner.run_bench(options)
@@ -133,9 +129,7 @@ def test_one_other_token_is_found(options: BenchOptions, monkeypatch: pytest.Mon
     assert "NOT IDENTICAL" in (options.output_dir / "bench.md").read_text()
 
 
-def test_missing_peer_is_reported_with_its_fix(
-    options: BenchOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_peer_is_reported_with_its_fix(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(workplace: Workplace, dtype: str, extra: bool) -> Contestant:
         raise WorkerError("No module named 'llama_cpp'", missing=True)
 

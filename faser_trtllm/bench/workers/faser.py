@@ -29,9 +29,7 @@ class Faser:
         self._executor("off")
         return {"faser_trtllm": faser_trtllm.__version__, "numpy": np.__version__}
 
-    def generate(
-        self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts
-    ) -> TokenIds:
+    def generate(self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts) -> TokenIds:
         from faser_trtllm.core.sampling_params import SamplingParams
 
         executor = self._executor(setting)

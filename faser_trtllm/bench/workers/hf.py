@@ -31,9 +31,7 @@ class Transformers:
         self._target.register_forward_pre_hook(self._count_pass)
         return {"torch": torch.__version__, "transformers": transformers.__version__}
 
-    def generate(
-        self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts
-    ) -> TokenIds:
+    def generate(self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts) -> TokenIds:
         options: dict[str, Any] = {}
         mode, _, draft_len = setting.partition(":")
         if mode == "assisted":

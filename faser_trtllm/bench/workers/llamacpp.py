@@ -36,9 +36,7 @@ class LlamaCpp:
         self._batch = _Batch(llama_cpp, self._max_rows)
         return {"llama-cpp-python": llama_cpp.__version__}
 
-    def generate(
-        self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts
-    ) -> TokenIds:
+    def generate(self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts) -> TokenIds:
         context = self._context(len(prompts))
         self._api.llama_memory_clear(self._api.llama_get_memory(context), False)
         num_prompts, prompt_len = len(prompts), len(prompts[0])

@@ -35,9 +35,7 @@ class System(Protocol):
     def load(self, request: dict[str, Any]) -> dict[str, str]:
         """Load models -> versions of the libraries involved. Import what may be missing here."""
 
-    def generate(
-        self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts
-    ) -> TokenIds:
+    def generate(self, setting: str, prompts: Sequence[list[int]], max_tokens: int, counts: Counts) -> TokenIds:
         """Decode the prompts as one batch, greedily, max_tokens each whatever the end ids."""
 
     def steps(self, num_rows: Sequence[int], num_repeats: int) -> dict[int, float]:
