@@ -54,9 +54,7 @@ def make_checkpoint(
     overrides: further keys of config.json; None removes the key.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    config = _config(
-        architecture, vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, tie, dtype
-    )
+    config = _config(architecture, vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, tie, dtype)
     rope = {"rope_type": "default", "rope_theta": 10000.0} | (rope or {})
     if spelling == "v5":
         config |= {"rope_parameters": rope, "dtype": dtype}
@@ -126,9 +124,7 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
         if bias:
             tensors[f"{name}.bias"] = noise(f"{name}.bias", (num_out,), 0.2)
 
-    tensors["model.embed_tokens.weight"] = noise(
-        "model.embed_tokens.weight", (vocab, hidden), 2 * hidden**-0.5
-    )
+    tensors["model.embed_tokens.weight"] = noise("model.embed_tokens.weight", (vocab, hidden), 2 * hidden**-0.5)
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         norm(f"{layer}.input_layernorm.weight", hidden)
@@ -150,9 +146,7 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_safetensors(
-    directory: Path, tensors: dict[str, np.ndarray], dtype: str, num_shards: int = 1
-) -> None:
+def write_safetensors(directory: Path, tensors: dict[str, np.ndarray], dtype: str, num_shards: int = 1) -> None:
     """Write fp32 tensors as this dtype, in one file or in shards with their index."""
     names = list(tensors)
     shards = [names[i::num_shards] for i in range(num_shards)]
@@ -230,9 +224,7 @@ def _config(
         "bos_token_id": 1,
         "eos_token_id": 0,
     }
-    if (
-        head_dim is not None or architecture == "qwen3"
-    ):  # Qwen3's own default is 128, not hidden_size / num_heads
+    if head_dim is not None or architecture == "qwen3":  # Qwen3's own default is 128, not hidden_size / num_heads
         config["head_dim"] = head_dim or hidden_size // num_heads
     if architecture in ("mistral", "qwen2"):
         config["sliding_window"] = None

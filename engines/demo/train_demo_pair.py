@@ -238,9 +238,7 @@ def draw(data: Tensor, batch: int, length: int) -> tuple[Tensor, Tensor]:
     return windows[:, :-1], windows[:, 1:]
 
 
-def train(
-    model: Llama, data: Tensor, minutes: float, batch: int, length: int, teacher: Llama | None = None
-) -> int:
+def train(model: Llama, data: Tensor, minutes: float, batch: int, length: int, teacher: Llama | None = None) -> int:
     """Train for some time, with a teacher mostly on its distribution -> number of tokens seen."""
     optimizer, start, step = Optimizer(model), time.time(), 0
     while (elapsed := time.time() - start) < minutes * 60:
@@ -291,9 +289,7 @@ def measure(target: Llama, draft: Llama, data: Tensor) -> dict[str, float | list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo_pair"))
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--target-minutes", type=float, default=60)
@@ -306,9 +302,7 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     tokenizer, training, validation = read_corpus(options.vocab)
     target = Llama(Sizes(options.vocab, hidden=256, layers=8, heads=4, kv_heads=2, inner=704))
-    draft = Llama(
-        Sizes(options.vocab, hidden=128, layers=options.draft_layers, heads=2, kv_heads=2, inner=384)
-    )
+    draft = Llama(Sizes(options.vocab, hidden=128, layers=options.draft_layers, heads=2, kv_heads=2, inner=384))
     num_seen = {}
     for name, model, minutes, teacher in (
         ("target", target, options.target_minutes, None),

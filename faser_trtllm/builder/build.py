@@ -44,9 +44,7 @@ _TOKENIZER_FILES = (
 )
 _HASHED_FILES = ("config.json", "generation_config.json", *_TOKENIZER_FILES, INDEX_FILE)
 
-Progress = Callable[
-    [str, int, int], None
-]  # what is being built ("target", "draft"), tensors done, tensors in all
+Progress = Callable[[str, int, int], None]  # what is being built ("target", "draft"), tensors done, tensors in all
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,9 +128,7 @@ def _check_options(options: BuildOptions) -> None:
             f"({options.max_batch_size}), one row for each request"
         )
     if options.tokens_per_block < 16 or options.tokens_per_block % 16:
-        raise InvalidArgumentError(
-            f"tokens_per_block is {options.tokens_per_block}, it must be a multiple of 16"
-        )
+        raise InvalidArgumentError(f"tokens_per_block is {options.tokens_per_block}, it must be a multiple of 16")
     if not 0 <= options.max_draft_len <= MAX_DRAFT_LEN:
         raise InvalidArgumentError(
             f"max_draft_len is {options.max_draft_len}, it must be between 0 and {MAX_DRAFT_LEN}"
@@ -188,9 +184,7 @@ def _check_tokenizers(sources: list[_Source]) -> None:
 
 def _build_config(options: BuildOptions, sources: list[_Source]) -> BuildConfig:
     longest = min(source.config.max_position_embeddings for source in sources)
-    max_seq_len = (
-        options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
-    )
+    max_seq_len = options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= max_seq_len <= longest:
         raise InvalidArgumentError(
             f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the checkpoints' "
@@ -270,9 +264,9 @@ def _up_to_date(output_dir: Path, manifest: dict[str, Any], sources: list[_Sourc
             return None
         for name, stat in now.items():
             # The same file untouched need not be read again, which takes minutes for large checkpoints.
-            if stat != {key: before[name].get(key) for key in stat} and before[name].get(
-                "sha256"
-            ) != sha256_of(source.directory / name):
+            if stat != {key: before[name].get(key) for key in stat} and before[name].get("sha256") != sha256_of(
+                source.directory / name
+            ):
                 return None
     return engines
 
@@ -326,9 +320,7 @@ def _check_disk_space(staging: Path, build_config: BuildConfig, sources: list[_S
     needed = sum(
         nbytes
         for source in sources
-        for nbytes, required in engine_file.tensor_sizes(
-            engine_model(source.config, build_config.max_seq_len)
-        ).values()
+        for nbytes, required in engine_file.tensor_sizes(engine_model(source.config, build_config.max_seq_len)).values()
         if required
     )
     if needed > shutil.disk_usage(staging).free:

@@ -62,8 +62,7 @@ class EngineDir:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFileError(
-                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); "
-                "rebuild it with faser build"
+                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); rebuild it with faser build"
             ) from error
         return cls(path, manifest, build_config, target, draft)
 
@@ -116,8 +115,7 @@ def check_files(path: Path, files: Mapping[str, Any], verify_hashes: bool) -> No
             ) from error
         if size != entry["bytes"]:
             raise EngineFileError(
-                f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; "
-                "rebuild it with faser build"
+                f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; rebuild it with faser build"
             )
         if digest != entry["sha256"]:
             raise EngineFileError(
@@ -136,9 +134,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = _read_object(
-        path, MANIFEST_FILE, "this is not an engine directory; build one with faser build"
-    )
+    manifest = _read_object(path, MANIFEST_FILE, "this is not an engine directory; build one with faser build")
     if manifest.get("format") != MANIFEST_FORMAT:
         raise EngineFileError(
             f"{MANIFEST_FILE} in {path} has format {manifest.get('format')!r}, "

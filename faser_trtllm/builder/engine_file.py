@@ -191,9 +191,7 @@ class EngineFile:
                 header = _read_header(file.read(_PREFIX.size), file.read, size, label)
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise EngineFileError(
-                f"{label} cannot be read ({error.strerror}); rebuild it with faser build"
-            ) from error
+            raise EngineFileError(f"{label} cannot be read ({error.strerror}); rebuild it with faser build") from error
         return cls(path, header, mapping)
 
     def address(self, name: str) -> int | None:
@@ -228,16 +226,12 @@ class EngineFile:
 
 def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: str) -> dict[str, Any]:
     if len(prefix) < _PREFIX.size:
-        raise EngineFileError(
-            f"{label}: {size} bytes are too few for an engine file; rebuild it with faser build"
-        )
+        raise EngineFileError(f"{label}: {size} bytes are too few for an engine file; rebuild it with faser build")
     magic, version, header_len = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise EngineFileError(f"{label} is not an engine file of faser; rebuild it with faser build")
     if version != VERSION:
-        raise EngineFileError(
-            f"{label} has version {version}, this faser reads {VERSION}; rebuild it with faser build"
-        )
+        raise EngineFileError(f"{label} has version {version}, this faser reads {VERSION}; rebuild it with faser build")
     if header_len > min(size, _MAX_HEADER_BYTES):
         raise EngineFileError(
             f"{label}: a header of {header_len} bytes in a file of {size}, "
@@ -249,17 +243,13 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
         if file_size == size:
             _check_header(header)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineFileError(
-            f"{label}: the header is damaged ({error}); rebuild it with faser build"
-        ) from error
+        raise EngineFileError(f"{label}: the header is damaged ({error}); rebuild it with faser build") from error
     if file_size > size:
         raise EngineFileError(
             f"{label}: {size} of {file_size} bytes, the file is truncated; rebuild it with faser build"
         )
     if file_size < size:
-        raise EngineFileError(
-            f"{label}: {size} bytes where {file_size} were written; rebuild it with faser build"
-        )
+        raise EngineFileError(f"{label}: {size} bytes where {file_size} were written; rebuild it with faser build")
     return header  # type: ignore[no-any-return]
 
 

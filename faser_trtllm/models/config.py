@@ -82,8 +82,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
     hidden_size = fields.integer("hidden_size")
     if num_heads % num_kv_heads:
         raise CheckpointError(
-            f"{source}: num_attention_heads {num_heads} is not a multiple "
-            f"of num_key_value_heads {num_kv_heads}"
+            f"{source}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     head_dim = fields.integer("head_dim", default=0, minimum=0)
     if head_dim == 0:
@@ -151,23 +150,15 @@ class _Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise CheckpointError(
-                f"{self.source}: {key} is {value!r}, it must be an integer of at least {minimum}"
-            )
+            raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be an integer of at least {minimum}")
         return value
 
     def number(self, key: str, default: Any = _MISSING, above: float | None = 0.0) -> Any:
         value = self._get(key, default)
         if value is None:
             return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or (above is not None and value <= above)
-        ):
-            raise CheckpointError(
-                f"{self.source}: {key} is {value!r}, it must be a number greater than {above:g}"
-            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or (above is not None and value <= above):
+            raise CheckpointError(f"{self.source}: {key} is {value!r}, it must be a number greater than {above:g}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -183,15 +174,12 @@ def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
     if not isinstance(rope, dict):
         raise CheckpointError(f"{source}: rope_parameters is {rope!r}, it must be an object")
     if any(isinstance(value, dict) for value in rope.values()):
-        raise CheckpointError(
-            f"{source}: rope_parameters differ by layer, only one rope for all layers is supported"
-        )
+        raise CheckpointError(f"{source}: rope_parameters differ by layer, only one rope for all layers is supported")
     rope = {"rope_theta": data.get("rope_theta")} | rope
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in SUPPORTED_ROPE_TYPES:
         raise CheckpointError(
-            f"{source}: rope_type {rope_type!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
+            f"{source}: rope_type {rope_type!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_TYPES)}"
         )
     partial = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
@@ -209,9 +197,7 @@ def _parse_rope(fields: _Fields, max_position_embeddings: int) -> RopeConfig:
     if rope_type == "llama3":
         low, high = values.number("low_freq_factor"), values.number("high_freq_factor")
         if high <= low:
-            raise CheckpointError(
-                f"{source}: rope: high_freq_factor {high} must exceed low_freq_factor {low}"
-            )
+            raise CheckpointError(f"{source}: rope: high_freq_factor {high} must exceed low_freq_factor {low}")
         return RopeConfig(rope_type, theta, factor, original_len, low_freq_factor=low, high_freq_factor=high)
     return RopeConfig(
         rope_type,
@@ -231,9 +217,7 @@ def _parse_sliding_window(fields: _Fields, architecture: str, num_layers: int) -
     data, source = fields.data, fields.source
     layer_types = data.get("layer_types") or []
     if len(set(layer_types)) > 1:
-        raise CheckpointError(
-            f"{source}: layer_types differ, only one kind of attention for all layers is supported"
-        )
+        raise CheckpointError(f"{source}: layer_types differ, only one kind of attention for all layers is supported")
     if architecture == "MistralForCausalLM":
         # transformers' MistralConfig has a window of 4096 unless config.json says null.
         window = data.get("sliding_window", 4096)

@@ -70,8 +70,7 @@ class ReferenceModel:
         config = self.config
         x = self._norm(f"{layer}.input_layernorm", x)
         heads = {
-            part: self._linear(f"{layer}.self_attn.{part}_proj", x).view(len(x), -1, config.head_dim)
-            for part in "qkv"
+            part: self._linear(f"{layer}.self_attn.{part}_proj", x).view(len(x), -1, config.head_dim) for part in "qkv"
         }
         if config.qk_norm:
             for part in "qk":

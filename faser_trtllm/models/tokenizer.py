@@ -28,9 +28,7 @@ class Tokenizer:
     eos_token_ids: generation_config.json's, else config.json's, else tokenizer_config.json's eos_token.
     """
 
-    def __init__(
-        self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, definition: str, bos_token_id: int | None = None, eos_token_ids: tuple[int, ...] = ()) -> None:
         """definition: the text of a tokenizer.json; CheckpointError if it cannot be used."""
         self._backend = _from_definition(definition)
         self._backend.encode_special_tokens = True
@@ -42,8 +40,7 @@ class Tokenizer:
         decoder_types = _decoder_types(json.loads(definition).get("decoder"))
         if "ByteLevel" in decoder_types and decoder_types != ["ByteLevel"]:
             raise CheckpointError(
-                f"{TOKENIZER_FILE}: the decoder combines {', '.join(decoder_types)}, "
-                "ByteLevel is supported only alone"
+                f"{TOKENIZER_FILE}: the decoder combines {', '.join(decoder_types)}, ByteLevel is supported only alone"
             )
         self._byte_level = decoder_types == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in decoder_types
@@ -64,9 +61,7 @@ class Tokenizer:
         tokenizer = cls(definition)
         sources = [_optional_json(directory / name) for name in ("generation_config.json", "config.json")]
         settings = _optional_json(directory / "tokenizer_config.json")
-        sources.append(
-            {f"{kind}_token_id": tokenizer._id_of(settings.get(f"{kind}_token")) for kind in ("bos", "eos")}
-        )
+        sources.append({f"{kind}_token_id": tokenizer._id_of(settings.get(f"{kind}_token")) for kind in ("bos", "eos")})
         bos = token_ids(_first(sources, "bos_token_id"), f"bos_token_id in {directory}")
         tokenizer.bos_token_id = bos[0] if bos else None
         tokenizer.eos_token_ids = token_ids(_first(sources, "eos_token_id"), f"eos_token_id in {directory}")
@@ -77,9 +72,7 @@ class Tokenizer:
         """Number of tokens, added ones included; a model's vocab_size is often padded beyond it."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False
-    ) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.
 
         add_special_tokens: what tokenizer.json's post-processor adds (for many models, bos).
@@ -231,9 +224,7 @@ def _byte_of_char() -> dict[str, int]:
         *range(ord("®"), ord("ÿ") + 1),
     ]
     others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {
-        chr(256 + i): value for i, value in enumerate(others)
-    }
+    return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}
 
 
 _BYTE_OF_CHAR = _byte_of_char()

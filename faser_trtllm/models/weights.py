@@ -34,9 +34,7 @@ Float32Array = npt.NDArray[np.float32]
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
     """fp32 -> bf16 bits, rounded to nearest even; NaN stays NaN, what is too large becomes infinite."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
-        np.uint16
-    )
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     if nan.any():
         rounded[nan] = 0x7FC0
@@ -142,8 +140,7 @@ class CheckpointWeights:
         entry = self._entry(name)
         if entry.shape != shape:
             raise CheckpointError(
-                f"{entry.file}: tensor {name} has shape {list(entry.shape)}, "
-                f"config.json asks for {list(shape)}"
+                f"{entry.file}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
             )
         if entry.dtype not in _DTYPES:
             raise CheckpointError(
@@ -191,8 +188,7 @@ def _parse_header(mapping: mmap.mmap, size: int, file: str) -> dict[str, _Entry]
     (header_len,) = struct.unpack("<Q", mapping[:8])
     if header_len > min(size - 8, _MAX_HEADER_BYTES):
         raise CheckpointError(
-            f"{file}: the header claims {header_len} bytes in a file of {size}, "
-            "it is truncated or not safetensors"
+            f"{file}: the header claims {header_len} bytes in a file of {size}, it is truncated or not safetensors"
         )
     entries = {}
     try:
@@ -201,9 +197,7 @@ def _parse_header(mapping: mmap.mmap, size: int, file: str) -> dict[str, _Entry]
             if name == "__metadata__":
                 continue
             begin, end = info["data_offsets"]
-            entry = _Entry(
-                file, info["dtype"], tuple(info["shape"]), 8 + header_len + begin, 8 + header_len + end
-            )
+            entry = _Entry(file, info["dtype"], tuple(info["shape"]), 8 + header_len + begin, 8 + header_len + end)
             itemsize = _DTYPES[entry.dtype].itemsize if entry.dtype in _DTYPES else None
             count = 1
             for dim in entry.shape:

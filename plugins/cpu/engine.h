@@ -9,10 +9,13 @@
 #include "faser_cpu.h"
 #include "kernels.h"
 #include "pool.h"
+#include "team_chooser.h"
 
 namespace faser {
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+inline int log2_of(int value) { return 31 - __builtin_clz(static_cast<unsigned>(value)); }
 
 // Zeroed memory straight from the system, touched only when used; throws std::bad_alloc.
 class Memory {
@@ -66,7 +69,7 @@ struct faser_engine {
   int32_t check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                 int num_logit_rows) const;
   void plan_tiles(const faser_batch& batch);
-  int team_size(int num_rows) const;
+  int64_t work_of(int num_rows, int num_layers, int num_logit_rows) const;
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
   void attend(const faser::Team& team, const faser_batch& batch, int layer);
@@ -100,6 +103,8 @@ struct faser_engine {
   std::vector<char*> scratch_;  // per worker
   std::vector<faser::TileRange> tiles_;
   faser::Counter tile_counters_[2];  // by parity of the layer: one is in use while the other is reset
+
+  faser::TeamChooser choosers_[32];  // by log2 of the number of rows
 
   // What the hidden rows are: output of the layers before next_layer_. -1: nothing to go on from.
   int next_layer_ = -1;

@@ -1,9 +1,9 @@
-// C ABI of the embedded CPU engine and of the host sampling ops. Pointers and sizes only; no Python, no files, no globals.
+// C ABI of the embedded CPU engine and of the host sampling ops. Pointers and sizes only: no Python, no files.
 //
-// Row:     one token position of one request in one forward pass. Every row's result depends on its own request's
-//          tokens only: not on the batch, the number of threads or the split into segments, bit for bit.
-// Errors:  functions that can fail return 0 or a negative faser_status; wrong sizes are the caller's bug and are checked
-//          once, at the edge (ids, positions and blocks index memory, so they are always checked).
+// A row is one token position of one request in one forward pass. Its result depends on its own request's tokens only:
+// not on the batch, the number of threads or the split into segments, bit for bit.
+// Functions that can fail return 0 or a negative faser_status. Ids, positions and blocks index memory, so they are
+// always checked.
 #ifndef FASER_CPU_H_
 #define FASER_CPU_H_
 
@@ -30,35 +30,36 @@ int32_t faser_abi_version(void);
 // "amxbf16", "avx512bf16", "avx2" or "portable": what this process runs (chosen once; FASER_CPU_ISA=<name> lowers it).
 const char* faser_isa(void);
 
-// ---- Thread pool: a partition of the CPU. The calling thread is worker 0. --------------------------------------------
+// Thread pool: a partition of the CPU. The calling thread is worker 0.
 // cores: [num_threads] ids to pin workers 1.. to, or NULL for no pinning. Idle workers spin for spin_us, then sleep.
 typedef struct faser_pool faser_pool;
 faser_pool* faser_pool_create(const int32_t* cores, int32_t num_threads, int32_t spin_us);
 int32_t faser_pool_num_threads(const faser_pool* pool);
 void faser_pool_destroy(faser_pool* pool);
 
-// ---- Model: pointers into memory that outlives the engine (the memory-mapped engine file). -----------------------------
-// Packed matrix [out, in]: ceil(out / 64) panels, each [in_padded / 2][64] uint32; element [i][j] holds the bf16 weights
-// of output 64 * panel + j for inputs 2i (low half) and 2i + 1 (high half). in_padded = in rounded up to 32; what is
-// beyond out or in is zero. All pointers are 64-byte aligned. Norm weights and biases are fp32.
+// Model: pointers into memory that outlives the engine (the memory-mapped engine file).
+// Packed matrix [out, in]: ceil(out / 64) panels, each [in_padded / 2][64] uint32; element [i][j] holds the bf16
+// weights of output 64 * panel + j for inputs 2i (low half) and 2i + 1 (high half). in_padded = in rounded up to 32;
+// what is beyond out or in is zero. All pointers are 64-byte aligned. Norm weights and biases are fp32.
 typedef struct {
-  const float* input_norm;      // [hidden]
-  const uint32_t* qkv;          // packed [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: all q heads, k heads, v heads
-  const float* qkv_bias;        // [(num_heads + 2 * num_kv_heads) * head_dim] or NULL
-  const float* q_norm;          // [head_dim] or NULL: RMSNorm of each q head before rope (Qwen3)
-  const float* k_norm;          // [head_dim] or NULL
-  const uint32_t* o;            // packed [hidden, num_heads * head_dim]
-  const float* o_bias;          // [hidden] or NULL
-  const float* post_norm;       // [hidden]
-  const uint32_t* gate_up;      // packed [2 * padded(intermediate), hidden]: gate rows, then up rows; each part padded to 64
-  const float* gate_up_bias;    // [2 * padded(intermediate)] or NULL
-  const uint32_t* down;         // packed [hidden, intermediate]
-  const float* down_bias;       // [hidden] or NULL
+  const float* input_norm;  // [hidden]
+  const uint32_t* qkv;      // packed [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: all q heads, k heads, v heads
+  const float* qkv_bias;    // [(num_heads + 2 * num_kv_heads) * head_dim] or NULL
+  const float* q_norm;      // [head_dim] or NULL: RMSNorm of each q head before rope (Qwen3)
+  const float* k_norm;      // [head_dim] or NULL
+  const uint32_t* o;        // packed [hidden, num_heads * head_dim]
+  const float* o_bias;      // [hidden] or NULL
+  const float* post_norm;   // [hidden]
+  const uint32_t*
+      gate_up;  // packed [2 * padded(intermediate), hidden]: gate rows, then up rows; each part padded to 64
+  const float* gate_up_bias;  // [2 * padded(intermediate)] or NULL
+  const uint32_t* down;       // packed [hidden, intermediate]
+  const float* down_bias;     // [hidden] or NULL
 } faser_layer;
 
 typedef struct {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, max_seq_len;
-  int32_t sliding_window;       // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
+  int32_t sliding_window;  // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
   float rms_norm_eps;
   float rope_attention_factor;  // scales cos and sin (YaRN); 1 otherwise
   const float* rope_inv_freq;   // [head_dim / 2], scaling already applied
@@ -68,7 +69,7 @@ typedef struct {
   const faser_layer* layers;    // [num_layers]
 } faser_model;
 
-// ---- Engine: KV memory, workspaces and the forward pass. ---------------------------------------------------------------
+// Engine: KV memory, workspaces and the forward pass.
 typedef struct faser_engine faser_engine;
 // tokens_per_block: a multiple of 16. The descriptor is copied, what it points to is not.
 // status: receives a faser_status when NULL is returned.
@@ -94,24 +95,24 @@ typedef struct {
   const int32_t* block_table;  // [max_num_slots, max_blocks_per_seq] block ids
 } faser_batch;
 
-// Runs layers [first_layer, last_layer). first_layer == 0 embeds the tokens; otherwise the hidden rows that the previous
-// call on this engine left are used (rows dropped in between are removed with faser_engine_compact_rows).
-// With last_layer == num_layers: final norm and LM head of the rows listed in logit_rows (indices into the batch's rows,
+// Runs layers [first_layer, last_layer). first_layer == 0 embeds the tokens; otherwise the hidden rows that the
+// previous call on this engine left are used (rows dropped in between are removed with faser_engine_compact_rows). With
+// last_layer == num_layers: final norm and LM head of the rows listed in logit_rows (indices into the batch's rows,
 // ascending) into logits [num_logit_rows, logits_stride].
 int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits);
 // Keeps the hidden rows listed (ascending) and drops the others; the caller passes a matching batch from then on.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);
 
-// ---- Sampling --------------------------------------------------------------------------------------------------------
+// Sampling
 typedef enum { FASER_GREEDY = 0, FASER_SEEDED = 1, FASER_SAMPLED = 2 } faser_sampling_mode;
 
 // What one request samples with. One entry per slot; Python writes it when the request is admitted.
 typedef struct {
-  int32_t* tokens;              // committed tokens, then pending drafts; faser_draft appends to the latter
-  float* draft_probs;           // FASER_SAMPLED: q of pending drafts, row (position % max_draft_len); else NULL
-  const int32_t* end_ids;       // banned while fewer than min_tokens tokens were generated
-  const int32_t* bias_ids;      // logit bias
+  int32_t* tokens;          // committed tokens, then pending drafts; faser_draft appends to the latter
+  float* draft_probs;       // FASER_SAMPLED: q of pending drafts, row (position % max_draft_len); else NULL
+  const int32_t* end_ids;   // banned while fewer than min_tokens tokens were generated
+  const int32_t* bias_ids;  // logit bias
   const float* bias_values;
   const int32_t* bad_words;     // all bad words' ids, concatenated
   const int32_t* cu_bad_words;  // [num_bad_words + 1]
@@ -120,14 +121,14 @@ typedef struct {
   int32_t num_end_ids, num_bias, num_bad_words;
   int32_t prompt_len;
   int32_t min_tokens;
-  int32_t mode;                 // faser_sampling_mode
-  int32_t top_k;                // 0: off
-  float temperature;            // > 0 unless greedy
-  float top_p;                  // 1: off
-  float min_p;                  // 0: off
-  float repetition_penalty;     // 1: off; over prompt and output, logits > 0 divided, <= 0 multiplied
-  float presence_penalty;       // 0: off; over prompt and output, as TensorRT-LLM counts
-  float frequency_penalty;      // 0: off
+  int32_t mode;              // faser_sampling_mode
+  int32_t top_k;             // 0: off
+  float temperature;         // > 0 unless greedy
+  float top_p;               // 1: off
+  float min_p;               // 0: off
+  float repetition_penalty;  // 1: off; over prompt and output, logits > 0 divided, <= 0 multiplied
+  float presence_penalty;    // 0: off; over prompt and output, as TensorRT-LLM counts
+  float frequency_penalty;   // 0: off
 } faser_sampling;
 
 // The law of the next token of one request given its first num_tokens tokens: logits edited in this order: penalties,
@@ -138,9 +139,9 @@ int32_t faser_next_token_probs(const faser_sampling* sampling, const float* logi
                                int32_t num_tokens, float* probs);
 
 // The free test (DESIGN section 3) over a batch. Request i has logits rows cu_logit_rows[i] .. cu_logit_rows[i + 1] - 1
-// for its frontier (last committed token, d_1 .. d_L), num_tokens[i] committed tokens, num_drafts[i] >= L pending drafts
-// behind them in sampling[slots[i]].tokens. Outputs per request: committed tokens in order (accepted drafts, then at most
-// one recovered or bonus token), their number, how many were accepted drafts, an outcome and a row status.
+// for its frontier (last committed token, d_1 .. d_L), num_tokens[i] committed tokens, num_drafts[i] >= L pending
+// drafts behind them in sampling[slots[i]].tokens. Outputs per request: committed tokens in order (accepted drafts,
+// then at most one recovered or bonus token), their number, how many were accepted drafts, an outcome and a row status.
 typedef enum {
   FASER_CARRIED = 0,    // the last live row's test passed: later drafts stay pending, nothing was drawn
   FASER_RECOVERED = 1,  // a draft was rejected and one recovered token drawn: pending drafts are dropped
@@ -156,16 +157,17 @@ int32_t faser_accept(faser_pool* pool, int32_t num_requests, const int32_t* slot
                      int32_t* out_outcome,       // [num_requests] faser_outcome
                      int32_t* out_row_status);   // [num_requests] faser_row_status
 
-// Draws one draft token per request from logits row i, appends it to sampling[slots[i]].tokens behind num_known[i] tokens
-// (committed and pending) and keeps its q where the mode needs it. out_tokens[i] is -1 if the row has no usable law.
+// Draws one draft token per request from logits row i, appends it to sampling[slots[i]].tokens behind num_known[i]
+// tokens (committed and pending) and keeps its q where the mode needs it. out_tokens[i] is -1 if the row has no usable
+// law.
 int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
                            const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* num_known,
                            int32_t max_draft_len, int32_t* out_tokens);
 
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
 // draft); then request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind
-// num_tokens[i] + num_drafts[i], each drawn from the same edited law as the target's (greedy: argmax; seeded: the shared
-// noise; sampled: q kept in draft_probs). A row with NaN logits or an empty law ends that request's drafting.
+// num_tokens[i] + num_drafts[i], each drawn from the same edited law as the target's (greedy: argmax; seeded: the
+// shared noise; sampled: q kept in draft_probs). A row with NaN logits or an empty law ends that request's drafting.
 // out_num_new: [num_requests] tokens drafted. logits: workspace [max_num_requests, logits_stride].
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,

@@ -1,5 +1,6 @@
 // One forward pass: one fork, barriers between the phases of each layer, one join.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "engine.h"
@@ -72,13 +73,14 @@ void faser_engine::plan_tiles(const faser_batch& batch) {
   }
 }
 
-int faser_engine::team_size(int num_rows) const {
+// Multiply-adds, roughly. A row costs less than the weights it is the first to load, which is why the first counts
+// more.
+int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) const {
   const int64_t hidden = model_.hidden_size;
   const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
                             3 * hidden * model_.intermediate_size;
-  // A row costs less than the weights it is the first to load, which is why the first one counts more.
-  const int64_t work = (num_rows + 3) * per_layer;
-  return static_cast<int>(std::clamp<int64_t>(work / kMinWorkPerThread, 1, pool_->num_threads()));
+  const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * model_.vocab_size : 0;
+  return (num_rows + 3) * per_layer * num_layers + head;
 }
 
 void faser_engine::begin_rows(const Team& team, const faser_batch& batch, bool embed) {
@@ -200,11 +202,22 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
   if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
   plan_tiles(batch);
   if (batch.num_rows > 0) {
-    pool_->run_team(team_size(batch.num_rows), [&](const Team& team) {
+    const int num_layers = last_layer - first_layer;
+    const int64_t work = work_of(batch.num_rows, num_layers, is_last ? num_logit_rows : 0);
+    const int64_t useful_threads = work / num_layers / kMinWorkPerThread;
+    const int team_size = static_cast<int>(std::clamp<int64_t>(useful_threads, 1, pool_->num_threads()));
+    faser::TeamChooser& chooser = choosers_[faser::log2_of(batch.num_rows)];
+    const bool use_team = team_size > 1 && chooser.use_team();
+    const auto start = std::chrono::steady_clock::now();
+    pool_->run_team(use_team ? team_size : 1, [&](const Team& team) {
       begin_rows(team, batch, first_layer == 0);
       for (int layer = first_layer; layer < last_layer; layer++) run_layer(team, batch, layer);
       if (is_last && num_logit_rows > 0) run_head(team, logit_rows, num_logit_rows, logits);
     });
+    if (team_size > 1) {
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      chooser.record(use_team, elapsed.count() / static_cast<double>(work));
+    }
   }
   next_layer_ = is_last ? -1 : last_layer;
   num_hidden_rows_ = batch.num_rows;

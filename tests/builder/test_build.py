@@ -43,9 +43,7 @@ def assert_nothing_left(options: BuildOptions) -> None:
 
 def test_a_built_directory_has_all_that_serving_needs(options: BuildOptions) -> None:
     steps: list[tuple[str, int, int]] = []
-    engines = build_engines(
-        dataclasses.replace(options, exit_layers=(3, 1)), lambda *step: steps.append(step)
-    )
+    engines = build_engines(dataclasses.replace(options, exit_layers=(3, 1)), lambda *step: steps.append(step))
     assert engines == EngineDir.load(options.output_dir, verify_hashes=True)
     assert engines.build_config == BuildConfig(32, 2048, 512, 8, 32)
     assert engines.has_draft
@@ -167,9 +165,7 @@ def test_target_and_draft_must_speak_of_the_same_tokens(options: BuildOptions) -
 
 
 @pytest.mark.parametrize("vocab_size", [384, 300])
-def test_a_draft_padded_otherwise_is_brought_to_the_targets_vocab_size(
-    options: BuildOptions, vocab_size: int
-) -> None:
+def test_a_draft_padded_otherwise_is_brought_to_the_targets_vocab_size(options: BuildOptions, vocab_size: int) -> None:
     assert options.draft_checkpoint_dir is not None
     make_checkpoint(options.draft_checkpoint_dir, vocab_size=vocab_size, tokenizer_vocab_size=290)
     write_tokenizer(options.checkpoint_dir, 290)
@@ -256,9 +252,7 @@ def test_a_full_disk_keeps_the_old_engines(options: BuildOptions, monkeypatch: p
     EngineDir.load(options.output_dir, verify_hashes=True)
 
 
-def test_too_little_space_is_noticed_before_writing(
-    options: BuildOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_noticed_before_writing(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 1000
 

@@ -131,15 +131,11 @@ def test_every_cut_is_noticed(path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 3, 15, 16, 200, 4096, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(
-            EngineFileError, match=r"target/rank0\.engine.*rebuild it with faser build"
-        ) as caught:
+        with pytest.raises(EngineFileError, match=r"target/rank0\.engine.*rebuild it with faser build") as caught:
             EngineFile.open(path)
         assert "\n" not in str(caught.value)
     path.write_bytes(whole[:-1])
-    with pytest.raises(
-        EngineFileError, match=f"{len(whole) - 1} of {len(whole)} bytes, the file is truncated"
-    ):
+    with pytest.raises(EngineFileError, match=f"{len(whole) - 1} of {len(whole)} bytes, the file is truncated"):
         EngineFile.open(path)
     path.write_bytes(whole + b"x")
     with pytest.raises(EngineFileError, match=f"{len(whole) + 1} bytes where {len(whole)} were written"):
@@ -179,9 +175,7 @@ def test_other_files_are_refused(path: Path, tmp_path: Path) -> None:
         lambda header: header.update(file_size="many"),
     ],
 )
-def test_a_damaged_header_never_reaches_the_engine(
-    path: Path, damage: Callable[[dict[str, Any]], Any]
-) -> None:
+def test_a_damaged_header_never_reaches_the_engine(path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:
     whole = path.read_bytes()
     (header_len,) = struct.unpack("<I", whole[12:16])
     header = json.loads(whole[16 : 16 + header_len])

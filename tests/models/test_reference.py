@@ -60,9 +60,7 @@ def test_expansion_preserves_the_function(tmp_path: Path, expand: int) -> None:
         before = ReferenceModel(config, weights).logits(range(5, 25))
         after = ReferenceModel(deeper, expanded).logits(range(5, 25))
         shapes = expected_shapes(deeper)
-        nonzero = {
-            name for name, shape in shapes.items() if len(shape) == 2 and expanded.bfloat16(name, shape).any()
-        }
+        nonzero = {name for name, shape in shapes.items() if len(shape) == 2 and expanded.bfloat16(name, shape).any()}
     assert torch.equal(before, after)
     # The added layers still cost what a layer costs, except that their outputs are zero.
     outputs = {name for name in shapes if name.endswith(("o_proj.weight", "down_proj.weight"))}

@@ -23,9 +23,7 @@ def sentencepiece_backend(metaspace: bool) -> Backend:
     tokens += ["▁", *"abcdefghijklmnopqrstuvwxyz.,!", "▁t", "he", "▁the", "er", "▁▁", "in"]
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "r"), ("▁", "▁"), ("i", "n")]
     vocab = {token: i for i, token in enumerate(tokens)}
-    backend = Backend(
-        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=not metaspace, fuse_unk=True)
-    )
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=not metaspace, fuse_unk=True))
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
     if metaspace:
         backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -68,9 +66,7 @@ CUTS = st.lists(st.integers(0, 1000), max_size=30)
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), cuts=CUTS, skip=st.booleans())
-def test_pieces_add_up_to_the_whole(
-    backend: Backend, data: st.DataObject, cuts: list[int], skip: bool
-) -> None:
+def test_pieces_add_up_to_the_whole(backend: Backend, data: st.DataObject, cuts: list[int], skip: bool) -> None:
     tokenizer = Tokenizer(backend.to_str())
     ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 3), max_size=30))
     whole = tokenizer.decode(ids, skip_special_tokens=skip)

@@ -57,9 +57,7 @@ def test_tensors_are_those_that_safetensors_reads(tmp_path: Path, dtype: str, sh
             fp32 = weights.float32(name, shape)
             np.testing.assert_array_equal(fp32, theirs[name].float().numpy())
             bits = weights.bfloat16(name, shape)
-            np.testing.assert_array_equal(
-                float32_from_bfloat16(bits), theirs[name].bfloat16().float().numpy()
-            )
+            np.testing.assert_array_equal(float32_from_bfloat16(bits), theirs[name].bfloat16().float().numpy())
 
 
 def test_arrays_outlive_the_reader(tmp_path: Path) -> None:
