@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -28,6 +29,15 @@ Memory::~Memory() {
 using faser::kPanel;
 using faser::round_up;
 
+namespace {
+
+bool wants_team_always() {
+  const char* value = std::getenv("FASER_CPU_TEAM");
+  return value != nullptr && std::strcmp(value, "always") == 0;
+}
+
+}  // namespace
+
 template <typename T>
 T* faser_engine::allocate(size_t count) {
   memory_.emplace_back(count * sizeof(T));
@@ -52,7 +62,8 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
       num_blocks_(num_blocks),
       tokens_per_block_(tokens_per_block),
       max_num_tokens_(max_num_tokens),
-      max_num_requests_(max_num_requests) {
+      max_num_requests_(max_num_requests),
+      always_team_(wants_team_always()) {
   heads_ = {model.num_heads, model.num_kv_heads, model.head_dim, round_up(model.head_dim, 32), model.rms_norm_eps};
   const int q_size = model.num_heads * model.head_dim;
   const int qkv_size = q_size + 2 * model.num_kv_heads * model.head_dim;

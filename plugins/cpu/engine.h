@@ -104,6 +104,7 @@ struct faser_engine {
   std::vector<faser::TileRange> tiles_;
   faser::Counter tile_counters_[2];  // by parity of the layer: one is in use while the other is reset
 
+  const bool always_team_;           // FASER_CPU_TEAM=always
   faser::TeamChooser choosers_[32];  // by log2 of the number of rows
 
   // What the hidden rows are: output of the layers before next_layer_. -1: nothing to go on from.

@@ -73,6 +73,8 @@ typedef struct {
 typedef struct faser_engine faser_engine;
 // tokens_per_block: a multiple of 16. The descriptor is copied, what it points to is not.
 // status: receives a faser_status when NULL is returned.
+// A pass uses all of the pool's threads or one, whichever was measured to be faster; FASER_CPU_TEAM=always fixes it to
+// all where the pass is not tiny. Results are the same.
 faser_engine* faser_engine_create(const faser_model* model, faser_pool* pool, int32_t num_blocks,
                                   int32_t tokens_per_block, int32_t max_num_tokens, int32_t max_num_requests,
                                   int32_t* status);

@@ -43,6 +43,8 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     rng = np.random.default_rng(7)
     tokens = [rng.integers(0, model.config.vocab_size, length).tolist() for length in LENGTHS]
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("FASER_CPU_TEAM", "always")
         core_sets = [CoreSet(num_threads=1), CoreSet(), _OversubscribedCoreSet(5)]
         harnesses = []
         for index, (core_set, tokens_per_block) in enumerate(
