@@ -218,10 +218,12 @@ def library() -> ctypes.CDLL:
     if version != ABI_VERSION:
         raise FaserError(f"the native library has ABI version {version}, needed is {ABI_VERSION}; run ./build.sh setup")
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(lib, name, None)
-        if function is not None:
-            function.restype = result
-            function.argtypes = arguments
+        try:
+            function = getattr(lib, name)
+        except AttributeError as error:
+            raise FaserError(f"the native library lacks {name}, run ./build.sh setup") from error
+        function.restype = result
+        function.argtypes = arguments
     return lib
 
 
