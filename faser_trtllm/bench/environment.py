@@ -40,8 +40,26 @@ def portable(argument: str) -> str:
     return flag + equals + (os.path.basename(value) if relative.startswith("..") else relative)
 
 
-def load_average() -> float:
-    return os.getloadavg()[0]
+class CpuMeter:
+    """What else used the processor since its creation; workers must have ended, so that they count as ours."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def shares(self) -> dict[str, float]:
+        """Shares of all cores' time: other_share of other processes, steal_share of other virtual machines."""
+        total, busy, steal, own = (end - start for start, end in zip(self._start, self._read(), strict=True))
+        return {"other_share": max(0.0, busy - own) / max(total, 1e-9), "steal_share": steal / max(total, 1e-9)}
+
+    def _read(self) -> tuple[float, float, float, float]:
+        """Seconds: all cores together, busy, stolen, and of this process and its ended children."""
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        user, nice, system, idle, iowait, irq, softirq, steal = (
+            int(field) / os.sysconf("SC_CLK_TCK") for field in fields
+        )
+        busy = user + nice + system + irq + softirq
+        own = sum(os.times()[:4])
+        return busy + idle + iowait + steal, busy, steal, own
 
 
 def _cpu_name() -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from faser_trtllm.bench.report import FASER, OFF, BenchReport, CaseResult, Form
 from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
+MAX_FOREIGN_SHARE = 0.03  # beyond it thread pools that spin or wait for all threads suffer out of proportion
+
 
 def render_markdown(report: BenchReport) -> str:
     """The whole report; ratios are medians over rounds with their range."""
@@ -33,11 +35,10 @@ def _head(report: BenchReport) -> str:
         [
             "# faser bench",
             "",
-            f"{env['date']}, {env['cpu']}, {options['num_threads']} threads on cores {options['cores']}, "
+            f"{env['date']}, {env['cpu']}, {options['num_threads']} threads on cores {', '.join(map(str, options['cores']))}, "
             f"{env['memory_gib']:.0f} GiB, {env['os']}{commit}{changed}.  ",
             f"{versions}.  ",
-            f"Load average {env['load_start']:.2f} at the start, {env['load_end']:.2f} at the end "
-            "(of which the bench itself is part).  ",
+            _quietness(env["other_share"], env["steal_share"]),
             f"Greedy, bf16, {report.prompts['num_prompts']} prompts of {options['prompt_len']} tokens "
             f"from the {report.prompts['source']} ({held_out}), {options['max_tokens']} new tokens each, "
             "end ids ignored.  ",
@@ -46,6 +47,14 @@ def _head(report: BenchReport) -> str:
             f"`{env['command_line']}`",
         ]
     )
+
+
+def _quietness(other_share: float, steal_share: float) -> str:
+    others, machines = _percent(other_share), _percent(steal_share)
+    shares = f"Other processes used {others} of the cores' time, other machines {machines}"
+    if other_share + steal_share > MAX_FOREIGN_SHARE:
+        return f"**The machine was busy, do not quote these numbers.** {shares}.  "
+    return f"{shares}.  "
 
 
 def _exactness(report: BenchReport) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from faser_trtllm.bench import contestant as contestants
 from faser_trtllm.bench.contestant import Contestant, Workplace
-from faser_trtllm.bench.environment import describe_environment, load_average, portable
+from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 from faser_trtllm.bench.markdown import render_markdown
 from faser_trtllm.bench.options import BenchOptions
 from faser_trtllm.bench.plot import write_plot
@@ -45,7 +45,7 @@ def run_bench(options: BenchOptions, progress: Progress | None = None) -> BenchR
     say = progress or (lambda line: None)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(options.command_line)
-    environment["load_start"] = load_average()
+    meter = CpuMeter()
     tokenizer = Tokenizer.load(options.checkpoint_dir)
 
     def encode(text: str) -> list[int]:
@@ -59,7 +59,7 @@ def run_bench(options: BenchOptions, progress: Progress | None = None) -> BenchR
             run.measure()
             runs.append(run)
             environment["versions"] |= run.versions
-    environment["load_end"] = load_average()
+    environment |= meter.shares()
     report = BenchReport(
         environment=environment,
         options=_options_dict(options),

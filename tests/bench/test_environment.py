@@ -1,10 +1,12 @@
 """The command line is recorded without the machine's own folders."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from faser_trtllm.bench.environment import describe_environment, portable
+from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,13 @@ def test_description_is_complete() -> None:
     assert environment["num_cores"] >= 1
     assert environment["memory_gib"] > 0
     assert environment["cpu"]
+
+
+def test_meter_counts_ended_children_as_ours() -> None:
+    meter = CpuMeter()
+    subprocess.run([sys.executable, "-c", "import time; end = time.time() + 0.3\nwhile time.time() < end: pass"])
+    shares = meter.shares()
+    assert 0.0 <= shares["other_share"] <= 1.0
+    assert 0.0 <= shares["steal_share"] <= 1.0
+    own = meter._read()[3] - meter._start[3]
+    assert own >= 0.15

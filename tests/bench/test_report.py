@@ -41,8 +41,8 @@ REPORT = BenchReport(
         "git_dirty": True,
         "command_line": "faser bench --output_dir out",
         "versions": {"torch": "9.9", "numpy": "1.2"},
-        "load_start": 0.25,
-        "load_end": 1.5,
+        "other_share": 0.01,
+        "steal_share": 0.0,
     },
     options={"num_threads": 2, "cores": [0, 1], "prompt_len": 64, "max_tokens": 128, "rounds": 3},
     prompts={"num_prompts": 8, "source": "standard library", "held_out": True},
@@ -121,8 +121,15 @@ def test_exactness_is_shown_either_way() -> None:
 
 def test_head_names_hardware_versions_and_source() -> None:
     head = render_markdown(REPORT).split("\n## ")[0]
-    for text in ("Some CPU", "2 threads on cores [0, 1]", "0123456789ab with local changes", "torch 9.9"):
+    for text in ("Some CPU", "2 threads on cores 0, 1", "0123456789ab with local changes", "torch 9.9"):
         assert text in head
+
+
+def test_busy_machine_is_said() -> None:
+    assert "do not quote" not in render_markdown(REPORT)
+    for share in ("other_share", "steal_share"):
+        busy = replace(REPORT, environment=REPORT.environment | {share: 0.2})
+        assert "do not quote" in render_markdown(busy)
 
 
 def test_pipes_cannot_break_a_table() -> None:
