@@ -27,6 +27,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _head(report: BenchReport) -> str:
     env, options = report.environment, report.options
+    cores = ", ".join(map(str, options["cores"]))
     commit = f", commit {env['git_commit'][:12]}" if env["git_commit"] else ""
     changed = " with local changes" if env["git_dirty"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(env["versions"].items()))
@@ -35,7 +36,7 @@ def _head(report: BenchReport) -> str:
         [
             "# faser bench",
             "",
-            f"{env['date']}, {env['cpu']}, {options['num_threads']} threads on cores {', '.join(map(str, options['cores']))}, "
+            f"{env['date']}, {env['cpu']}, {options['num_threads']} threads on cores {cores}, "
             f"{env['memory_gib']:.0f} GiB, {env['os']}{commit}{changed}.  ",
             f"{versions}.  ",
             _quietness(env["other_share"], env["steal_share"]),
