@@ -13,7 +13,7 @@ using faser::Team;
 namespace {
 
 // Below this many multiply-adds per worker a barrier costs more than a second worker brings.
-constexpr int64_t kMinWorkPerThread = 1'000'000;
+constexpr int64_t kMinWorkPerThread = 100'000;
 
 int num_pairs(int size) { return round_up(size, 32) / 2; }
 int num_panels(int size) { return round_up(size, kPanel) / kPanel; }
