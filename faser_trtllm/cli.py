@@ -15,7 +15,7 @@ import typer
 
 from faser_trtllm import __version__
 from faser_trtllm.config import ExecutorConfig, parse
-from faser_trtllm.errors import FaserError
+from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 app = typer.Typer(
     add_completion=False,
@@ -58,12 +58,7 @@ def build(
 ) -> None:
     """Compile a target and a draft checkpoint into engines."""
     from faser_trtllm.builder.build import BuildOptions, build_engines
-    from faser_trtllm.errors import InvalidArgumentError
 
-    try:
-        layers = tuple(int(part) for part in exit_layers.split(",") if part)
-    except ValueError:
-        raise InvalidArgumentError(f"exit_layers is {exit_layers!r}, it must be whole numbers as in 2,4") from None
     options = BuildOptions(
         checkpoint_dir=checkpoint_dir,
         draft_checkpoint_dir=draft_checkpoint_dir,
@@ -75,7 +70,7 @@ def build(
         max_seq_len=max_seq_len,
         max_draft_len=max_draft_len,
         tokens_per_block=tokens_per_block,
-        exit_layers=layers,
+        exit_layers=_numbers("exit_layers", exit_layers),
         expand=expand,
         dry_run=dry_run,
         force=force,
@@ -171,6 +166,50 @@ def check(engine_dir: EngineDirOption) -> None:
         print(line, flush=True)
 
 
+@app.command(
+    epilog="Example: faser bench --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
+    "--output_dir bench_results --quick"
+)
+def bench(
+    checkpoint_dir: Annotated[Path, typer.Option("--checkpoint_dir", help="target checkpoint")],
+    draft_checkpoint_dir: Annotated[Path, typer.Option("--draft_checkpoint_dir", help="draft checkpoint")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", help="gets bench.json, bench.md and bench.png")],
+    expand: Annotated[str, typer.Option("--expand", help="forms of the target, as multiples of its layers")] = "1,4",
+    batch_sizes: Annotated[str, typer.Option("--batch_sizes")] = "1,4,8",
+    rounds: Annotated[int, typer.Option("--rounds", help="measured rounds; medians are reported")] = 5,
+    peers: Annotated[str, typer.Option("--peers", help="transformers,llama.cpp or none")] = "transformers,llama.cpp",
+    transformers_python: Annotated[
+        Path | None, typer.Option("--transformers_python", help="interpreter that has transformers")
+    ] = None,
+    llama_python: Annotated[Path | None, typer.Option("--llama_python", help="interpreter that has llama_cpp")] = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--num_threads", help="of every system; default: all cores")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
+) -> None:
+    """Compare speculation off and fixed:1..8 with each other and with peers that run the same weights."""
+    from faser_trtllm.bench.options import BenchOptions
+    from faser_trtllm.bench.runner import run_bench
+
+    options = BenchOptions(
+        checkpoint_dir=checkpoint_dir,
+        draft_checkpoint_dir=draft_checkpoint_dir,
+        output_dir=output_dir,
+        expand=_numbers("expand", expand),
+        batch_sizes=_numbers("batch_sizes", batch_sizes),
+        rounds=rounds,
+        peers=() if peers == "none" else tuple(peers.split(",")),
+        transformers_python=transformers_python,
+        llama_python=llama_python,
+        num_threads=num_threads,
+        command_line=tuple(sys.argv),
+    )
+    report = run_bench(options.quick() if quick else options, lambda line: print(line, file=sys.stderr, flush=True))
+    print((output_dir / "bench.md").read_text())
+    if not report.is_exact:
+        raise FaserError("speculation changed the tokens of a run; this is a bug, please report it")
+
+
 @app.command()
 def version() -> None:
     """Print the version and the instruction set that the CPU engine uses here."""
@@ -179,9 +218,14 @@ def version() -> None:
     print(f"faser_trtllm {__version__}, CPU engine: {isa()}")
 
 
-def _prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
-    from faser_trtllm.errors import InvalidArgumentError
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise InvalidArgumentError(f"{name} is {text!r}, it must be whole numbers as in 2,4") from None
 
+
+def _prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
     if (prompt is None) == (prompt_file is None):
         raise InvalidArgumentError("give either --prompt or --prompt_file")
     if prompt is not None:
