@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,3 +78,18 @@ class BatchBuilder:
             self._logit_rows[: self.num_logit_rows],
             self._block_table,
         )
+
+
+def keep_rows(batch: RaggedBatch, rows: Int32Array, num_kept: Sequence[int]) -> RaggedBatch:
+    """The batch after a pruning: the rows listed (ascending indices), num_kept[i] of request i.
+
+    A request keeps a prefix of its rows, and logits are wanted of what is left of those that wanted them.
+    """
+    cu_rows = np.zeros(batch.num_requests + 1, np.int32)
+    np.cumsum(num_kept, out=cu_rows[1:])
+    wanted = np.zeros(batch.num_rows, bool)
+    wanted[batch.logit_rows] = True
+    logit_rows = np.flatnonzero(wanted[rows]).astype(np.int32)
+    return RaggedBatch(
+        batch.slots, cu_rows, batch.token_ids[rows], batch.positions[rows], logit_rows, batch.block_table
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.decision import DraftStop, Mode, StepView
 from faser_trtllm.core.request import FinishReason, Request
 
 
@@ -15,7 +16,7 @@ class ScheduledRequest:
     """One request's share of a step."""
 
     request: Request
-    num_new_tokens: int  # committed tokens to run in the target: tokens[num_computed_tokens :][: num_new_tokens]
+    num_new_tokens: int  # committed tokens to run: tokens[num_computed_tokens :][: num_new_tokens]; 0: only drafts
     num_drafts: int  # pending drafts wanted in this step; KV blocks for them are allocated. 0 in a context chunk
     max_verified: int  # how many of them the pass may run rows for; less than num_drafts only if rows are short
 
@@ -28,14 +29,22 @@ class ScheduledRequest:
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
+    view: StepView  # its decoding requests are those of scheduled that are verified in this step, in order
     admitted: tuple[Request, ...] = ()  # got a slot in this step (first admission or after preemption)
     paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
+    mode: Mode = Mode.SERIAL
+    stop: DraftStop | None = None
     finished: tuple[Request, ...] = ()  # ended without running: deadline passed in the queue, cancelled
 
     @property
     def num_rows(self) -> int:
         """Target rows of the step, drafts included, at most."""
         return sum(s.num_new_tokens + s.max_verified for s in self.scheduled)
+
+    @property
+    def verified(self) -> list[int]:
+        """Indices of view.decoding in scheduled."""
+        return [i for i, s in enumerate(self.scheduled) if s.num_new_tokens == 1 and s.request.is_decoding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class DraftResult:
 
     num_new_drafts: tuple[int, ...]
     num_draft_computed: tuple[int, ...]  # the draft model's KV covers so many tokens now
+    draft_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +69,13 @@ class VerifyResult:
     token_ids: npt.NDArray[np.int32]
     num_tokens: tuple[int, ...]
     num_accepted: tuple[int, ...]
-    num_verified: tuple[int, ...]  # pending drafts whose rows the pass ran (L)
+    num_verified: tuple[int, ...]  # pending drafts whose rows the pass ran to the end (L)
     carried: tuple[bool, ...]
     failed: tuple[str, ...]
     exhausted: tuple[bool, ...]
+    num_pruned: tuple[int, ...] = ()  # rows dropped at segment boundaries (empty: none of any request)
+    verify_ms: float = 0.0
+    step_ms: float = 0.0  # drafting and verifying together
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.sampling.table import SamplingTable
@@ -65,15 +68,17 @@ class Drafter:
             planned.append(index)
             num_computed[index] = end
         num_drafted = [0] * len(plan.scheduled)
+        started = time.perf_counter()
         if planned:
-            drafted = self._run(len(planned))
+            drafted = self._run(len(planned), plan.stop)
             for entry, index in enumerate(planned):
                 if self._num_new[entry]:
                     num_drafted[index] = drafted[entry]
                     num_computed[index] += drafted[entry] - 1  # the newest draft has not been run through the model
-        return DraftResult(tuple(num_drafted), tuple(num_computed))
+        draft_ms = 1e3 * (time.perf_counter() - started)
+        return DraftResult(tuple(num_drafted), tuple(num_computed), draft_ms)
 
-    def _run(self, n: int) -> list[int]:
+    def _run(self, n: int, stop: DraftStop | None) -> list[int]:
         drafted: list[int] = self._engine.draft(
             self._builder.build(),
             self._sampling.array,
@@ -81,6 +86,7 @@ class Drafter:
             self._num_drafts[:n],
             self._num_new[:n],
             self._max_draft_len,
+            stop,
         ).tolist()
         return drafted
 

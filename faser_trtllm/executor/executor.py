@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol
 
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput
+from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.stats import ExecutorStats
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.sampling.table import SamplingTable
@@ -31,17 +31,13 @@ Sink = Callable[[RequestOutput], bool]
 FinishReason.STOP (a stop word was found); no further call follows."""
 
 
-class DraftStage(Protocol):
-    def draft(self, plan: SchedulerOutput) -> DraftResult: ...
-
-
 class Executor:
     """Owns the requests in flight. Build it with executor.factory.open_executor."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        drafter: DraftStage,
+        drafter: DraftLane,
         verifier: Verifier,
         sampling: SamplingTable,
         clock: Clock,
@@ -81,13 +77,12 @@ class Executor:
         plan = self._scheduler.schedule()
         self._bind(plan)
         scheduled = time.perf_counter()
-        drafts = self._drafter.draft(plan)
-        drafted = time.perf_counter()
-        result = self._verifier.verify(plan, drafts)
+        drafting = self._drafter.draft(plan)
+        result = self._verifier.verify(plan, drafting)
         verified = time.perf_counter()
-        outputs = self._scheduler.update(plan, drafts, result)
+        outputs = self._scheduler.update(plan, drafting.result(), result)
         self._deliver(plan, outputs)
-        self._stats.record(plan, drafts, result, (started, scheduled, drafted, verified, time.perf_counter()))
+        self._stats.record(plan, drafting.result(), result, (started, scheduled, verified, time.perf_counter()))
         return True
 
     def submit(

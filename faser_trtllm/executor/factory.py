@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import Clock, MonotonicClock
+from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.partition.core_set import CoreSet
@@ -88,6 +91,7 @@ def assemble(
     max_draft_len: int,
     clock: Clock,
     resources: ExitStack | None = None,
+    enter_mode: Callable[[Mode], None] = lambda mode: None,
 ) -> Executor:
     """An executor over engines that are open; both share block ids, so they have as many blocks of the same size."""
     spec = target.spec
@@ -112,7 +116,10 @@ def assemble(
         chunk_unit_size=config.scheduler_config.chunk_unit_size,
     )
     sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len)
-    drafter = Drafter(draft, sampling, kv.block_table, max_draft_len) if draft is not None else NoDrafter()
+    resources = resources or ExitStack()
+    stage = Drafter(draft, sampling, kv.block_table, max_draft_len) if draft is not None else NoDrafter()
+    drafter = DraftLane(stage, enter_mode)
+    drafter.register(resources)
     return Executor(
         Scheduler(kv, limits, policy, clock),
         drafter,

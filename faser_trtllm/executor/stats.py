@@ -20,9 +20,9 @@ class ExecutorStats:
         plan: SchedulerOutput,
         drafts: DraftResult,
         result: VerifyResult,
-        times_s: tuple[float, float, float, float, float],
+        times_s: tuple[float, float, float, float],
     ) -> None:
-        """times_s: start of the step, then the ends of schedule, draft, verify and update."""
+        """times_s: start of the step, then the ends of schedule, of drafting and verification, and of update."""
         num, ms = self._num, self._ms
         num["num_steps"] += 1
         num["num_draft_tokens"] += sum(drafts.num_new_drafts)
@@ -30,10 +30,12 @@ class ExecutorStats:
         num["num_accepted_tokens"] += sum(result.num_accepted)
         num["num_output_tokens"] += sum(result.num_tokens)
         num["num_rows"] += sum(s.num_new_tokens for s in plan.scheduled) + sum(result.num_verified)
-        start, scheduled, drafted, verified, updated = times_s
+        num["num_pruned_rows"] += sum(result.num_pruned)
+        num[f"num_steps_{plan.mode.value}"] += 1
+        start, scheduled, verified, updated = times_s
         ms["schedule_ms"] += 1e3 * (scheduled - start)
-        ms["draft_ms"] += 1e3 * (drafted - scheduled)
-        ms["verify_ms"] += 1e3 * (verified - drafted)
+        ms["draft_ms"] += drafts.draft_ms
+        ms["verify_ms"] += result.verify_ms
         ms["update_ms"] += 1e3 * (updated - verified)
 
     def record_finished(self, request: Request) -> None:
@@ -52,6 +54,10 @@ class ExecutorStats:
             "num_finished_requests",
             "num_prompt_tokens",
             "num_preemptions",
+            "num_pruned_rows",
+            "num_steps_serial",
+            "num_steps_draft_ahead",
+            "num_steps_ping_pong",
         )
         times = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
         counts: dict[str, float] = {key: self._num[key] for key in keys}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 from faser_trtllm.engine.base import Engine
+from faser_trtllm.executor.lanes import Drafting
+from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.ops import accept
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
@@ -27,55 +32,87 @@ class Verifier:
         max_draft_len: int,
     ) -> None:
         spec = engine.spec
-        self._engine = engine
         self._sampling = sampling
         self._policy = policy
         self._max_draft_len = max_draft_len
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
+        self._pruner = Pruner(engine, policy)
         self._tester = accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len)
 
-    def verify(self, plan: SchedulerOutput, drafts: DraftResult) -> VerifyResult:
-        frontiers = self._frontiers(plan, drafts)
-        builder, tester = self._builder, self._tester
+    def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
+        """Run the pass and the free test. Unless the mode is serial, the pass runs while drafting goes on: the frontier
+        is then what was pending before, and the free test already sees what was drafted meanwhile."""
+        started = time.perf_counter()
+        drafts = drafting.result() if plan.mode is Mode.SERIAL else None
+        verified = plan.verified
+        frontiers = self._frontiers(plan, verified, drafts)
+        entries, tested = self._fill(plan, dict(zip(verified, frontiers, strict=True)))
+        begun = time.perf_counter()
+        logits, num_pruned = None, [0] * len(verified)
+        if self._builder.num_requests:
+            logits, num_pruned = self._pruner.forward(plan, self._builder.build(), entries, frontiers)
+        verify_ms = 1e3 * (time.perf_counter() - begun)
+        overlapped = drafts is None
+        drafts = drafting.result()
+        step_ms = 1e3 * (time.perf_counter() - started) + (0.0 if overlapped else drafts.draft_ms)
+        lengths = dict(zip(verified, frontiers, strict=True))
+        for index in tested:
+            request = plan.scheduled[index].request
+            pending = request.num_drafts + drafts.num_new_drafts[index]
+            self._tester.add(request.slot, 1 + lengths.get(index, 0), request.num_tokens, pending)
+        pruned = dict(zip(verified, num_pruned, strict=True))
+        return self._collect(plan, lengths, pruned, tested, logits, (verify_ms, step_ms))
+
+    def _frontiers(self, plan: SchedulerOutput, verified: list[int], drafts: DraftResult | None) -> list[int]:
+        """Drafts to verify per decoding request of the plan's view."""
+        pending = [
+            plan.scheduled[i].request.num_drafts + (drafts.num_new_drafts[i] if drafts is not None else 0)
+            for i in verified
+        ]
+        if not any(pending):
+            return pending
+        wanted = self._policy.frontier_lengths(plan.view, pending)
+        return [
+            max(0, min(length, limit, plan.scheduled[i].max_verified))
+            for i, length, limit in zip(verified, wanted, pending, strict=True)
+        ]
+
+    def _fill(self, plan: SchedulerOutput, frontiers: dict[int, int]) -> tuple[list[int], list[int]]:
+        """Fill the batch -> batch entries of the decoding requests, indices of the requests that reach their end."""
+        builder = self._builder
         builder.clear()
-        tester.clear()
-        tested: list[int] = []
+        self._tester.clear()
+        entries, tested = [], []
         for index, scheduled in enumerate(plan.scheduled):
             request = scheduled.request
+            if not scheduled.num_new_tokens:
+                continue
             computed = request.num_computed_tokens
             end = computed + scheduled.num_new_tokens
-            if end < request.num_tokens:
-                builder.add(request.slot, request.tokens, computed, end, 0)
-                continue
-            num_verified = frontiers[index]
-            builder.add(request.slot, request.tokens, computed, end + num_verified, 1 + num_verified)
-            pending = request.num_drafts + drafts.num_new_drafts[index]
-            tester.add(request.slot, 1 + num_verified, request.num_tokens, pending)
-            tested.append(index)
-        logits = self._engine.forward(builder.build())
-        return self._collect(plan, frontiers, tested, logits)
-
-    def _frontiers(self, plan: SchedulerOutput, drafts: DraftResult) -> list[int]:
-        """Drafts to verify per scheduled request; context chunks have none."""
-        frontiers = [0] * len(plan.scheduled)
-        decoding = [i for i, s in enumerate(plan.scheduled) if s.request.is_decoding]
-        pending = [plan.scheduled[i].request.num_drafts + drafts.num_new_drafts[i] for i in decoding]
-        if any(pending):
-            requests = [plan.scheduled[i].request for i in decoding]
-            for i, length, limit in zip(
-                decoding, self._policy.frontier_lengths(requests, pending), pending, strict=True
-            ):
-                frontiers[i] = max(0, min(length, limit, plan.scheduled[i].max_verified))
-        return frontiers
+            length = frontiers.get(index, 0)
+            if index in frontiers:
+                entries.append(builder.num_requests)
+            num_logit_rows = 1 + length if end == request.num_tokens else 0
+            builder.add(request.slot, request.tokens, computed, end + length, num_logit_rows)
+            if num_logit_rows:
+                tested.append(index)
+        return entries, tested
 
     def _collect(
-        self, plan: SchedulerOutput, frontiers: list[int], tested: list[int], logits: npt.NDArray[np.float32]
+        self,
+        plan: SchedulerOutput,
+        frontiers: dict[int, int],
+        pruned: dict[int, int],
+        tested: list[int],
+        logits: npt.NDArray[np.float32] | None,
+        times_ms: tuple[float, float],
     ) -> VerifyResult:
         n = len(plan.scheduled)
         token_ids = np.zeros((n, self._max_draft_len + 1), np.int32)
         num_tokens, num_accepted, carried, exhausted = [0] * n, [0] * n, [False] * n, [False] * n
         failed = [""] * n
         if tested:
+            assert logits is not None
             found = self._tester.run(self._sampling.array, logits)
             token_ids[tested] = found.token_ids
             found_tokens, found_accepted = found.num_tokens.tolist(), found.num_accepted.tolist()
@@ -92,8 +129,10 @@ class Verifier:
             token_ids,
             tuple(num_tokens),
             tuple(num_accepted),
-            tuple(frontiers),
+            tuple(frontiers.get(i, 0) for i in range(n)),
             tuple(carried),
             tuple(failed),
             tuple(exhausted),
+            tuple(pruned.get(i, 0) for i in range(n)),
+            *times_ms,
         )

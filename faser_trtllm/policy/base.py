@@ -1,7 +1,7 @@
-"""The policy interface: how many tokens to draft and how many to verify, per request and per step.
+"""The policy interface: how many tokens to draft and how many rows to verify, per request and per step.
 
 Policies take and return host numbers; they import no torch and see no tensors. Exactness rule (DESIGN section 3):
-whether a row of a request exists may depend on that request's tokens up to the row's own, on other requests, and on
+whether a draft or a row of a request exists may depend on that request's tokens up to it, on other requests, and on
 older steps, never on a later token of the same request.
 """
 
@@ -10,18 +10,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.decision import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
+
+__all__ = ["DraftPlan", "DraftStop", "ExitView", "Mode", "Policy", "StatelessPolicy", "StepOutcome", "StepView"]
 
 
 class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def draft_lengths(self, decoding: Sequence[Request]) -> list[int]:
-        """Pending drafts wanted per decoding request, before drafting; callers clamp them to Request.draft_limit."""
+    def plan(self, view: StepView) -> DraftPlan:
+        """Before drafting: how many pending drafts, when to stop, and the mode."""
 
-    def frontier_lengths(self, decoding: Sequence[Request], num_pending: Sequence[int]) -> list[int]:
-        """Of num_pending[i] drafts, how many to verify in this pass (0 to num_pending[i]), after drafting."""
+    def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
+        """After drafting: of num_pending[i] drafts, how many to verify in this pass (0 to num_pending[i])."""
 
-    def observe(self, decoding: Sequence[Request], num_verified: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """What the pass found: drafts verified and accepted per request."""
+    def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
+        """Segment boundaries (indices into EngineSpec.segments) at which this pass looks for rows to drop."""
+
+    def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
+        """How many of its first rows each decoding request keeps (1 to num_rows[i]) behind the boundary."""
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a step; called once per step that ran rows of decoding requests."""
+
+
+class StatelessPolicy:
+    """What policies share that neither prune nor learn, and verify all that is pending."""
+
+    def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
+        return list(num_pending)
+
+    def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
+        return ()
+
+    def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
+        return list(exit_view.num_rows)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn."""

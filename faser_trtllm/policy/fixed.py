@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from faser_trtllm.core.request import Request
+from faser_trtllm.policy.base import DraftPlan, Mode, StatelessPolicy, StepView
 
 
-class FixedPolicy:
-    def __init__(self, num_draft_tokens: int) -> None:
+class FixedPolicy(StatelessPolicy):
+    def __init__(self, num_draft_tokens: int, mode: Mode = Mode.SERIAL) -> None:
         self.name = f"fixed:{num_draft_tokens}"
         self._num_draft_tokens = num_draft_tokens
+        self._mode = mode
 
-    def draft_lengths(self, decoding: Sequence[Request]) -> list[int]:
-        return [self._num_draft_tokens] * len(decoding)
-
-    def frontier_lengths(self, decoding: Sequence[Request], num_pending: Sequence[int]) -> list[int]:
-        return list(num_pending)
-
-    def observe(self, decoding: Sequence[Request], num_verified: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Nothing to learn."""
+    def plan(self, view: StepView) -> DraftPlan:
+        return DraftPlan([self._num_draft_tokens] * len(view.decoding), mode=self._mode)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from faser_trtllm.core.request import Request
+from faser_trtllm.policy.base import DraftPlan, StatelessPolicy, StepView
 
 
-class OffPolicy:
+class OffPolicy(StatelessPolicy):
     name = "off"
 
-    def draft_lengths(self, decoding: Sequence[Request]) -> list[int]:
-        return [0] * len(decoding)
-
-    def frontier_lengths(self, decoding: Sequence[Request], num_pending: Sequence[int]) -> list[int]:
-        return list(num_pending)
-
-    def observe(self, decoding: Sequence[Request], num_verified: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Nothing to learn."""
+    def plan(self, view: StepView) -> DraftPlan:
+        return DraftPlan([0] * len(view.decoding))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.decision import DraftPlan, StepView
 from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Policy
+from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.outcome import step_outcome
 from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows
 from faser_trtllm.scheduler.update import apply_result
@@ -112,14 +115,27 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
         finished = self._expire() if self._may_expire else ()
+        decoding = [request for request in self._running if request.is_decoding]
+        contexts = [request for request in self._running if not request.is_decoding]
+        decision = self._policy.plan(self._view(decoding, contexts))
         paused: list[Request] = []
-        scheduled = self._schedule_running(paused)
+        scheduled = self._schedule_running(decoding, contexts, decision, paused)
         admitted = [] if paused else self._admit(scheduled)
-        return SchedulerOutput(tuple(scheduled), tuple(admitted), tuple(paused), finished)
+        verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
+        return SchedulerOutput(
+            tuple(scheduled),
+            self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
+            tuple(admitted),
+            tuple(paused),
+            decision.mode,
+            decision.stop,
+            finished,
+        )
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         """Commit what the pass found; returns the requests with new tokens or an end."""
-        self._observe(plan, result)
+        if plan.view.decoding:
+            self._policy.observe(step_outcome(plan, drafts, result))
         outputs: list[RequestOutput] = []
         now_s = self._clock.now_s()
         kv = self._kv
@@ -144,11 +160,20 @@ class Scheduler:
             self.finish(request, FinishReason.TIMEOUT)
         return tuple(late)
 
-    def _schedule_running(self, paused: list[Request]) -> list[ScheduledRequest]:
+    def _view(self, decoding: list[Request], contexts: list[Request]) -> StepView:
+        num_context_rows = sum(request.num_tokens - request.num_computed_tokens for request in contexts)
+        return StepView(
+            decoding,
+            min(num_context_rows, self._limits.max_num_tokens - len(decoding)),
+            len(self._waiting),
+            self._clock.now_s(),
+        )
+
+    def _schedule_running(
+        self, decoding: list[Request], contexts: list[Request], decision: DraftPlan, paused: list[Request]
+    ) -> list[ScheduledRequest]:
         """Rows and blocks for the requests that have slots; preempts from the end of the line if blocks are short."""
         limits = self._limits
-        decoding = [request for request in self._running if request.is_decoding]
-        contexts = [request for request in self._running if not request.is_decoding]
         candidates = contexts or [request for request in [self._waiting.peek()] if request is not None]
         num_rows = limits.max_num_tokens - len(decoding)
         reserve = (
@@ -158,8 +183,9 @@ class Scheduler:
         )
         wanted = [
             max(request.num_drafts, min(length, request.draft_limit))
-            for request, length in zip(decoding, self._policy.draft_lengths(decoding), strict=True)
+            for request, length in zip(decoding, decision.lengths, strict=True)
         ]
+        lanes = assign_lanes(decoding, decision.mode)
         shares = dict(zip((r.slot for r in decoding), share_draft_rows(wanted, num_rows - reserve), strict=True))
         num_rows -= sum(shares.values())
         scheduled: list[ScheduledRequest] = []
@@ -167,7 +193,7 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue  # preempted for one before it
             if request.slot in shares:
-                item = self._place_decoding(request, shares[request.slot], paused)
+                item = self._place_decoding(request, shares[request.slot], lanes[request.slot], paused)
             else:
                 item = self._place_context(request, num_rows, paused)
                 if item is not None:
@@ -176,13 +202,18 @@ class Scheduler:
                 scheduled.append(item)
         return scheduled
 
-    def _place_decoding(self, request: Request, share: int, paused: list[Request]) -> ScheduledRequest | None:
+    def _place_decoding(
+        self, request: Request, share: int, lane: Lane, paused: list[Request]
+    ) -> ScheduledRequest | None:
         """Blocks for the last committed token and the drafts; fewer drafts rather than nobody running."""
         pending = request.num_drafts
-        if share > pending and self._kv.allocate(request.slot, request.num_tokens + share):
-            return ScheduledRequest(request, 1, share, share)
+        num_new = 0 if lane is Lane.DRAFT else 1
+        if lane is Lane.NONE:
+            return None
+        if lane is not Lane.VERIFY and share > pending and self._kv.allocate(request.slot, request.num_tokens + share):
+            return ScheduledRequest(request, num_new, share, share if lane is Lane.BOTH else num_new * pending)
         if self._make_room(request, request.num_tokens + pending, paused):
-            return ScheduledRequest(request, 1, pending, min(share, pending))
+            return ScheduledRequest(request, num_new, pending, num_new * min(share, pending))
         return None
 
     def _place_context(self, request: Request, num_rows: int, paused: list[Request]) -> ScheduledRequest | None:
@@ -255,12 +286,3 @@ class Scheduler:
         self._kv.free(request.slot)
         self._free_slots.append(request.slot)
         request.slot = -1
-
-    def _observe(self, plan: SchedulerOutput, result: VerifyResult) -> None:
-        decoding = [i for i, s in enumerate(plan.scheduled) if s.request.is_decoding]
-        if decoding:
-            self._policy.observe(
-                [plan.scheduled[i].request for i in decoding],
-                [result.num_verified[i] for i in decoding],
-                [result.num_accepted[i] for i in decoding],
-            )

@@ -30,6 +30,8 @@ def _commit(
         request.num_tokens = old + num_new
         request.stats.num_accepted_tokens += num_accepted
         request.stats.num_steps += 1
+        if result.num_pruned:
+            request.stats.num_pruned_rows += result.num_pruned[index]
         if request.stats.first_token_s is None:
             request.stats.first_token_s = now_s
         request.stats.last_token_s = now_s

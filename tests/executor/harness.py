@@ -9,26 +9,30 @@ from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, KvCache
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.factory import assemble
+from faser_trtllm.policy.base import DraftPlan, Mode, StatelessPolicy
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
 from tests.executor.toy_engine import ToyEngine, blend, make_table
 
 
-class ErraticPolicy:
+class ErraticPolicy(StatelessPolicy):
     """Drafts and trims at random, and also by the drafts' own prefix, which the exactness rule allows."""
 
     name = "erratic"
 
-    def __init__(self, max_draft_len: int, seed: int) -> None:
+    def __init__(self, max_draft_len: int, seed: int, modes=tuple(Mode)) -> None:
         self._random = random.Random(seed)
+        self._modes = modes
+        self.outcomes = []
         self._max_draft_len = max_draft_len
 
-    def draft_lengths(self, decoding):
-        return [self._random.randint(0, self._max_draft_len) for _ in decoding]
+    def plan(self, view):
+        lengths = [self._random.randint(0, self._max_draft_len) for _ in view.decoding]
+        return DraftPlan(lengths, mode=self._random.choice(self._modes))
 
-    def frontier_lengths(self, decoding, num_pending):
+    def frontier_lengths(self, view, num_pending):
         lengths = []
-        for request, pending in zip(decoding, num_pending, strict=True):
+        for request, pending in zip(view.decoding, num_pending, strict=True):
             length = self._random.randint(0, pending)
             for j in range(length):  # row j + 1 exists only if d_{j + 1} is not token 0: a rule on the row's own token
                 if request.tokens[request.num_tokens + j] == 0:
@@ -37,8 +41,8 @@ class ErraticPolicy:
             lengths.append(length)
         return lengths
 
-    def observe(self, decoding, num_verified, num_accepted):
-        pass
+    def observe(self, outcome):
+        self.outcomes.append(outcome)
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Setup:
     vocab_size: int = 5
     table_seed: int = 0
     noise: float = 1.0
-    policy: str = "off"  # off, fixed:K, erratic
+    policy: str = "off"  # off, fixed:K, fixed:K:mode, erratic (all modes, at random)
     max_draft_len: int = 4
     max_batch_size: int = 8
     max_num_tokens: int = 64
@@ -100,7 +104,8 @@ class Setup:
             return OffPolicy()
         if self.policy == "erratic":
             return ErraticPolicy(self.max_draft_len, self.policy_seed)
-        return FixedPolicy(int(self.policy.split(":")[1]))
+        _, length, *mode = self.policy.split(":")
+        return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
 
 
 class Collector:

@@ -14,6 +14,7 @@ from tests.executor.harness import Setup, run
 from tests.executor.toy_engine import context_row
 
 VOCAB = 5
+POLICIES = ["fixed:1", "fixed:3", "fixed:4", "fixed:4:draft_ahead", "fixed:3:ping_pong", "erratic", "erratic"]
 
 
 def greedy_reference(table, prompt, max_tokens, end_ids=()):
@@ -37,7 +38,7 @@ def setups(draw):
         vocab_size=VOCAB,
         table_seed=draw(st.integers(0, 3)),
         noise=draw(st.sampled_from([0.0, 0.7, 3.0])),
-        policy=draw(st.sampled_from(["fixed:1", "fixed:3", "fixed:4", "erratic"])),
+        policy=draw(st.sampled_from(POLICIES)),
         max_batch_size=max_batch_size,
         max_num_tokens=draw(st.sampled_from([8, 11, 64])),
         tokens_per_block=tokens_per_block,
@@ -113,7 +114,7 @@ def _law_of_three(table, prompt, temperature):
     return law
 
 
-@pytest.mark.parametrize("policy", ["fixed:1", "fixed:3", "erratic"])
+@pytest.mark.parametrize("policy", ["fixed:1", "fixed:3", "fixed:2:draft_ahead", "fixed:3:ping_pong", "erratic"])
 def test_unseeded_sampling_has_the_targets_distribution(policy, monkeypatch):
     """Chi-square over all continuations of three tokens; the keys are fixed, so the outcome is too."""
     keys = np.random.default_rng(7)

@@ -81,7 +81,7 @@ class ToyEngine:
     def run_segment(self, batch, segment):
         return self.forward(batch)
 
-    def draft(self, batch, sampling, num_tokens, num_drafts, num_new_drafts, max_draft_len):
+    def draft(self, batch, sampling, num_tokens, num_drafts, num_new_drafts, max_draft_len, stop=None):
         from faser_trtllm.core.batch import RaggedBatch
 
         logits = self.forward(batch)

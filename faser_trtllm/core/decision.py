@@ -1,0 +1,99 @@
+"""What a policy sees, what it decides, and what it learns of a step: frozen values."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.request import Request
+
+
+class Mode(str, enum.Enum):
+    """How drafting and verification share the processor in a step."""
+
+    SERIAL = "serial"  # draft, then verify, each on every core
+    DRAFT_AHEAD = "draft_ahead"  # verify what is pending while the draft extends it
+    PING_PONG = "ping_pong"  # verify one half of the requests while the other half is drafted
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What a policy sees before it decides. Times of a request: request.arrival_s, request.deadline_s."""
+
+    decoding: Sequence[Request]  # requests that may draft and verify in this step
+    num_context_rows: int  # prompt rows that want to run in the same pass, at most
+    num_waiting: int  # requests without a slot
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStop:
+    """When drafting ends early, decided inside the one draft call.
+
+    A draft at place j (0 is the first pending one) with logit margin m (top-1 minus top-2) is estimated to be accepted
+    with probability sigmoid(slope[j] * m + intercept[j]); survival is the product along the request. After each draft:
+    a request stops when its survival falls below min_survival; all stop when the sum over the active requests of
+    survival x prior[j + 1] falls below step_price[number of active requests]. Arrays are float32; slope, intercept and
+    prior [max_draft_len], step_price [max_batch_size + 1] (in tokens: price x ms of one draft step).
+    """
+
+    slope: npt.NDArray[np.float32]
+    intercept: npt.NDArray[np.float32]
+    prior: npt.NDArray[np.float32]
+    step_price: npt.NDArray[np.float32]
+    min_survival: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """Pending drafts wanted per decoding request (callers clamp to Request.draft_limit), and how to get there."""
+
+    lengths: Sequence[int]
+    stop: DraftStop | None = None
+    mode: Mode = Mode.SERIAL
+
+
+@dataclass(frozen=True, slots=True)
+class ExitView:
+    """What early exit saw at a segment boundary, for the rows still running.
+
+    For decoding request i, row j (0 <= j < num_rows[i] - 1) predicts the draft behind it: rank[i][j] is the place of
+    that draft among the candidates by the target's intermediate scores (0 is best) and gap[i][j] the best candidate's
+    score minus the draft's (0 if it is the best). num_other_rows: rows that cannot be dropped (context chunks).
+    """
+
+    boundary: int  # index into EngineSpec.segments
+    num_rows: Sequence[int]
+    rank: Sequence[npt.NDArray[np.int32]]
+    gap: Sequence[npt.NDArray[np.float32]]
+    num_other_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step found and what it cost; lists in the order of decoding (requests whose rows ran).
+
+    Of num_pending[i] drafts the pass ran rows for num_verified[i] to the end and dropped num_pruned[i] more on the way; it
+    tested num_tested[i] drafts and accepted num_accepted[i]: at most one was rejected, what is behind is censored.
+    Drafts are still in place: Request.draft_margins[num_tokens : num_tokens + num_tested] are theirs.
+    """
+
+    decoding: Sequence[Request]
+    num_pending: Sequence[int]
+    num_verified: Sequence[int]
+    num_pruned: Sequence[int]
+    num_tested: Sequence[int]
+    num_accepted: Sequence[int]
+    num_drafted: int
+    num_rows: int  # target rows of the pass, prompts included
+    num_context_rows: int
+    num_waiting: int
+    draft_ms: float
+    verify_ms: float
+    step_ms: float  # of drafting and verifying together: the sum in serial mode, the longer of the two when overlapped
+    mode: Mode
+    now_s: float

@@ -1,0 +1,84 @@
+"""The two lanes of a step: drafting and verification, one after the other or side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Protocol
+
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput
+
+
+class DraftStage(Protocol):
+    def draft(self, plan: SchedulerOutput) -> DraftResult: ...
+
+
+class Drafting:
+    """A draft that is done or under way; result() waits for it."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._result: DraftResult | None = None
+        self._error: BaseException | None = None
+
+    def run(self, stage: DraftStage, plan: SchedulerOutput) -> None:
+        try:
+            self._result = stage.draft(plan)
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def result(self) -> DraftResult:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+class DraftLane:
+    """Drafts in the calling thread (serial) or in one of its own, beside the verification.
+
+    enter_mode is called before a step whose mode differs from the last one's, while neither engine runs: it moves the
+    engines to the partitions of the mode.
+    """
+
+    def __init__(self, stage: DraftStage, enter_mode: Callable[[Mode], None] = lambda mode: None) -> None:
+        self._stage = stage
+        self._enter_mode = enter_mode
+        self._mode = Mode.SERIAL
+        self._work: SimpleQueue[tuple[Drafting, SchedulerOutput] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def draft(self, plan: SchedulerOutput) -> Drafting:
+        """Start (or do) the drafting of a plan."""
+        if plan.mode is not self._mode:
+            self._enter_mode(plan.mode)
+            self._mode = plan.mode
+        drafting = Drafting()
+        if plan.mode is Mode.SERIAL:
+            drafting.run(self._stage, plan)
+        else:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="faser-draft-lane", daemon=True)
+                self._thread.start()
+            self._work.put((drafting, plan))
+        return drafting
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def register(self, stack: ExitStack) -> None:
+        """Close the lane when the stack is, before the engines that were entered earlier."""
+        stack.callback(self.close)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            drafting, plan = item
+            drafting.run(self._stage, plan)
