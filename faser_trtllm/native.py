@@ -9,7 +9,7 @@ from pathlib import Path
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -95,6 +95,8 @@ class FaserSampling(Structure):
     _fields_ = [
         ("tokens", c_void_p),
         ("draft_probs", c_void_p),
+        ("draft_margins", c_void_p),
+        ("draft_candidates", c_void_p),
         ("end_ids", c_void_p),
         ("bias_ids", c_void_p),
         ("bias_values", c_void_p),
@@ -115,6 +117,18 @@ class FaserSampling(Structure):
         ("repetition_penalty", c_float),
         ("presence_penalty", c_float),
         ("frequency_penalty", c_float),
+    ]
+
+
+class FaserDraftStop(Structure):
+    """struct faser_draft_stop: when drafting ends early."""
+
+    _fields_ = [
+        ("slope", c_void_p),
+        ("intercept", c_void_p),
+        ("prior", c_void_p),
+        ("step_price", c_void_p),
+        ("min_survival", c_float),
     ]
 
 
@@ -139,6 +153,12 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p],
     ),
     "faser_engine_compact_rows": (c_int32, [c_void_p, c_void_p, c_int32]),
+    "faser_engine_early_exit": (
+        c_int32,
+        [c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p],
+    ),
+    "faser_engine_hidden_rows": (c_int32, [c_void_p, c_int32, c_void_p]),
+    "faser_engine_set_pool": (c_int32, [c_void_p, c_void_p]),
     "faser_next_token_probs": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
     "faser_accept": (
         c_int32,
@@ -187,6 +207,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # num_drafts
             c_void_p,  # num_new_drafts
             c_int32,  # max_draft_len
+            c_void_p,  # stop
             c_void_p,  # logits
             c_void_p,  # out_num_new
         ],
@@ -228,7 +249,7 @@ def library() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set this process runs: avx512bf16, avx2 or portable."""
+    """The instruction set this process runs: amxbf16, avx512bf16, avx2 or portable."""
     name: bytes = library().faser_isa()
     return name.decode()
 

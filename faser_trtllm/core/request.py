@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from faser_trtllm.core.sampling_params import SamplingParams
 
+NUM_CANDIDATES = 8  # the draft's best tokens kept per drafted token (faser_cpu.h)
+
 
 class RequestState(enum.Enum):
     WAITING = "waiting"  # in the queue, no slot, no blocks (also after preemption)
@@ -47,6 +49,10 @@ class Request:
     tokens[num_tokens : num_tokens + num_drafts]. capacity covers max_tokens and the pending drafts.
     num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
     num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
+    draft_margins [capacity] fp32: of the draft at that position, top-1 minus top-2 of the draft's edited logits before
+    temperature, at most 1e4. draft_candidates [capacity, NUM_CANDIDATES] int32: their best tokens, best first, -1 where
+    fewer are possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which
+    engines with segment boundaries want. Both are written by drafting, native or not, as are pending tokens.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Request:
         arrival_s: float = 0.0,
         priority: float = 0.5,
         deadline_s: float | None = None,
+        keep_candidates: bool = False,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
         self.request_id = request_id
@@ -75,6 +82,10 @@ class Request:
         capacity = max(self.max_num_tokens, self.prompt_len) + max_draft_len + 1
         self.tokens: npt.NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
         self.tokens[: self.prompt_len] = prompt
+        self.draft_margins: npt.NDArray[np.float32] = np.zeros(capacity, dtype=np.float32)
+        self.draft_candidates: npt.NDArray[np.int32] = np.full(
+            (capacity if keep_candidates else 0, NUM_CANDIDATES), -1, dtype=np.int32
+        )
         self.num_tokens = self.prompt_len
         self.num_drafts = 0
         self.num_computed_tokens = 0

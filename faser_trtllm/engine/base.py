@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.policy.base import DraftStop
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,13 @@ class Engine(Protocol):
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Keep only these hidden rows (ascending indices) between two segments; the next batch matches them."""
 
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Between two segments: what the LM head says of some hidden rows -> scores [num_rows, num_candidates] fp32.
+
+        rows [num_rows] int32: indices of hidden rows. candidates [num_rows, num_candidates] int32: each row's own token
+        ids; -1 scores -inf. Hidden rows stay as they are. A new array each time.
+        """
+
     def draft(
         self,
         batch: RaggedBatch,
@@ -55,12 +63,13 @@ class Engine(Protocol):
         num_drafts: npt.NDArray[np.int32],
         num_new_drafts: npt.NDArray[np.int32],
         max_draft_len: int,
+        stop: DraftStop | None = None,
     ) -> npt.NDArray[np.int32]:
         """Draft autoregressively in one call (a draft model's engine only) -> [num_requests] tokens drafted.
 
         The batch's rows (committed tokens and pending drafts without draft KV, at least one row where
         num_new_drafts > 0) are run first; request i then drafts num_new_drafts[i] tokens, written behind its
-        num_tokens[i] + num_drafts[i] known tokens. sampling: SamplingTable.array, indexed by batch.slots.
+        num_tokens[i] + num_drafts[i] known tokens, or fewer if stop ends it (ops/draft_stop.py). sampling: SamplingTable.array, indexed by batch.slots.
         """
 
     def close(self) -> None: ...

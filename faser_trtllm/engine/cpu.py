@@ -16,6 +16,7 @@ from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.policy.base import DraftStop
 
 _MODEL_SIZES = (
     "num_layers",
@@ -58,6 +59,8 @@ class CpuEngine:
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
         self._batch = native.FaserBatch()
         self._batch_address = ctypes.addressof(self._batch)
+        self._stop: DraftStop | None = None
+        self._stop_struct = native.FaserDraftStop()
         self._block_table: npt.NDArray[np.int32] | None = None
 
     @classmethod
@@ -134,6 +137,34 @@ class CpuEngine:
         if status:
             native.check(status, f"keeping rows {rows.tolist()}")
 
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        rows = np.ascontiguousarray(rows, np.int32)
+        candidates = np.ascontiguousarray(candidates, np.int32)
+        if candidates.ndim != 2 or candidates.shape[0] != rows.size:
+            raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n], not {list(candidates.shape)}")
+        scores = np.empty(candidates.shape, np.float32)
+        status = self._library.faser_engine_early_exit(
+            self._open_handle(), _address(rows), rows.size, _address(candidates), candidates.shape[1], _address(scores)
+        )
+        if status:
+            native.check(status, f"early exit of {rows.size} rows")
+        return scores
+
+    def hidden_rows(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """A copy of the hidden rows [num_rows, hidden_size] that the last segment left; num_rows is that batch's."""
+        hidden = np.empty((num_rows, self._file.header["model"]["hidden_size"]), np.float32)
+        native.check(
+            self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, _address(hidden)),
+            f"reading {num_rows} hidden rows",
+        )
+        return hidden
+
+    def use(self, core_set: CoreSet) -> None:
+        """Run on another partition from the next call on; results are the same. Both core sets stay the caller's."""
+        if core_set is not self._core_set:
+            native.check(self._library.faser_engine_set_pool(self._open_handle(), core_set.handle), "changing threads")
+            self._core_set = core_set
+
     def draft(
         self,
         batch: RaggedBatch,
@@ -142,6 +173,7 @@ class CpuEngine:
         num_drafts: npt.NDArray[np.int32],
         num_new_drafts: npt.NDArray[np.int32],
         max_draft_len: int,
+        stop: DraftStop | None = None,
     ) -> npt.NDArray[np.int32]:
         self._set_batch(batch)
         num_requests = batch.num_requests
@@ -157,6 +189,7 @@ class CpuEngine:
             _address(num_drafts),
             _address(num_new_drafts),
             max_draft_len,
+            None if stop is None else self._stop_address(stop, max_draft_len),
             self._logits_address,
             _address(self._num_new),
         )
@@ -196,9 +229,27 @@ class CpuEngine:
             native.check(status, f"a pass of {batch.num_rows} rows of {batch.num_requests} requests")
         return self._logits[:num_logits]
 
-    def _set_batch(self, batch: RaggedBatch) -> None:
+    def _open_handle(self) -> int:
         if self._handle is None:
             raise ValueError("the engine is closed")
+        return self._handle
+
+    def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
+        struct = self._stop_struct
+        if stop is not self._stop:
+            sizes = {name: max_draft_len for name in ("slope", "intercept", "prior")}
+            sizes["step_price"] = self._spec.max_batch_size + 1
+            for name, size in sizes.items():
+                array = getattr(stop, name)
+                if array.dtype != np.float32 or array.size < size or not array.flags.c_contiguous:
+                    raise ValueError(f"{name} is {array.dtype} [{array.size}], need contiguous float32 [{size}]")
+                setattr(struct, name, _address(array))
+            struct.min_survival = stop.min_survival
+            self._stop = stop  # keeps the arrays alive
+        return ctypes.addressof(struct)
+
+    def _set_batch(self, batch: RaggedBatch) -> None:
+        self._open_handle()
         slots, cu_rows, token_ids, positions = batch.slots, batch.cu_rows, batch.token_ids, batch.positions
         num_rows = token_ids.size
         if cu_rows.size != slots.size + 1 or positions.size != num_rows:

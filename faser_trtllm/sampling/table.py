@@ -45,12 +45,13 @@ class SamplingTable:
         self._kept: list[tuple[npt.NDArray[Any], ...]] = [()] * max_batch_size
 
     def bind(self, slot: int, request: Request) -> None:
-        """Let the slot sample as the request asks. The request's tokens array must stay the same array."""
+        """Let the slot sample as the request asks. The request's arrays must stay the same arrays."""
         params = request.params
         mode = _mode(params)
-        kept: list[npt.NDArray[Any]] = [request.tokens]
+        kept: list[npt.NDArray[Any]] = [request.tokens, request.draft_margins, request.draft_candidates]
         entry: dict[str, Any] = {
             "tokens": address_of(request.tokens, np.int32),
+            "draft_margins": address_of(request.draft_margins, np.float32),
             "prompt_len": request.prompt_len,
             "min_tokens": params.min_tokens,
             "mode": mode,
@@ -65,6 +66,8 @@ class SamplingTable:
             "num_bias": len(params.logit_bias),
             "num_bad_words": len(params.bad_words),
         }
+        if request.draft_candidates.size:
+            entry["draft_candidates"] = address_of(request.draft_candidates, np.int32)
         if params.end_ids:
             entry["end_ids"] = _keep(kept, params.end_ids, np.int32)
         if params.logit_bias:

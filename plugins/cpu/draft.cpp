@@ -1,4 +1,5 @@
 // Drafting in one call: catch-up rows, then one row per request and step, without going back to the caller.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -12,6 +13,7 @@ namespace {
 struct DraftScratch {
   std::vector<int32_t> requests;  // the requests that still draft, by their place in the caller's batch
   std::vector<int32_t> slots, cu_rows, token_ids, positions, rows, num_known;
+  std::vector<double> survival;  // of the request's pending drafts, by place in `requests`
 
   void reserve(int32_t num_requests) {
     const size_t size = static_cast<size_t>(num_requests);
@@ -19,6 +21,7 @@ struct DraftScratch {
     for (std::vector<int32_t>* buffer : {&requests, &slots, &token_ids, &positions, &rows, &num_known}) {
       buffer->resize(size);
     }
+    survival.resize(size);
     cu_rows.resize(size + 1);
     for (size_t i = 0; i <= size; ++i) cu_rows[i] = static_cast<int32_t>(i);
   }
@@ -33,12 +36,27 @@ int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_known, in
   return batch.positions[end - 1] == num_known - 1 ? FASER_OK : FASER_BAD_POSITION;
 }
 
+// ops/draft_stop.py computes the same, operation by operation.
+double acceptance(const faser_draft_stop& stop, int32_t place, float margin) {
+  const double z =
+      static_cast<double>(stop.slope[place]) * static_cast<double>(margin) + static_cast<double>(stop.intercept[place]);
+  if (z >= 0) return 1.0 / (1.0 + std::exp(-z));
+  const double e = std::exp(z);
+  return e / (1.0 + e);
+}
+
+double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, int32_t num_tokens, int32_t num_drafts) {
+  double survival = 1.0;
+  for (int32_t j = 0; j < num_drafts; ++j) survival *= acceptance(stop, j, s.draft_margins[num_tokens + j]);
+  return survival;
+}
+
 }  // namespace
 }  // namespace faser
 
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
-                    int32_t max_draft_len, float* logits, int32_t* out_num_new) {
+                    int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new) {
   thread_local faser::DraftScratch scratch;
   scratch.reserve(batch->num_requests);
   int32_t num_active = 0;
@@ -52,6 +70,11 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     scratch.slots[num_active] = batch->slots[i];
     scratch.rows[num_active] = batch->cu_rows[i + 1] - 1;
     scratch.num_known[num_active] = num_known;
+    if (stop != nullptr) {
+      const faser_sampling& s = sampling[batch->slots[i]];
+      if (s.draft_margins == nullptr) return FASER_BAD_ARGUMENT;
+      scratch.survival[num_active] = faser::pending_survival(*stop, s, num_tokens[i], num_drafts[i]);
+    }
     ++num_active;
   }
   if (batch->num_rows == 0) return FASER_OK;
@@ -66,9 +89,18 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     if (status != FASER_OK) break;
     // Compacts the list to the requests that go on; out_num_new is what their last row has shown.
     int32_t num_left = 0;
+    double gain = 0.0;  // tokens that the next step is expected to bring
     for (int32_t a = 0; a < num_active; ++a) {
       const int32_t i = scratch.requests[a];
       if (scratch.token_ids[a] < 0 || ++out_num_new[i] == num_new_drafts[i]) continue;
+      if (stop != nullptr) {
+        const int32_t place = num_drafts[i] + out_num_new[i] - 1;
+        const float margin = sampling[scratch.slots[a]].draft_margins[scratch.num_known[a]];
+        const double survival = scratch.survival[a] * faser::acceptance(*stop, place, margin);
+        if (survival < static_cast<double>(stop->min_survival)) continue;
+        scratch.survival[num_left] = survival;
+        gain += survival * static_cast<double>(stop->prior[place + 1]);
+      }
       scratch.requests[num_left] = i;
       scratch.slots[num_left] = scratch.slots[a];
       scratch.token_ids[num_left] = scratch.token_ids[a];
@@ -78,6 +110,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     }
     num_active = num_left;
     if (num_active == 0) break;
+    if (stop != nullptr && gain < static_cast<double>(stop->step_price[num_active])) break;
     const faser_batch step = {num_active,
                               num_active,
                               batch->max_blocks_per_seq,

@@ -31,6 +31,8 @@ using faser::round_up;
 
 namespace {
 
+constexpr size_t kMaxPools = 16;  // whose measurements are kept
+
 bool wants_team_always() {
   const char* value = std::getenv("FASER_CPU_TEAM");
   return value != nullptr && std::strcmp(value, "always") == 0;
@@ -58,7 +60,6 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
       pair_bytes_(kernels_.pair_bytes),
       model_(model),
       layers_(model.layers, model.layers + model.num_layers),
-      pool_(pool),
       num_blocks_(num_blocks),
       tokens_per_block_(tokens_per_block),
       max_num_tokens_(max_num_tokens),
@@ -75,7 +76,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   mlp_size_ = round_up(model.intermediate_size, kPanel);
   mlp_pairs_ = mlp_size_ / 2;
 
-  memory_.reserve(16 + 8 * static_cast<size_t>(model.num_layers) + pool->num_threads());
+  memory_.reserve(16 + 8 * static_cast<size_t>(model.num_layers) + 2 * pool->num_threads());
   for (const faser_layer& layer : layers_) {
     vectors_.push_back(
         {padded_copy(layer.input_norm, model.hidden_size, kPanel), padded_copy(layer.qkv_bias, qkv_size, kPanel),
@@ -100,7 +101,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   x_attention_ = allocate<char>(num_rows * attention_pairs_ * pair_bytes_);
   x_mlp_ = allocate<char>(num_rows * mlp_pairs_ * pair_bytes_);
   row_requests_ = allocate<int32_t>(num_rows);
-  for (int i = 0; i < pool->num_threads(); i++) scratch_.push_back(allocate<char>(kernels_.scratch_bytes));
+  set_pool(pool);
 
   const size_t group = model.num_heads / model.num_kv_heads;
   const size_t tiles_per_head = num_rows * group / kernels_.tile_size + max_num_requests + 1;
@@ -110,6 +111,22 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
 faser::KvLayer faser_engine::kv_layer(int layer) const {
   return {kv_ + kv_layer_words_ * layer, kv_head_words_ * heads_.num_kv_heads, kv_head_words_, kv_head_words_ / 2,
           tokens_per_block_};
+}
+
+void faser_engine::set_pool(faser_pool* pool) {
+  while (static_cast<int>(scratch_.size()) < pool->num_threads())
+    scratch_.push_back(allocate<char>(kernels_.scratch_bytes));
+  while (exit_rows_.size() < scratch_.size()) exit_rows_.push_back(allocate<float>(hidden_stride_));
+  const auto is_of_pool = [&](const auto& choosers) { return choosers->pool == pool; };
+  auto found = std::find_if(choosers_.begin(), choosers_.end(), is_of_pool);
+  if (found == choosers_.end()) {
+    choosers_.push_back(std::make_unique<faser::PoolChoosers>());
+    choosers_.back()->pool = pool;
+    if (choosers_.size() > kMaxPools) choosers_.erase(choosers_.begin());
+    found = choosers_.end() - 1;
+  }
+  pool_ = pool;
+  pool_choosers_ = found->get();
 }
 
 int32_t faser_engine::compact_rows(const int32_t* rows, int num_rows) {
@@ -179,6 +196,16 @@ int32_t faser_engine_vocab_size(const faser_engine* engine) { return engine->voc
 int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits) {
   return engine->forward(*batch, first_layer, last_layer, logit_rows, num_logit_rows, logits);
+}
+
+int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool) {
+  if (pool == nullptr) return FASER_BAD_ARGUMENT;
+  try {
+    engine->set_pool(pool);
+    return FASER_OK;
+  } catch (const std::exception&) {
+    return FASER_OUT_OF_MEMORY;
+  }
 }
 
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows) {

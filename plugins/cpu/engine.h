@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "faser_cpu.h"
@@ -39,6 +40,12 @@ struct LayerVectors {
   const float *input_norm, *qkv_bias, *q_norm, *k_norm, *o_bias, *post_norm, *gate_up_bias, *down_bias;
 };
 
+// What was measured on one pool.
+struct PoolChoosers {
+  const faser_pool* pool;
+  TeamChooser by_rows[32];  // by log2 of the number of rows
+};
+
 // A tile of attention before the layer is known.
 struct TileRange {
   int request, kv_head;
@@ -56,6 +63,9 @@ struct faser_engine {
   int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                   int num_logit_rows, float* logits);
   int32_t compact_rows(const int32_t* rows, int num_rows);
+  int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
+  int32_t hidden_rows(int num_rows, float* hidden) const;
+  void set_pool(faser_pool* pool);  // throws std::bad_alloc, and then nothing has changed
   int num_layers() const { return model_.num_layers; }
   int vocab_size() const { return model_.vocab_size; }
   int64_t memory_bytes() const { return num_bytes_; }
@@ -83,7 +93,7 @@ struct faser_engine {
   faser_model model_;
   std::vector<faser_layer> layers_;
   std::vector<faser::LayerVectors> vectors_;
-  faser_pool* const pool_;
+  faser_pool* pool_ = nullptr;
   const int num_blocks_, tokens_per_block_, max_num_tokens_, max_num_requests_;
   faser::HeadShape heads_;
   std::vector<faser::Memory> memory_;
@@ -99,13 +109,15 @@ struct faser_engine {
   size_t kv_layer_words_, kv_head_words_;
   float *hidden_, *qkv_, *cos_, *sin_;
   char *x_hidden_, *queries_, *x_attention_, *x_mlp_;
-  int32_t* row_requests_;       // [max_num_tokens] request of each row
-  std::vector<char*> scratch_;  // per worker
+  int32_t* row_requests_;          // [max_num_tokens] request of each row
+  std::vector<char*> scratch_;     // per worker
+  std::vector<float*> exit_rows_;  // per worker: one row of early exit
   std::vector<faser::TileRange> tiles_;
   faser::Counter tile_counters_[2];  // by parity of the layer: one is in use while the other is reset
 
-  const bool always_team_;           // FASER_CPU_TEAM=always
-  faser::TeamChooser choosers_[32];  // by log2 of the number of rows
+  const bool always_team_;                                      // FASER_CPU_TEAM=always
+  std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // of the pools seen, newest last
+  faser::PoolChoosers* pool_choosers_ = nullptr;                // of pool_
 
   // What the hidden rows are: output of the layers before next_layer_. -1: nothing to go on from.
   int next_layer_ = -1;

@@ -14,8 +14,9 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 1
-#define FASER_PANEL 64  // outputs per packed weight panel
+#define FASER_ABI_VERSION 2
+#define FASER_PANEL 64          // outputs per packed weight panel
+#define FASER_NUM_CANDIDATES 8  // the draft's best tokens that are kept per drafted token
 
 typedef enum {
   FASER_OK = 0,
@@ -105,16 +106,27 @@ int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits);
 // Keeps the hidden rows listed (ascending) and drops the others; the caller passes a matching batch from then on.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);
+// Between two segments: final norm of the hidden rows listed, times the LM head rows of each row's own candidates, in
+// fp32. candidates, scores: [num_rows, num_candidates]; a candidate of -1 scores -inf. Hidden rows stay as they are.
+int32_t faser_engine_early_exit(faser_engine* engine, const int32_t* rows, int32_t num_rows, const int32_t* candidates,
+                                int32_t num_candidates, float* scores);
+// Copies the hidden rows between two segments, for tests: hidden [num_rows, hidden_size]; num_rows as in the last call.
+int32_t faser_engine_hidden_rows(const faser_engine* engine, int32_t num_rows, float* hidden);
+// Lets another pool run the engine from the next call on. Results are the same.
+int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool);
 
 // Sampling
 typedef enum { FASER_GREEDY = 0, FASER_SEEDED = 1, FASER_SAMPLED = 2 } faser_sampling_mode;
 
 // What one request samples with. One entry per slot; Python writes it when the request is admitted.
 typedef struct {
-  int32_t* tokens;          // committed tokens, then pending drafts; faser_draft appends to the latter
-  float* draft_probs;       // FASER_SAMPLED: q of pending drafts, row (position % max_draft_len); else NULL
-  const int32_t* end_ids;   // banned while fewer than min_tokens tokens were generated
-  const int32_t* bias_ids;  // logit bias
+  int32_t* tokens;       // committed tokens, then pending drafts; faser_draft appends to the latter
+  float* draft_probs;    // FASER_SAMPLED: q of pending drafts, row (position % max_draft_len); else NULL
+  float* draft_margins;  // NULL, or by position: top-1 minus top-2 of the edited logits a draft was drawn from, <= 1e4
+  int32_t* draft_candidates;  // NULL, or by position: [FASER_NUM_CANDIDATES] best ids of those logits, best first, -1
+                              // where fewer are possible; a draft that is not among them is put last
+  const int32_t* end_ids;     // banned while fewer than min_tokens tokens were generated
+  const int32_t* bias_ids;    // logit bias
   const float* bias_values;
   const int32_t* bad_words;     // all bad words' ids, concatenated
   const int32_t* cu_bad_words;  // [num_bad_words + 1]
@@ -166,14 +178,25 @@ int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t
                            const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* num_known,
                            int32_t max_draft_len, int32_t* out_tokens);
 
+// When drafting ends early. A draft at place j (0: the first pending one) with margin m is accepted with probability
+// sigmoid(slope[j] * m + intercept[j]); survival is the product over a request's pending drafts. After each draft: a
+// request stops when its survival is below min_survival; all stop when the sum over the requests that would go on of
+// survival * prior[j + 1] is below step_price[their number].
+typedef struct {
+  const float *slope, *intercept, *prior;  // [max_draft_len]
+  const float* step_price;                 // [num_requests + 1]
+  float min_survival;
+} faser_draft_stop;
+
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
 // draft); then request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind
 // num_tokens[i] + num_drafts[i], each drawn from the same edited law as the target's (greedy: argmax; seeded: the
 // shared noise; sampled: q kept in draft_probs). A row with NaN logits or an empty law ends that request's drafting.
+// stop: NULL, or ends drafting early (needs draft_margins of every request that drafts).
 // out_num_new: [num_requests] tokens drafted. logits: workspace [max_num_requests, logits_stride].
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
-                    int32_t max_draft_len, float* logits, int32_t* out_num_new);
+                    int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new);
 
 #ifdef __cplusplus
 }

@@ -96,39 +96,35 @@ const float* edit_logits(const faser_sampling& s, const float* logits, int32_t v
   return x;
 }
 
-// The edited row and its maximum, or why there is none.
-int32_t edited_row(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t num_tokens,
-                   const float** x, float* max) {
-  if (!row_max(logits, vocab_size, max)) return FASER_ROW_NAN;
-  *x = edit_logits(s, logits, vocab_size, num_tokens);
-  if (*x != logits) row_max(*x, vocab_size, max);
-  return *max == -kInfinity ? FASER_ROW_EMPTY : FASER_ROW_OK;
-}
-
 }  // namespace
+
+int32_t edited_row(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t num_tokens,
+                   bool wants_second, EditedRow* row) {
+  const auto find_max = [&](const float* x) {
+    return wants_second ? row_top2(x, vocab_size, &row->max, &row->second) : row_max(x, vocab_size, &row->max);
+  };
+  if (!find_max(logits)) return FASER_ROW_NAN;
+  row->x = edit_logits(s, logits, vocab_size, num_tokens);
+  if (row->x != logits) find_max(row->x);
+  return row->max == -kInfinity ? FASER_ROW_EMPTY : FASER_ROW_OK;
+}
 
 int32_t greedy_token(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
                      int32_t* token) {
-  const float* x;
-  float max;
-  const int32_t status = edited_row(sampling, logits, vocab_size, num_tokens, &x, &max);
-  if (status == FASER_ROW_OK) *token = first_index_of(x, vocab_size, max);
+  EditedRow row;
+  const int32_t status = edited_row(sampling, logits, vocab_size, num_tokens, false, &row);
+  if (status == FASER_ROW_OK) *token = first_index_of(row.x, vocab_size, row.max);
   return status;
 }
 
-int32_t next_token_probs(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
-                         float* probs) {
-  const float* x;
-  float max;
-  const int32_t status = edited_row(sampling, logits, vocab_size, num_tokens, &x, &max);
-  if (status != FASER_ROW_OK) return status;
+void probs_of_row(const faser_sampling& sampling, const EditedRow& edited, int32_t vocab_size, float* probs) {
   if (sampling.mode == FASER_GREEDY) {
     std::fill_n(probs, vocab_size, 0.0f);
-    probs[first_index_of(x, vocab_size, max)] = 1.0f;
-    return FASER_ROW_OK;
+    probs[first_index_of(edited.x, vocab_size, edited.max)] = 1.0f;
+    return;
   }
   const float inv_temperature = std::min(1.0f / sampling.temperature, kLargest);
-  const LogitsRow row = {x, vocab_size, max, inv_temperature};
+  const LogitsRow row = {edited.x, vocab_size, edited.max, inv_temperature};
   exp_row(row, probs);
   const int32_t top_k = sampling.top_k < vocab_size ? sampling.top_k : 0;
   if (top_k > 0 || sampling.top_p < 1.0f) {
@@ -137,7 +133,14 @@ int32_t next_token_probs(const faser_sampling& sampling, const float* logits, in
   // The largest weight is exactly 1, so min_p itself is the floor.
   if (sampling.min_p > 0.0f) zero_below(vocab_size, sampling.min_p, probs);
   scale_row(static_cast<float>(1.0 / row_sum(probs, vocab_size)), vocab_size, probs);
-  return FASER_ROW_OK;
+}
+
+int32_t next_token_probs(const faser_sampling& sampling, const float* logits, int32_t vocab_size, int32_t num_tokens,
+                         float* probs) {
+  EditedRow row;
+  const int32_t status = edited_row(sampling, logits, vocab_size, num_tokens, false, &row);
+  if (status == FASER_ROW_OK) probs_of_row(sampling, row, vocab_size, probs);
+  return status;
 }
 
 }  // namespace faser

@@ -67,6 +67,61 @@ bool row_max(const float* x, int32_t n, float* max) {
 }
 
 FASER_CLONES
+bool row_top2(const float* x, int32_t n, float* max, float* second) {
+  // One running pair per lane, so that the loop vectorises; a tail is one more lane-wise step.
+  typedef int32_t Ints __attribute__((vector_size(64)));
+  constexpr int32_t kLanes = 16;
+  constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
+  Ints high = Ints{} + kLowest, next = high, low = Ints{} + std::numeric_limits<int32_t>::max();
+  for (int32_t start = 0; start < n; start += kLanes) {
+    Ints bits;
+    if (start + kLanes <= n) {
+      std::memcpy(&bits, x + start, sizeof bits);
+    } else {
+      bits = Ints{} + static_cast<int32_t>(0xff800000u);  // -inf
+      std::memcpy(&bits, x + start, sizeof(float) * static_cast<size_t>(n - start));
+    }
+    const Ints mapped = bits ^ ((bits >> 31) & 0x7fffffff);
+    low = mapped < low ? mapped : low;
+    const Ints lesser = mapped < high ? mapped : high;
+    next = lesser > next ? lesser : next;
+    high = mapped > high ? mapped : high;
+  }
+  int32_t best = kLowest, runner_up = kMappedMinusInfinity, least = std::numeric_limits<int32_t>::max();
+  for (int32_t lane = 0; lane < kLanes; ++lane) {
+    const int32_t lesser = high[lane] < best ? high[lane] : best;
+    runner_up = lesser > runner_up ? lesser : runner_up;
+    runner_up = next[lane] > runner_up ? next[lane] : runner_up;
+    best = high[lane] > best ? high[lane] : best;
+    least = low[lane] < least ? low[lane] : least;
+  }
+  const int32_t max_bits = map_bits(best), second_bits = map_bits(runner_up);
+  std::memcpy(max, &max_bits, sizeof max_bits);
+  std::memcpy(second, &second_bits, sizeof second_bits);
+  return best < kMappedInfinity && least >= kMappedMinusInfinity;
+}
+
+FASER_CLONES
+void top_ids(const float* x, int32_t n, int32_t count, int32_t* ids) {
+  int32_t num_ids = 0;
+  float floor = -std::numeric_limits<float>::infinity();  // what an entry must exceed to get in
+  for (int32_t start = 0; start < n; start += kBlock) {
+    const int32_t end = n - start < kBlock ? n : start + kBlock;
+    int32_t any = 0;
+    for (int32_t i = start; i < end; ++i) any |= x[i] > floor ? 1 : 0;
+    if (!any) continue;
+    for (int32_t i = start; i < end; ++i) {
+      if (!(x[i] > floor)) continue;
+      int32_t place = num_ids < count ? num_ids++ : count - 1;
+      for (; place > 0 && x[ids[place - 1]] < x[i]; --place) ids[place] = ids[place - 1];
+      ids[place] = i;
+      if (num_ids == count) floor = x[ids[count - 1]];
+    }
+  }
+  for (int32_t i = num_ids; i < count; ++i) ids[i] = -1;
+}
+
+FASER_CLONES
 int32_t first_index_of(const float* x, int32_t n, float value) {
   int32_t start = 0;
   for (; start + kBlock <= n; start += kBlock) {

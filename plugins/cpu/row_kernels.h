@@ -10,6 +10,12 @@ namespace faser {
 // The maximum of a row; false if the row holds a NaN or +inf (max undefined). -inf entries are allowed.
 bool row_max(const float* x, int32_t n, float* max);
 
+// The same, and the second largest entry: max again if it occurs twice, -inf if n is 1.
+bool row_top2(const float* x, int32_t n, float* max, float* second);
+
+// The `count` largest entries above -inf in the order (x descending, index ascending); -1 fills up. No NaN in x.
+void top_ids(const float* x, int32_t n, int32_t count, int32_t* ids);
+
 // The first index whose entry equals value; n if there is none.
 int32_t first_index_of(const float* x, int32_t n, float value);
 

@@ -1,31 +1,53 @@
 // Drawing draft tokens.
 #include "sample.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "draw.h"
 #include "law.h"
 #include "parallel.h"
 #include "philox.h"
+#include "row_kernels.h"
 #include "scratch.h"
 
 namespace faser {
+namespace {
+
+constexpr float kLargestMargin = 1e4f;
+
+// What policies and early exit want to know of the draft at this position.
+void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t vocab_size, int32_t position,
+                     int32_t token) {
+  if (s.draft_margins != nullptr) s.draft_margins[position] = std::min(row.max - row.second, kLargestMargin);
+  if (s.draft_candidates == nullptr) return;
+  int32_t* candidates = s.draft_candidates + static_cast<size_t>(position) * FASER_NUM_CANDIDATES;
+  int32_t* end = candidates + FASER_NUM_CANDIDATES;
+  top_ids(row.x, vocab_size, FASER_NUM_CANDIDATES, candidates);
+  if (std::find(candidates, end, token) == end) end[-1] = token;
+}
+
+}  // namespace
 
 int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size, int32_t num_known,
                      int32_t max_draft_len) {
+  EditedRow row;
+  const bool wants_second = s->draft_margins != nullptr;
+  if (edited_row(*s, logits, vocab_size, num_known, wants_second, &row) != FASER_ROW_OK) return -1;
   int32_t token = -1;
   if (s->mode == FASER_GREEDY) {
-    if (greedy_token(*s, logits, vocab_size, num_known, &token) != FASER_ROW_OK) return -1;
+    token = first_index_of(row.x, vocab_size, row.max);
   } else if (s->mode == FASER_SEEDED) {
     float* q = probs_scratch(vocab_size);
-    if (next_token_probs(*s, logits, vocab_size, num_known, q) != FASER_ROW_OK) return -1;
+    probs_of_row(*s, row, vocab_size, q);
     token = race_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known));
   } else {
     float* q = s->draft_probs + static_cast<size_t>(num_known % max_draft_len) * static_cast<size_t>(vocab_size);
-    if (next_token_probs(*s, logits, vocab_size, num_known, q) != FASER_ROW_OK) return -1;
+    probs_of_row(*s, row, vocab_size, q);
     token = draw_token(q, vocab_size, uniform(s->key, s->draft_counter++, kDraftStream));
   }
   s->tokens[num_known] = token;
+  keep_confidence(*s, row, vocab_size, num_known, token);
   return token;
 }
 

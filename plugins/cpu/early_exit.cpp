@@ -1,0 +1,113 @@
+// Early exit: what the LM head would say of hidden rows between two segments, about a few candidate tokens only.
+//
+// In fp32 with sums in a fixed order, so a row's scores are the same bits on every instruction set and in any batch.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "engine.h"
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__)
+#define FASER_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FASER_CLONES
+#endif
+
+namespace {
+
+constexpr int kSumLanes = 16;
+// Below this many multiply-adds per worker waking it costs more than it brings; weights are gathered, which is slow.
+constexpr int64_t kMinWorkPerThread = 50'000;
+
+// even, odd [stride / 2]: RMSNorm(h) * weight, split by the parity of the index as the packed weights are.
+FASER_CLONES
+void norm_pairs(const float* h, const float* weight, int size, int stride, float eps, float* even, float* odd) {
+  float sums[kSumLanes] = {};
+  for (int i = 0; i < stride; i += kSumLanes)
+    for (int j = 0; j < kSumLanes; j++) sums[j] += h[i + j] * h[i + j];
+  for (int width = kSumLanes / 2; width > 0; width /= 2)
+    for (int j = 0; j < width; j++) sums[j] += sums[j + width];
+  const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(size) + eps);
+  for (int i = 0; i < stride / 2; i++) {
+    even[i] = h[2 * i] * scale * weight[2 * i];
+    odd[i] = h[2 * i + 1] * scale * weight[2 * i + 1];
+  }
+}
+
+// The row times one column of a packed panel: column [num_pairs] words, FASER_PANEL apart.
+FASER_CLONES
+float dot_column(const uint32_t* column, int num_pairs, const float* even, const float* odd) {
+  float sums[kSumLanes] = {};
+  for (int i = 0; i < num_pairs; i += kSumLanes) {
+    uint32_t low[kSumLanes], high[kSumLanes];
+    for (int j = 0; j < kSumLanes; j++) {
+      const uint32_t pair = column[static_cast<size_t>(i + j) * FASER_PANEL];
+      low[j] = pair << 16;
+      high[j] = pair & 0xffff0000u;
+    }
+    float a[kSumLanes], b[kSumLanes];
+    std::memcpy(a, low, sizeof a);
+    std::memcpy(b, high, sizeof b);
+    for (int j = 0; j < kSumLanes; j++) sums[j] = sums[j] + a[j] * even[i + j] + b[j] * odd[i + j];
+  }
+  for (int width = kSumLanes / 2; width > 0; width /= 2)
+    for (int j = 0; j < width; j++) sums[j] += sums[j + width];
+  return sums[0];
+}
+
+}  // namespace
+
+int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates,
+                                 float* scores) {
+  if (next_layer_ < 0 || num_rows < 0 || num_candidates < 0) return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_rows; i++)
+    if (rows[i] < 0 || rows[i] >= num_hidden_rows_) return FASER_BAD_ARGUMENT;
+  const int64_t num_scores = static_cast<int64_t>(num_rows) * num_candidates;
+  for (int64_t i = 0; i < num_scores; i++)
+    if (candidates[i] < -1 || candidates[i] >= model_.vocab_size) return FASER_BAD_TOKEN;
+  if (num_scores == 0) return FASER_OK;
+
+  const int num_pairs = faser::round_up(model_.hidden_size, 32) / 2;
+  const size_t panel_words = static_cast<size_t>(num_pairs) * faser::kPanel;
+  const int64_t useful = num_scores * model_.hidden_size / kMinWorkPerThread;
+  const int limit = pool_->num_threads() < num_rows ? pool_->num_threads() : num_rows;
+  const int team_size = useful < 1 ? 1 : useful < limit ? static_cast<int>(useful) : limit;
+  pool_->run_team(team_size, [&](const faser::Team& team) {
+    float* even = exit_rows_[team.id];
+    float* odd = even + hidden_stride_ / 2;
+    for (int i = team.begin(num_rows); i < team.end(num_rows); i++) {
+      norm_pairs(hidden_ + static_cast<size_t>(rows[i]) * hidden_stride_, final_norm_, model_.hidden_size,
+                 hidden_stride_, model_.rms_norm_eps, even, odd);
+      for (int64_t c = static_cast<int64_t>(i) * num_candidates; c < static_cast<int64_t>(i + 1) * num_candidates;
+           c++) {
+        const int token = candidates[c];
+        scores[c] = token < 0 ? -std::numeric_limits<float>::infinity()
+                              : dot_column(model_.lm_head + token / faser::kPanel * panel_words + token % faser::kPanel,
+                                           num_pairs, even, odd);
+      }
+    }
+  });
+  return FASER_OK;
+}
+
+int32_t faser_engine::hidden_rows(int num_rows, float* hidden) const {
+  if (next_layer_ < 0 || num_rows != num_hidden_rows_) return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_hidden_rows_; i++)
+    std::memcpy(hidden + static_cast<size_t>(i) * model_.hidden_size, hidden_ + static_cast<size_t>(i) * hidden_stride_,
+                sizeof(float) * model_.hidden_size);
+  return FASER_OK;
+}
+
+extern "C" {
+
+int32_t faser_engine_early_exit(faser_engine* engine, const int32_t* rows, int32_t num_rows, const int32_t* candidates,
+                                int32_t num_candidates, float* scores) {
+  return engine->early_exit(rows, num_rows, candidates, num_candidates, scores);
+}
+
+int32_t faser_engine_hidden_rows(const faser_engine* engine, int32_t num_rows, float* hidden) {
+  return engine->hidden_rows(num_rows, hidden);
+}
+}
