@@ -1,0 +1,182 @@
+"""Times the points of a grid in interleaved rounds, and the two lanes side by side."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from faser_trtllm.core.cost_table import ALL, CostSample, Interference
+from faser_trtllm.profiling.grid import Point
+from faser_trtllm.profiling.probe import DRAFTED, Probe
+
+MIN_ROUNDS, MAX_ROUNDS = 3, 25
+RUNS_PER_VISIT = 3  # the first is dropped: it finds other weights in the caches
+Tick = Callable[[int, int], None]  # rounds done, rounds in all
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Samples to fit and samples that no fit may see; rounds that were run."""
+
+    samples: tuple[CostSample, ...]
+    held_out: tuple[CostSample, ...]
+    num_rounds: int
+
+
+def measure_points(
+    probe: Probe, points: Sequence[Point], budget_s: float, tick: Tick | None = None, min_rounds: int = MIN_ROUNDS
+) -> Measured:
+    """Medians over rounds; every round visits every point, forwards and backwards in turn.
+
+    One round warms up and tells how many rounds fit the budget.
+    """
+    runners = [(point, probe.runner(point)) for point in points]
+    # A change of partition moves the engines, so a round goes through the partitions one after the other.
+    runners.sort(key=lambda item: probe.partitions.index(item[0].partition))
+    times: dict[Point, list[float]] = {point: [] for point in points}
+
+    def run_round(keep: bool, backwards: bool) -> None:
+        partition = ""
+        for point, run in reversed(runners) if backwards else runners:
+            if point.partition != partition:
+                partition = point.partition
+                probe.use(partition)
+            for number in range(RUNS_PER_VISIT):
+                ms = run()
+                if keep and number:
+                    times[point].append(ms)
+
+    start = time.perf_counter()
+    run_round(keep=False, backwards=False)
+    fitting = int(budget_s / max(time.perf_counter() - start, 1e-9)) - 1
+    num_rounds = max(min_rounds, min(MAX_ROUNDS, fitting))
+    for number in range(num_rounds):
+        run_round(keep=True, backwards=number % 2 == 1)
+        if tick is not None:
+            tick(number + 1, num_rounds)
+    probe.use(ALL)
+    samples = [(point.held_out, sample_of(point, statistics.median(times[point]))) for point in points]
+    return Measured(
+        tuple(sample for held_out, sample in samples if not held_out),
+        tuple(sample for held_out, sample in samples if held_out),
+        num_rounds,
+    )
+
+
+def sample_of(point: Point, ms: float) -> CostSample:
+    """A cost table's context is the mean number of tokens that a row attends to."""
+    rows_each = DRAFTED if point.kind == "draft_step" else point.num_rows / point.num_requests
+    context_len = point.context_len + round((rows_each + 1) / 2)
+    return CostSample(point.kind, point.num_rows, point.num_requests, context_len, ms, point.partition)
+
+
+def measure_segments(
+    probe: Probe, row_counts: Sequence[tuple[int, int]], num_rounds: int, context_len: int
+) -> list[CostSample]:
+    """(num_rows, num_requests) -> samples "segment:I"; none where the target is one segment."""
+    num_segments = len(probe.target.spec.segments) - 1
+    if num_segments < 2:
+        return []
+    times: dict[tuple[int, int], list[list[float]]] = {pair: [] for pair in row_counts}
+    for number in range(num_rounds + 1):
+        for rows, requests in row_counts:
+            seen = [probe.segment_ms(rows, requests, context_len) for _ in range(RUNS_PER_VISIT)]
+            if number:
+                times[rows, requests] += seen[1:]
+    return [
+        CostSample(f"segment:{segment}", rows, requests, context_len, statistics.median(column))
+        for (rows, requests), runs in times.items()
+        for segment, column in enumerate(zip(*runs, strict=True))
+    ]
+
+
+def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> list[CostSample]:
+    """Candidate scores at the boundaries -> samples "exit:I"; the work is the same at each of them."""
+    num_segments = len(probe.target.spec.segments) - 1
+    times: dict[int, list[float]] = {rows: [] for rows in row_counts}
+    for number in range(num_rounds + 1 if num_segments > 1 else 0):
+        for rows in row_counts:
+            seen = probe.exit_ms(rows, RUNS_PER_VISIT)
+            if number:
+                times[rows] += seen[1:]
+    return [
+        CostSample(f"exit:{boundary}", rows, rows, 0, statistics.median(values))
+        for rows, values in times.items()
+        for boundary in range(1, num_segments)
+        if values
+    ]
+
+
+def measure_interference(probe: Probe, pairs: Sequence[tuple[Point, Point]], num_runs: int) -> Interference:
+    """Both lanes at once, each in its thread, against each alone; pairs of (draft point, verify point), one partition
+    each. Medians over the pairs of the ratios of medians."""
+    draft_factors, verify_factors = [], []
+    draft_partition, verify_partition = pairs[0][0].partition, pairs[0][1].partition
+    assert probe.draft is not None
+    probe.use(draft_partition, probe.draft)
+    probe.use(verify_partition, probe.target)
+    try:
+        for draft_point, verify_point in pairs:
+            draft, verify = probe.runner(draft_point), probe.runner(verify_point)
+            draft_alone = _in_lane(probe, draft_partition, lambda run=draft: _times(run, num_runs))  # type: ignore[misc]
+            verify_alone = _in_lane(probe, verify_partition, lambda run=verify: _times(run, num_runs))  # type: ignore[misc]
+            draft_both, verify_both = _side_by_side(probe, draft_point, draft, verify_point, verify, num_runs)
+            draft_factors.append(statistics.median(draft_both) / statistics.median(draft_alone))
+            verify_factors.append(statistics.median(verify_both) / statistics.median(verify_alone))
+    finally:
+        probe.use(ALL)
+    return Interference(
+        draft_partition, verify_partition, statistics.median(draft_factors), statistics.median(verify_factors)
+    )
+
+
+def _side_by_side(
+    probe: Probe,
+    draft_point: Point,
+    draft: Callable[[], float],
+    verify_point: Point,
+    verify: Callable[[], float],
+    num_runs: int,
+) -> tuple[list[float], list[float]]:
+    """The draft runs for as long as the target does, and the other way round: times where both were running."""
+    done = threading.Event()
+    draft_times: list[float] = []
+
+    def draft_lane() -> list[float]:
+        while not done.is_set():
+            draft_times.append(draft())
+        return draft_times
+
+    worker = threading.Thread(target=lambda: _pinned(probe, draft_point.partition, draft_lane))
+    worker.start()
+    try:
+        verify_times = _in_lane(probe, verify_point.partition, lambda: _times(verify, num_runs))
+    finally:
+        done.set()
+        worker.join()
+    return draft_times[1:] or draft_times, verify_times
+
+
+def _in_lane(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
+    """Run work in a thread of its own, so that pinning does not outlive it."""
+    result: list[float] = []
+    worker = threading.Thread(target=lambda: result.extend(_pinned(probe, partition, work)))
+    worker.start()
+    worker.join()
+    if not result:
+        raise RuntimeError(f"measuring on the partition {partition!r} failed, see the thread's error")
+    return result
+
+
+def _pinned(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
+    if partition != ALL:
+        probe.core_sets[partition].pin_caller()
+    return work()
+
+
+def _times(run: Callable[[], float], num_runs: int) -> list[float]:
+    run()
+    return [run() for _ in range(num_runs)]

@@ -1,0 +1,51 @@
+"""What `faser profile` is asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from faser_trtllm.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Options of `faser profile`.
+
+    quick: fewer points and rounds, no calibration of pruning: what a policy needs that finds no profile.
+    time_budget_s: the measurement takes as many interleaved rounds as fit, between 3 and 25.
+    prompt_file: one prompt per line for the calibration of pruning; default: held-out standard library sources.
+    calibrate: whether to calibrate pruning, where the target has exit layers.
+    cores, num_threads: as in ExecutorConfig; a profile is valid for what it was measured on.
+    """
+
+    engine_dir: Path
+    quick: bool = False
+    time_budget_s: float = 40.0
+    prompt_file: Path | None = None
+    num_prompts: int = 16
+    prompt_len: int = 64
+    max_tokens: int = 96
+    calibrate: bool = True
+    plot: bool = True
+    cores: tuple[int, ...] | None = None
+    num_threads: int | None = None
+    seed: int = 0
+
+    def validate(self) -> None:
+        for name in ("num_prompts", "prompt_len", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be 1 or more")
+        if not self.time_budget_s > 0:
+            raise InvalidArgumentError(f"time_budget_s is {self.time_budget_s}, it must be more than 0 seconds")
+
+    def all_cores(self) -> tuple[int, ...]:
+        """The cores that the engines may use, num_threads of them."""
+        if self.cores is not None:
+            cores = self.cores
+        elif hasattr(os, "sched_getaffinity"):
+            cores = tuple(sorted(os.sched_getaffinity(0)))
+        else:
+            cores = tuple(range(os.cpu_count() or 1))
+        return cores if self.num_threads is None else cores[: self.num_threads]

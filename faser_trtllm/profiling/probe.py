@@ -1,0 +1,180 @@
+"""Both engines of a directory with filled caches, and the passes that a profile times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+
+import numpy as np
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.profiling.grid import CONTEXTS, MANY_REQUESTS, Limits, Point
+from faser_trtllm.sampling.table import SamplingTable
+
+MAX_ROWS = 320
+DRAFTED = 8  # tokens of a timed draft call, so that the call itself weighs little
+
+
+class Probe:
+    """Owns the core sets, the engines and their caches. Not thread-safe, except that the draft and the target may run
+    in two threads when they are on different core sets.
+
+    Partitions: "all" is every core; with two cores or more "draft" is the last one and "verify" the others.
+    """
+
+    def __init__(self, engines: EngineDir, cores: tuple[int, ...] | None, num_threads: int | None) -> None:
+        built = engines.build_config
+        self._stack = ExitStack()
+        blocks_per_token = built.tokens_per_block
+        max_draft_len = max(1, built.max_draft_len)
+        margin = max(max_draft_len + 1, DRAFTED) + 1
+        max_context = min(CONTEXTS[-1], built.max_seq_len - margin)
+        self.limits = Limits(
+            max_rows=min(MAX_ROWS, built.max_num_tokens),
+            max_num_requests=min(32, built.max_batch_size),
+            max_context=max_context,
+            max_draft_len=built.max_draft_len,
+        )
+        blocks_per_seq = -(-(max_context + margin) // blocks_per_token)
+        num_slots = self.limits.max_num_requests
+        self._table = np.arange(num_slots * blocks_per_seq, dtype=np.int32).reshape(num_slots, blocks_per_seq)
+        rng = np.random.default_rng(0)
+        self._tokens = rng.integers(1, engines.vocab_size, max_context + margin, dtype=np.int32)
+        try:
+            self.core_sets = self._open_core_sets(cores, num_threads)
+            sizes = {
+                "num_blocks": self._table.size,
+                "tokens_per_block": blocks_per_token,
+                "max_batch_size": num_slots,
+                "max_num_tokens": max(self.limits.max_rows, num_slots),
+                "max_seq_len": max_context + margin,
+            }
+            everything = self.core_sets["all"]
+            self.target = self._stack.enter_context(CpuEngine.open(engines.target_path, everything, **sizes))
+            self.draft: CpuEngine | None = None
+            if engines.has_draft:
+                self.draft = self._stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
+            self._max_draft_len = max(DRAFTED, max_draft_len)
+            self._sampling = SamplingTable(num_slots, engines.vocab_size, self._max_draft_len)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        return tuple(self.core_sets)
+
+    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Run prompts through both engines, so that attention reads what it would read in service."""
+        limits = self.limits
+        num_slots, done = limits.max_num_requests, 0
+        for slot in range(num_slots):
+            length = limits.max_context if slot < min(MANY_REQUESTS, num_slots) else limits.main_context()
+            for first in range(0, length, limits.max_rows):
+                batch = self._batch([(slot, first, min(length, first + limits.max_rows))], logits=0)
+                self.target.forward(batch)
+                if self.draft is not None:
+                    self.draft.forward(batch)
+            done += 1
+            if progress is not None:
+                progress(done, num_slots)
+
+    def use(self, partition: str, engine: CpuEngine | None = None) -> None:
+        """Move an engine (default: both) to a partition."""
+        for each in (self.target, self.draft) if engine is None else (engine,):
+            if each is not None:
+                each.use(self.core_sets[partition])
+
+    def runner(self, point: Point) -> Callable[[], float]:
+        """A function that runs the pass of a point once -> ms (of one draft step for draft_step)."""
+        spread = _spread(point.num_rows, point.num_requests)
+        rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
+        if point.kind == "verify":
+            batch = self._batch(rows, logits=None)
+            return lambda: _milliseconds(lambda: self.target.forward(batch))
+        assert self.draft is not None
+        draft, num_new = self.draft, DRAFTED if point.kind == "draft_step" else 1
+        batch = self._batch(rows, logits=1)
+        n = point.num_requests
+        counts = [np.zeros(n, np.int32) for _ in range(3)]
+        num_tokens, num_drafts, num_new_drafts = counts
+        num_tokens[:] = [end for _, _, end in rows]
+        num_new_drafts[:] = num_new
+        requests = [self._request(end) for _, _, end in rows]
+
+        def run() -> float:
+            for slot, request in enumerate(requests):
+                self._sampling.bind(slot, request)
+            array = self._sampling.array
+            ms = _milliseconds(
+                lambda: draft.draft(batch, array, num_tokens, num_drafts, num_new_drafts, self._max_draft_len)
+            )
+            return ms / num_new
+
+        return run
+
+    def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
+        """One pass of the target in segments -> ms of each."""
+        spread = _spread(num_rows, num_requests)
+        batch = self._batch([(s, context_len, context_len + n) for s, n in enumerate(spread)], logits=None)
+        times = []
+        for segment in range(len(self.target.spec.segments) - 1):
+            times.append(_milliseconds(lambda s=segment: self.target.run_segment(batch, s)))  # type: ignore[misc]
+        return times
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_core_sets(self, cores: tuple[int, ...] | None, num_threads: int | None) -> dict[str, CoreSet]:
+        everything = self._stack.enter_context(CoreSet(cores, num_threads))
+        sets = {"all": everything}
+        used = everything.cores[: everything.num_threads]
+        if len(used) >= 2:
+            sets["verify"] = self._stack.enter_context(CoreSet(used[:-1]))
+            sets["draft"] = self._stack.enter_context(CoreSet(used[-1:]))
+        return sets
+
+    def _batch(self, rows: list[tuple[int, int, int]], logits: int | None) -> RaggedBatch:
+        """(slot, first, end) per request; logits: of so many last rows each, None for all."""
+        num_rows = sum(end - first for _, first, end in rows)
+        builder = BatchBuilder(len(rows), num_rows, self._tokens.size, self._table)
+        for slot, first, end in rows:
+            builder.add(slot, self._tokens, first, end, end - first if logits is None else logits)
+        return builder.build()
+
+    def _request(self, num_tokens: int) -> Request:
+        request = Request(
+            "probe",
+            self._tokens[:num_tokens],
+            SamplingParams(max_tokens=DRAFTED + 1, temperature=0.0),
+            max_seq_len=self._tokens.size,
+            max_draft_len=self._max_draft_len,
+        )
+        return request
+
+
+def _spread(num_rows: int, num_requests: int) -> list[int]:
+    return [num_rows // num_requests + (i < num_rows % num_requests) for i in range(num_requests)]
+
+
+def _milliseconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
