@@ -47,6 +47,7 @@ class ExecutorConfig(_Strict):
     speculation: str = Field("fixed:4", description="off or fixed:K")
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
+    trace_file: str | None = Field(None, description="write a Chrome/Perfetto trace of every step here")
     num_threads: int | None = Field(None, ge=1, description="threads of the CPU engine; default: all cores it may use")
     cores: tuple[int, ...] | None = None
     max_queue_size: int = Field(4096, ge=1, description="requests waiting or running; more are refused as UNAVAILABLE")

@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
+from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.stats import ExecutorStats
+from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.scheduler import Scheduler
@@ -47,6 +48,7 @@ class Executor:
         max_draft_len: int,
         max_queue_size: int,
         resources: ExitStack | None = None,
+        trace: TraceWriter | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
@@ -58,6 +60,7 @@ class Executor:
         self._clock = clock
         self._max_queue_size = max_queue_size
         self._resources = resources or ExitStack()
+        self._trace = trace
         self._stats = ExecutorStats()
         self._sinks: dict[str, Sink] = {}
         self._slots: dict[str, int] = {}
@@ -82,7 +85,7 @@ class Executor:
         verified = time.perf_counter()
         outputs = self._scheduler.update(plan, drafting.result(), result)
         self._deliver(plan, outputs)
-        self._stats.record(plan, drafting.result(), result, (started, scheduled, verified, time.perf_counter()))
+        self._record(plan, drafting.result(), result, (started, scheduled, verified, time.perf_counter()))
         return True
 
     def submit(
@@ -194,6 +197,17 @@ class Executor:
             raise InvalidArgumentError(
                 f"the prompt holds token id {wrong}, the vocabulary has ids 0 to {self.vocab_size - 1}"
             )
+
+    def _record(
+        self,
+        plan: SchedulerOutput,
+        drafts: DraftResult,
+        result: VerifyResult,
+        times_s: tuple[float, float, float, float],
+    ) -> None:
+        self._stats.record(plan, drafts, result, times_s)
+        if self._trace is not None:
+            self._trace.step(plan, drafts, result, times_s)
 
     def _run(self) -> None:
         while True:

@@ -16,6 +16,8 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.lanes import DraftLane
+from faser_trtllm.executor.partitions import Partitions
+from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.partition.core_set import CoreSet
@@ -51,10 +53,11 @@ def open_executor(engine_dir: Path, config: ExecutorConfig, clock: Clock | None 
     tokens_per_block = built.tokens_per_block
     max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
     num_blocks = _num_blocks(config, engines.kv_bytes_per_token, max_batch_size, max_blocks_per_seq, tokens_per_block)
-    with ExitStack() as stack:
+    with ExitStack() as guard:
+        stack = guard.enter_context(ExitStack())
         core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
 
-        def open_engine(path: Path) -> Engine:
+        def open_engine(path: Path) -> CpuEngine:
             return stack.enter_context(
                 CpuEngine.open(
                     path,
@@ -69,7 +72,9 @@ def open_executor(engine_dir: Path, config: ExecutorConfig, clock: Clock | None 
 
         target = open_engine(engines.target_path)
         draft = open_engine(engines.draft_path) if drafting else None
-        return assemble(
+        partitions = Partitions(core_set, target, draft, core_set.num_threads, stack)
+        trace = stack.enter_context(TraceWriter(Path(config.trace_file))) if config.trace_file else None
+        executor = assemble(
             target,
             draft,
             policy,
@@ -77,8 +82,12 @@ def open_executor(engine_dir: Path, config: ExecutorConfig, clock: Clock | None 
             max_seq_len=max_seq_len,
             max_draft_len=max_draft_len,
             clock=clock or MonotonicClock(),
-            resources=stack.pop_all(),
+            resources=stack,
+            enter_mode=partitions.enter,
+            trace=trace,
         )
+        guard.pop_all()  # from here on the executor closes what was opened
+        return executor
 
 
 def assemble(
@@ -92,6 +101,7 @@ def assemble(
     clock: Clock,
     resources: ExitStack | None = None,
     enter_mode: Callable[[Mode], None] = lambda mode: None,
+    trace: TraceWriter | None = None,
 ) -> Executor:
     """An executor over engines that are open; both share block ids, so they have as many blocks of the same size."""
     spec = target.spec
@@ -131,6 +141,7 @@ def assemble(
         max_draft_len=max_draft_len,
         max_queue_size=config.max_queue_size,
         resources=resources,
+        trace=trace,
     )
 
 
