@@ -1,30 +1,30 @@
-"""What measured times are valid for: this machine and these engines."""
+"""What a cost table is valid for: this processor, its instruction set, the threads and the engines."""
 
 from __future__ import annotations
 
+import hashlib
 import platform
-import re
 from pathlib import Path
 
 from faser_trtllm import native
-from faser_trtllm.builder.engine_dir import MANIFEST_FILE, EngineDir, sha256_of
 from faser_trtllm.core.cost_table import Fingerprint
 
+PROFILE = "profile.json"
+"""Name of the cost table in an engine directory."""
 
-def fingerprint_of(engines: EngineDir, num_threads: int) -> Fingerprint:
-    """num_threads: of the partition that holds every core (CoreSet.num_threads)."""
-    return Fingerprint(
-        cpu_model=cpu_model(),
-        isa=native.isa(),
-        num_threads=num_threads,
-        engine=sha256_of(engines.path / MANIFEST_FILE)[:16],
-    )
+
+def fingerprint_of(engine_dir: Path, num_threads: int) -> Fingerprint:
+    """The fingerprint of a whole engine directory (EngineDir.load accepted it) on this machine."""
+    manifest = hashlib.sha256((engine_dir / "manifest.json").read_bytes()).hexdigest()
+    return Fingerprint(cpu_model(), native.isa(), num_threads, manifest)
 
 
 def cpu_model() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name as the kernel tells it, or the architecture."""
     try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     except OSError:
-        match = None
-    return match[1] if match else platform.processor() or platform.machine()
+        pass
+    return platform.processor() or platform.machine()
