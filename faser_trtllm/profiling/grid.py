@@ -20,8 +20,8 @@ HELD_OUT_DRAFT = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pass. kind: verify (all rows give logits), draft_step (one row per request, drawn from), draft_rows (catch-up:
-    only the last row of each request gives logits). context_len: tokens of each request that are in its cache."""
+    """One pass. kind: verify (all rows give logits), draft_step (one row per request, drawn from), draft_rows
+    (catch-up: only the last row of each request gives logits). context_len: tokens of each request in its cache."""
 
     kind: str
     partition: str
@@ -99,7 +99,7 @@ def held_out_points(limits: Limits, seed: int) -> Iterator[Point]:
     for _ in range(50 * HELD_OUT_VERIFY):
         if len(seen) == HELD_OUT_VERIFY:
             break
-        num_requests = int(round(2 ** rng.uniform(0, np.log2(most_requests)))) if most_requests > 1 else 1
+        num_requests = round(2 ** rng.uniform(0, np.log2(most_requests))) if most_requests > 1 else 1
         num_rows = num_requests * (1 + int(rng.integers(0, limits.max_draft_len + 1))) - int(rng.integers(0, 3))
         context = _draw_context(rng, limits.longest(num_requests))
         if limits.fits(num_rows, num_requests) and (num_rows, num_requests) not in seen:

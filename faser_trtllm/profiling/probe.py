@@ -11,7 +11,7 @@ import numpy as np
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.partition.core_set import CoreSet
@@ -74,7 +74,7 @@ class Probe:
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Run prompts through both engines, so that attention reads what it would read in service."""
         limits = self.limits
-        num_slots, done = limits.max_num_requests, 0
+        num_slots = limits.max_num_requests
         for slot in range(num_slots):
             length = limits.max_context if slot < min(MANY_REQUESTS, num_slots) else limits.main_context()
             for first in range(0, length, limits.max_rows):
@@ -82,9 +82,8 @@ class Probe:
                 self.target.forward(batch)
                 if self.draft is not None:
                     self.draft.forward(batch)
-            done += 1
             if progress is not None:
-                progress(done, num_slots)
+                progress(slot + 1, num_slots)
 
     def use(self, partition: str, engine: CpuEngine | None = None) -> None:
         """Move an engine (default: both) to a partition."""
@@ -129,6 +128,16 @@ class Probe:
             times.append(_milliseconds(lambda s=segment: self.target.run_segment(batch, s)))  # type: ignore[misc]
         return times
 
+    def exit_ms(self, num_rows: int, num_runs: int) -> list[float]:
+        """Candidate scores of num_rows rows at the first boundary, num_runs times -> ms of each."""
+        context = self.limits.main_context()
+        spread = _spread(num_rows, min(num_rows, self.limits.max_num_requests))
+        batch = self._batch([(slot, context, context + n) for slot, n in enumerate(spread)], logits=0)
+        self.target.run_segment(batch, 0)
+        rows = np.arange(num_rows, dtype=np.int32)
+        candidates = np.resize(self._tokens, (num_rows, NUM_CANDIDATES))
+        return [_milliseconds(lambda: self.target.early_exit(rows, candidates)) for _ in range(num_runs)]
+
     def close(self) -> None:
         self._stack.close()
 
@@ -158,14 +167,13 @@ class Probe:
         return builder.build()
 
     def _request(self, num_tokens: int) -> Request:
-        request = Request(
+        return Request(
             "probe",
             self._tokens[:num_tokens],
             SamplingParams(max_tokens=DRAFTED + 1, temperature=0.0),
             max_seq_len=self._tokens.size,
             max_draft_len=self._max_draft_len,
         )
-        return request
 
 
 def _spread(num_rows: int, num_requests: int) -> list[int]:
@@ -176,5 +184,3 @@ def _milliseconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return 1e3 * (time.perf_counter() - start)
-
-

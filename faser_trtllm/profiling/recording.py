@@ -16,7 +16,7 @@ MAX_RANK = 8  # as ExitModel counts places
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Tested drafts. place: position among the pending drafts; margin: of the draft model; rank, gap [n, boundaries]."""
+    """Tested drafts. place: among the pending drafts; margin: of the draft model; rank, gap [n, boundaries]."""
 
     place: npt.NDArray[np.int32]
     margin: npt.NDArray[np.float64]

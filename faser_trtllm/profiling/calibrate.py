@@ -1,0 +1,161 @@
+"""Real speculative decoding over real prompts: what a step costs beside its passes, and how well early exit sees."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig, KvCacheConfig
+from faser_trtllm.core.clock import MonotonicClock
+from faser_trtllm.core.cost_table import CostTable, ExitModel
+from faser_trtllm.core.decision import StepOutcome
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.factory import assemble
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.profiling.exit_models import ExitQuality, fit_exit_models
+from faser_trtllm.profiling.options import ProfileOptions
+from faser_trtllm.profiling.prompts import draw_prompts
+from faser_trtllm.profiling.recording import RecordingPolicy
+
+NUM_DRAFT_TOKENS = 6
+BATCH_SIZE = 8
+TEMPERATURE = 0.8  # of every other prompt; the others are greedy
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    exits: tuple[ExitModel, ...] = ()
+    quality: tuple[ExitQuality, ...] = ()
+    num_observations: int = 0
+    overhead_ms: float = 0.0
+
+
+def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say: Progress) -> Calibration:
+    """Decode prompts with a policy that records; overhead only, if there is nothing to prune or calibrate is off."""
+    prompts = read_prompts(engines, options)
+    # Boundary i stands before segment i, so 0 and the last one are none.
+    with ExitStack() as stack:
+        executor, policy, layers = _open(engines, options, stack)
+        residual_ms = _decode(executor, policy, prompts[:BATCH_SIZE], 0, options, table)
+        overhead_ms = max(0.0, statistics.median(residual_ms)) if residual_ms else 0.0
+        boundaries = tuple(range(1, len(layers) - 1)) if options.calibrate else ()
+        policy.boundaries = boundaries
+        for first in range(0, len(prompts) if boundaries else 0, BATCH_SIZE):
+            _decode(executor, policy, prompts[first : first + BATCH_SIZE], first, options, table)
+            say("decoding prompts", min(len(prompts), first + BATCH_SIZE), len(prompts))
+    if not boundaries:
+        return Calibration(overhead_ms=overhead_ms)
+    seen = policy.observations()
+    models, qualities = fit_exit_models(seen, boundaries, [layers[b] for b in boundaries])
+    return Calibration(tuple(models), tuple(qualities), int(seen.accepted.size), overhead_ms)
+
+
+def read_prompts(engines: EngineDir, options: ProfileOptions) -> list[list[int]]:
+    """Token ids: of the prompt file's lines, or of held-out standard library text."""
+    tokenizer = Tokenizer.load(engines.tokenizer_dir)
+    longest = engines.build_config.max_seq_len - options.max_tokens - 1
+    if longest < 1:
+        raise InvalidArgumentError(
+            f"max_tokens is {options.max_tokens}, the engines allow {engines.build_config.max_seq_len} tokens with the "
+            "prompt; lower it"
+        )
+    if options.prompt_file is None:
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        prompt_len = min(options.prompt_len, longest)
+        return [list(ids) for ids in draw_prompts(encode, options.num_prompts, prompt_len, options.seed).token_ids]
+    lines = _lines(options.prompt_file)
+    prompts = [tokenizer.encode(line)[:longest] for line in lines]
+    return [prompt for prompt in prompts if prompt]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"prompt_file {path.name} cannot be read: {error}") from error
+    if not lines:
+        raise InvalidArgumentError(f"prompt_file {path.name} holds no prompt")
+    return lines
+
+
+def _open(
+    engines: EngineDir, options: ProfileOptions, stack: ExitStack
+) -> tuple[Executor, RecordingPolicy, tuple[int, ...]]:
+    built = engines.build_config
+    core_set = stack.enter_context(CoreSet(options.cores, options.num_threads))
+    max_batch_size = min(BATCH_SIZE, built.max_batch_size)
+    blocks_per_seq = -(-built.max_seq_len // built.tokens_per_block)
+    sizes = {
+        "num_blocks": max_batch_size * blocks_per_seq,
+        "tokens_per_block": built.tokens_per_block,
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": built.max_num_tokens,
+        "max_seq_len": built.max_seq_len,
+    }
+    target = stack.enter_context(CpuEngine.open(engines.target_path, core_set, **sizes))
+    draft = stack.enter_context(CpuEngine.open(engines.draft_path, core_set, **sizes))
+    policy = RecordingPolicy(min(NUM_DRAFT_TOKENS, built.max_draft_len))
+    executor = assemble(
+        target,
+        draft,
+        policy,
+        ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False)),
+        max_seq_len=built.max_seq_len,
+        max_draft_len=built.max_draft_len,
+        clock=MonotonicClock(),
+    )
+    stack.enter_context(executor)
+    return executor, policy, target.spec.segments
+
+
+def _decode(
+    executor: Executor,
+    policy: RecordingPolicy,
+    prompts: list[list[int]],
+    first: int,
+    options: ProfileOptions,
+    table: CostTable,
+) -> list[float]:
+    """Run the prompts to their end -> ms of each step without prompts beyond the passes that the table knows."""
+    for number, prompt in enumerate(prompts, first):
+        params = SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=TEMPERATURE if number % 2 else 0.0,
+            seed=options.seed + number if number % 4 == 1 else None,
+        )
+        executor.submit(f"profile-{number}", prompt, params, lambda output: False)
+    residual_ms: list[float] = []
+    while True:
+        num_before = len(policy.outcomes)
+        start = time.perf_counter()
+        if not executor.step():
+            return residual_ms
+        ms = 1e3 * (time.perf_counter() - start)
+        if len(policy.outcomes) > num_before and policy.outcomes[-1].num_context_rows == 0 and not policy.boundaries:
+            residual_ms.append(ms - predicted_ms(table, policy.outcomes[-1]))
+
+
+def predicted_ms(table: CostTable, outcome: StepOutcome) -> float:
+    """What the cost table says of a serial step's passes."""
+    n = len(outcome.decoding)
+    context = statistics.fmean(request.num_tokens for request in outcome.decoding) if n else 0.0
+    ms = table.verify_ms(outcome.num_rows, n, context)
+    steps = max(outcome.num_pending, default=0)
+    if outcome.num_drafted:
+        drafting = max(1, round(outcome.num_drafted / steps)) if steps else n
+        ms += table.draft_rows_ms(2 * n, n, context) + max(0, steps - 1) * table.draft_step_ms(drafting, context)
+    return ms
