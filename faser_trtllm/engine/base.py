@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.policy.base import DraftStop
+from faser_trtllm.core.decision import DraftStop
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class Engine(Protocol):
 
         The batch's rows (committed tokens and pending drafts without draft KV, at least one row where
         num_new_drafts > 0) are run first; request i then drafts num_new_drafts[i] tokens, written behind its
-        num_tokens[i] + num_drafts[i] known tokens, or fewer if stop ends it (ops/draft_stop.py). sampling: SamplingTable.array, indexed by batch.slots.
+        num_tokens[i] + num_drafts[i] known tokens, or fewer if stop ends it (ops/draft_stop.py).
+        sampling: SamplingTable.array, indexed by batch.slots.
         """
 
     def close(self) -> None: ...

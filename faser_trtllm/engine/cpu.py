@@ -13,10 +13,10 @@ import numpy.typing as npt
 from faser_trtllm import native
 from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.partition.core_set import CoreSet
-from faser_trtllm.policy.base import DraftStop
 
 _MODEL_SIZES = (
     "num_layers",
@@ -237,7 +237,7 @@ class CpuEngine:
     def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
         struct = self._stop_struct
         if stop is not self._stop:
-            sizes = {name: max_draft_len for name in ("slope", "intercept", "prior")}
+            sizes = dict.fromkeys(("slope", "intercept", "prior"), max_draft_len)
             sizes["step_price"] = self._spec.max_batch_size + 1
             for name, size in sizes.items():
                 array = getattr(stop, name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from faser_trtllm import native
+from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import (
     SAMPLING_DTYPE,
     Float32Array,
@@ -18,8 +19,10 @@ from faser_trtllm.ops.arrays import (
     logits_layout,
 )
 from faser_trtllm.ops.draw import draw_token, race_token
-from faser_trtllm.ops.law import RowStatus, next_token_probs_reference
+from faser_trtllm.ops.law import RowStatus, edited_logits, next_token_probs_reference
 from faser_trtllm.ops.philox import Stream, uniform
+
+MAX_MARGIN = 1e4
 
 Uniform = Callable[[int, int, Stream], float]
 
@@ -37,7 +40,8 @@ def sample_draft(
     """Draw one draft token per request from logits [num_requests, >= vocab_size] -> token ids [num_requests].
 
     slots, num_known [num_requests] int32. The token is written behind the num_known[i] known tokens of the
-    slot, and its q is kept in draft_probs where the mode is sampled; -1 where the row has no usable law.
+    slot, and its q is kept in draft_probs where the mode is sampled; -1 where the row has no usable law. Where the slot
+    has memory for them, its margin and candidates are kept by its position (core/request.py says what they are).
     pool: a faser_pool handle.
     """
     address, stride = logits_layout(logits, vocab_size)
@@ -86,7 +90,25 @@ def sample_draft_reference(
             tokens[i] = draw_token(q, uniform(int(entry["key"]), int(entry["draft_counter"]), Stream.DRAFT))
             entry["draft_counter"] += np.uint64(1)
         int32_at(int(entry["tokens"]), known + 1)[known] = tokens[i]
+        _keep_confidence(entry, edited_logits(sampling, slot, logits[i, :vocab_size], known)[1], known, int(tokens[i]))
     return tokens
+
+
+def _keep_confidence(entry: np.void, edited: Float32Array, position: int, token: int) -> None:
+    order = np.lexsort((np.arange(edited.size), -edited.astype(np.float64)))
+    margins = float32_at(int(entry["draft_margins"]), position + 1)
+    if margins.size:
+        best = edited[order[:2]]
+        with np.errstate(over="ignore"):
+            margins[position] = min(best[0] - best[1], np.float32(MAX_MARGIN)) if best.size > 1 else MAX_MARGIN
+    candidates = int32_at(int(entry["draft_candidates"]), (position + 1) * NUM_CANDIDATES)
+    if candidates.size:
+        mine = candidates[position * NUM_CANDIDATES :]
+        possible = order[edited[order] > -np.inf][:NUM_CANDIDATES]
+        mine[:] = -1
+        mine[: possible.size] = possible
+        if token not in mine:
+            mine[-1] = token
 
 
 def draft_probs_row(entry: np.void, position: int, vocab_size: int, max_draft_len: int) -> Float32Array:

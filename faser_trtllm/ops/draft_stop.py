@@ -1,0 +1,55 @@
+"""When drafting ends early: the reference of plugins/cpu/draft.cpp, for engines that draft in Python and for tests.
+
+The rule is that of core/decision.py DraftStop, and of DESIGN section 4: draft on only while the next step pays. Sums
+and products run in float64 and in the native library's order, so that both decide alike to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.ops.arrays import Float32Array, float32_at
+
+
+def acceptance(stop: DraftStop, place: int, margin: float) -> float:
+    """Estimated probability that a draft at this place (0: the first pending one) with this margin is accepted."""
+    z = float(stop.slope[place]) * float(margin) + float(stop.intercept[place])
+    if z >= 0:
+        return 1.0 / (1.0 + math.exp(-z))
+    e = math.exp(z)
+    return e / (1.0 + e)
+
+
+def survival(stop: DraftStop, margins: Float32Array) -> float:
+    """Estimated probability that all drafts with these margins [num_pending], in order, are accepted."""
+    product = 1.0
+    for place, margin in enumerate(margins):
+        product *= acceptance(stop, place, float(margin))
+    return product
+
+
+def goes_on(stop: DraftStop, margins: Sequence[Float32Array]) -> list[bool]:
+    """After a draft step: which requests draft on.
+
+    margins[a] [num_pending] fp32: of all pending drafts of request a, the newest included, for the requests that have
+    just drafted a token and want another one, in the order of the batch.
+    """
+    survivals = [survival(stop, pending) for pending in margins]
+    # As a float32, which is what the native structure holds.
+    going = [value >= float(np.float32(stop.min_survival)) for value in survivals]
+    gain = 0.0
+    for pending, value, goes in zip(margins, survivals, going, strict=True):
+        if goes:
+            gain += value * float(stop.prior[len(pending)])
+    if gain < float(stop.step_price[sum(going)]):
+        return [False] * len(going)
+    return going
+
+
+def pending_margins(entry: np.void, num_tokens: int, num_pending: int) -> Float32Array:
+    """A view of the margins [num_pending] of a slot's pending drafts; entry: its element of a sampling table."""
+    return float32_at(int(entry["draft_margins"]) + 4 * num_tokens, num_pending)

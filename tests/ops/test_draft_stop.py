@@ -1,0 +1,60 @@
+"""The rule that ends drafting early, by hand; tests/sampling/test_early_stop.py holds the native code to it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, survival
+from tests.ops.sampling_slots import Slots
+
+
+def stop(slope=(1.0, 1.0, 1.0), intercept=(0.0, 0.0, 0.0), prior=(0.8, 0.5, 0.25), step_price=(0, 0, 0), floor=0.0):
+    arrays = [np.array(values, np.float32) for values in (slope, intercept, prior, step_price)]
+    return DraftStop(*arrays, floor)
+
+
+def margins(*values):
+    return np.array(values, np.float32)
+
+
+def test_acceptance_is_a_sigmoid_of_its_place():
+    rule = stop(slope=(1.0, 2.0, 0.0), intercept=(0.5, -1.0, 0.0))
+    assert acceptance(rule, 0, 1.5) == pytest.approx(1 / (1 + math.exp(-2)))
+    assert acceptance(rule, 1, 0.25) == pytest.approx(1 / (1 + math.exp(0.5)))
+    assert acceptance(rule, 2, 7.0) == 0.5
+    assert survival(rule, margins(1.5, 0.25)) == acceptance(rule, 0, 1.5) * acceptance(rule, 1, 0.25)
+    assert survival(rule, margins()) == 1.0
+
+
+def test_the_largest_margins_do_not_overflow():
+    steep = stop(slope=(1e4, -1e4, 0.0))
+    assert acceptance(steep, 0, 1e4) == 1.0
+    assert acceptance(steep, 1, 1e4) == 0.0
+
+
+def test_a_request_stops_below_the_floor():
+    """At margin 0 each draft survives with 1/2."""
+    rule = stop(floor=0.25)
+    assert goes_on(rule, [margins(0), margins(0, 0), margins(0, -0.01)]) == [True, True, False]
+    assert goes_on(stop(floor=1.0), [margins(0)]) == [False]
+
+
+def test_all_stop_when_a_step_does_not_pay():
+    """Gains: 1/2 x prior[1] and 1/4 x prior[2], so 0.25 and 0.0625."""
+    both = [margins(0), margins(0, 0)]
+    assert goes_on(stop(step_price=(0, 0, 0.3125)), both) == [True, True]
+    assert goes_on(stop(step_price=(0, 0, 0.32)), both) == [False, False]
+    # The request below the floor counts neither in the gain nor in the price.
+    assert goes_on(stop(step_price=(0, 0.25, 9), floor=0.3), both) == [True, False]
+    assert goes_on(stop(step_price=(0, 0.26, 0), floor=0.3), both) == [False, False]
+    assert goes_on(stop(step_price=(1, 0, 0)), []) == []
+
+
+def test_margins_are_read_from_the_slot():
+    slots = Slots(2, 10, 4)
+    memory = np.arange(20, dtype=np.float32)
+    slots.set(1, draft_margins=memory.ctypes.data)
+    assert pending_margins(slots.array[1], 5, 3).tolist() == [5, 6, 7]
+    assert pending_margins(slots.array[1], 5, 0).size == 0

@@ -1,0 +1,183 @@
+"""faser_draft with a stop against single steps and the reference rule, and that stopping only ever shortens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.request import NUM_CANDIDATES, Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.draft_stop import goes_on, pending_margins
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.sampling.table import SamplingTable
+from tests.engine.harness import Harness
+from tests.engine.tiny_model import TinyConfig, TinyModel
+
+VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 6, 5
+PARAMS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.3, "top_k": 20}, {}, {"temperature": 1.0}]
+NUM_TOKENS = [11, 5, 9, 20, 6]
+NUM_PENDING = [0, 1, 2, 0, 3]  # drafted by an earlier call
+NUM_NEW = [6, 5, 3, 0, 2]
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    path = TinyModel(TinyConfig(num_layers=2, max_seq_len=64)).write(tmp_path_factory.mktemp("e") / "rank0.engine")
+    sizes = {"num_blocks": 4 * NUM_SLOTS, "tokens_per_block": 16, "max_num_tokens": 128}
+    with (
+        CoreSet(num_threads=2) as core_set,
+        CpuEngine.open(path, core_set, max_batch_size=NUM_SLOTS, **sizes) as engine,
+    ):
+        yield Harness(engine)
+
+
+class Rig:
+    """The same requests each time, in slots in reverse order, with some drafts pending."""
+
+    def __init__(self, harness):
+        self.harness = harness
+        keys = iter(range(1, 100))
+        self.table = SamplingTable(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFT_LEN, new_key=lambda: next(keys))
+        self.slots = list(range(NUM_SLOTS))[::-1]
+        self.requests = []
+        for slot, params, num_tokens in zip(self.slots, PARAMS, NUM_TOKENS, strict=True):
+            prompt = np.random.default_rng(slot).integers(0, VOCAB_SIZE, num_tokens)
+            request = Request(
+                str(slot),
+                prompt,
+                SamplingParams(max_tokens=20, **params),
+                max_seq_len=64,
+                max_draft_len=MAX_DRAFT_LEN,
+                keep_candidates=True,
+            )
+            self.table.bind(slot, request)
+            self.requests.append(request)
+        assert self.draft([0] * 5, NUM_PENDING) == NUM_PENDING
+
+    def draft(self, num_drafts, num_new, stop=None):
+        rows = [
+            (slot, request.tokens, 0, request.num_tokens + drafts)
+            for slot, request, drafts in zip(self.slots, self.requests, num_drafts, strict=True)
+        ]
+        counts = [np.array(values, np.int32) for values in (NUM_TOKENS, num_drafts, num_new)]
+        batch = self.harness.batch(rows)
+        return self.harness.engine.draft(batch, self.table.array, *counts, MAX_DRAFT_LEN, stop).tolist()
+
+    def draft_stepwise(self, stop):
+        """One token per call, the rule in Python between the calls."""
+        drafts = list(NUM_PENDING)
+        drafted = [0] * NUM_SLOTS
+        going = [new > 0 for new in NUM_NEW]
+        while any(going):
+            found = self.draft(drafts, [int(goes) for goes in going])
+            for i, new in enumerate(found):
+                drafts[i] += new
+                drafted[i] += new
+            wanting = [i for i in range(NUM_SLOTS) if going[i] and found[i] and drafted[i] < NUM_NEW[i]]
+            margins = [
+                pending_margins(self.table.array[self.slots[i]], self.requests[i].num_tokens, drafts[i])
+                for i in wanting
+            ]
+            verdict = dict(zip(wanting, goes_on(stop, margins), strict=True))
+            going = [verdict.get(i, False) for i in range(NUM_SLOTS)]
+        return drafted
+
+
+def random_stop(seed):
+    rng = np.random.default_rng(seed)
+    price = rng.choice([0.0, 0.3, 0.8])
+    return DraftStop(
+        rng.uniform(0, 2, MAX_DRAFT_LEN).astype(np.float32),
+        rng.uniform(-1, 1.5, MAX_DRAFT_LEN).astype(np.float32),
+        rng.uniform(0.3, 1, MAX_DRAFT_LEN).astype(np.float32),
+        (price * np.sqrt(np.arange(NUM_SLOTS + 1))).astype(np.float32),
+        float(rng.choice([0.0, 0.1, 0.3, 0.5])),
+    )
+
+
+def test_native_stops_where_the_reference_stops(harness):
+    lengths = set()
+    for seed in range(40):
+        one_call, stepwise = Rig(harness), Rig(harness)
+        stop = random_stop(seed)
+        found = one_call.draft(NUM_PENDING, NUM_NEW, stop)
+        assert found == stepwise.draft_stepwise(stop), seed
+        lengths.add(tuple(found))
+        for a, b in zip(one_call.requests, stepwise.requests, strict=True):
+            assert a.tokens.tolist() == b.tokens.tolist()
+            assert a.draft_margins.tolist() == b.draft_margins.tolist()
+            assert a.draft_candidates.tolist() == b.draft_candidates.tolist()
+    assert len(lengths) > 8, "the stops must differ in what they do"
+
+
+def test_stopping_shortens_and_changes_no_draft(harness):
+    """What is drafted is a prefix of what would be drafted without a stop."""
+    free = Rig(harness)
+    assert free.draft(NUM_PENDING, NUM_NEW) == NUM_NEW
+    for seed in range(10):
+        stopped = Rig(harness)
+        found = stopped.draft(NUM_PENDING, NUM_NEW, random_stop(seed))
+        for i, (a, b) in enumerate(zip(stopped.requests, free.requests, strict=True)):
+            assert (1 if NUM_NEW[i] else 0) <= found[i] <= NUM_NEW[i]
+            end = NUM_TOKENS[i] + NUM_PENDING[i] + found[i]
+            assert a.tokens[:end].tolist() == b.tokens[:end].tolist()
+            assert a.draft_margins[:end].tolist() == b.draft_margins[:end].tolist()
+            assert not a.tokens[end:].any()
+
+
+def flat(value, size=MAX_DRAFT_LEN):
+    return np.full(size, value, np.float32)
+
+
+def test_the_ends_of_the_scale(harness):
+    never = DraftStop(flat(0), flat(0), flat(1), flat(0, NUM_SLOTS + 1), 0.0)
+    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, never) == NUM_NEW
+    too_dear = DraftStop(flat(0), flat(0), flat(1), flat(100, NUM_SLOTS + 1), 0.0)
+    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, too_dear) == [1, 1, 1, 0, 1]
+    # Each draft halves the survival: three halves reach 1/8, pending drafts included.
+    halving = DraftStop(flat(0), flat(0), flat(1), flat(0, NUM_SLOTS + 1), 0.2)
+    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, halving) == [3, 2, 1, 0, 1]
+
+
+def test_margins_and_candidates_belong_to_their_drafts(harness):
+    rig = Rig(harness)
+    rig.draft(NUM_PENDING, NUM_NEW)
+    for i, request in enumerate(rig.requests):
+        first, end = NUM_TOKENS[i], NUM_TOKENS[i] + NUM_PENDING[i] + NUM_NEW[i]
+        logits = harness.run([(rig.slots[i], request.tokens, 0, end)])[0]
+        assert not request.draft_margins[:first].any()
+        assert not request.draft_margins[end:].any()
+        for position in range(first, end):
+            top = np.sort(logits[position - 1])[::-1]
+            assert request.draft_margins[position] == top[0] - top[1]
+            candidates = request.draft_candidates[position].tolist()
+            best = np.argsort(-logits[position - 1], kind="stable")[:NUM_CANDIDATES].tolist()
+            drafted = int(request.tokens[position])
+            assert candidates == (best if drafted in best else [*best[:-1], drafted])
+        assert (request.draft_candidates[end:] == -1).all()
+
+
+def test_candidates_cost_no_memory_unless_wanted():
+    request = Request("r", [1, 2], SamplingParams(), max_seq_len=64, max_draft_len=4)
+    assert request.draft_candidates.shape == (0, NUM_CANDIDATES)
+    assert request.draft_margins.shape == request.tokens.shape
+    table = SamplingTable(1, VOCAB_SIZE, 4)
+    table.bind(0, request)
+    assert table.array[0]["draft_candidates"] == 0
+    assert table.array[0]["draft_margins"] == request.draft_margins.ctypes.data
+
+
+def test_a_stop_of_the_wrong_size_or_without_margins_is_refused(harness):
+    rig = Rig(harness)
+    short = DraftStop(flat(0), flat(0, 3), flat(1), flat(0, NUM_SLOTS + 1), 0.0)
+    with pytest.raises(ValueError, match=r"intercept is float32 \[3\], need contiguous float32 \[6\]"):
+        rig.draft(NUM_PENDING, NUM_NEW, short)
+    with pytest.raises(ValueError, match="step_price"):
+        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(flat(0), flat(0), flat(1), flat(0, NUM_SLOTS), 0.0))
+    rig.table.array["draft_margins"][2] = 0
+    with pytest.raises(InvalidArgumentError):
+        rig.draft(NUM_PENDING, NUM_NEW, random_stop(0))
+    assert rig.draft(NUM_PENDING, NUM_NEW) == NUM_NEW
