@@ -49,6 +49,7 @@ class Executor:
         max_queue_size: int,
         resources: ExitStack | None = None,
         trace: TraceWriter | None = None,
+        keep_candidates: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
@@ -61,6 +62,7 @@ class Executor:
         self._max_queue_size = max_queue_size
         self._resources = resources or ExitStack()
         self._trace = trace
+        self._keep_candidates = keep_candidates  # early exit compares with them
         self._stats = ExecutorStats()
         self._sinks: dict[str, Sink] = {}
         self._slots: dict[str, int] = {}
@@ -111,6 +113,7 @@ class Executor:
             arrival_s=now_s,
             priority=priority,
             deadline_s=None if timeout_s is None else now_s + timeout_s,
+            keep_candidates=self._keep_candidates,
         )
         self._scheduler.check(request)
         with self._wake:

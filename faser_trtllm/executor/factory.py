@@ -30,8 +30,15 @@ from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
 DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
 
 
-def open_executor(engine_dir: Path, config: ExecutorConfig, clock: Clock | None = None) -> Executor:
+def open_executor(
+    engine_dir: Path,
+    config: ExecutorConfig,
+    clock: Clock | None = None,
+    wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+) -> Executor:
     """Open the engines and return an executor that is not started yet; close() frees everything.
+
+    wrap_policy: puts something around the policy, to watch its decisions and outcomes.
 
     Raises ConfigError where the configuration asks for more than the engines were built for, and EngineFileError where
     the directory is not usable.
@@ -46,7 +53,7 @@ def open_executor(engine_dir: Path, config: ExecutorConfig, clock: Clock | None 
         raise ConfigError(
             f"max_num_tokens is {max_num_tokens}, it must be at least max_batch_size ({max_batch_size}), one row each"
         )
-    policy = make_policy(config.speculation, max_draft_len) if engines.has_draft else OffPolicy()
+    policy = wrap_policy(make_policy(config.speculation, max_draft_len) if engines.has_draft else OffPolicy())
     drafting = policy.name != "off"
     if not drafting:
         max_draft_len = 0
@@ -142,6 +149,7 @@ def assemble(
         max_queue_size=config.max_queue_size,
         resources=resources,
         trace=trace,
+        keep_candidates=len(spec.segments) > 2,
     )
 
 
