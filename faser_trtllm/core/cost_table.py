@@ -1,7 +1,8 @@
 """What a pass costs on this machine with these engines: measured cells, kept as a staircase over rows.
 
-Each curve is T(rows, requests, context) = stairs(rows) + per_request * requests + per_row_context * rows * context, in
-ms: an additive model whose stairs are measured at chosen row counts, kept non-decreasing, joined by straight lines
+Each curve is T(rows, requests, context) = stairs(rows) + per_request * requests + per_row_context * rows * context
++ per_request_context * requests * context (a request's cache is read once for all its rows), in ms: an additive model
+whose stairs are measured at chosen row counts, kept non-decreasing, joined by straight lines
 (the kernels' tiles of 16 rows are steps with a slope, so the row counts around a tile's edge are measured) and
 continued with the last slope. Context is the mean number of tokens that a row attends to.
 """
@@ -55,12 +56,13 @@ class CostSample:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """rows (ascending) and ms of the stairs; ms per request and per row and token of context."""
+    """rows (ascending) and ms of the stairs; ms per request, per row and per request and token of context."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
     per_request_ms: float = 0.0
     per_row_context_ms: float = 0.0
+    per_request_context_ms: float = 0.0
 
     def at(self, num_rows: float, num_requests: float, context_len: float) -> float:
         rows, ms = self.rows, self.ms
@@ -68,7 +70,8 @@ class CostCurve:
             base = ms[-1] + (num_rows - rows[-1]) * self.tail_slope
         else:
             base = float(np.interp(num_rows, rows, ms))
-        return base + self.per_request_ms * num_requests + self.per_row_context_ms * num_rows * context_len
+        by_request = (self.per_request_ms + self.per_request_context_ms * context_len) * num_requests
+        return base + by_request + self.per_row_context_ms * num_rows * context_len
 
     @property
     def tail_slope(self) -> float:
@@ -83,7 +86,8 @@ class CostCurve:
         base = np.interp(n, self.rows, self.ms)
         if len(self.rows) > 1:
             base += np.maximum(n - self.rows[-1], 0.0) * self.tail_slope
-        base += self.per_request_ms * num_requests + self.per_row_context_ms * context_len * n
+        base += (self.per_request_ms + self.per_request_context_ms * context_len) * num_requests
+        base += self.per_row_context_ms * context_len * n
         base[0] = 0.0
         return base
 
@@ -236,6 +240,7 @@ class CostTable:
                     tuple(float(t) for t in curve["ms"]),
                     float(curve["per_request_ms"]),
                     float(curve["per_row_context_ms"]),
+                    float(curve.get("per_request_context_ms", 0.0)),
                 )
                 for key, curve in data["curves"].items()  # type: ignore[attr-defined]
             }
@@ -308,20 +313,39 @@ def _fit_curve(samples: Sequence[CostSample]) -> CostCurve:
     slopes = _slopes(samples, rows)
     residuals: dict[int, list[float]] = {n: [] for n in rows}
     for s in samples:
-        residuals[s.num_rows].append(s.ms - slopes[0] * s.num_requests - slopes[1] * s.num_rows * s.context_len)
-    stairs = np.maximum.accumulate([max(0.0, float(np.median(residuals[n]))) for n in rows])
-    return CostCurve(tuple(rows), tuple(float(t) for t in stairs), slopes[0], slopes[1])
+        residuals[s.num_rows].append(s.ms - sum(w * x for w, x in zip(slopes, _extras(s), strict=True)))
+    stairs = _isotonic([max(0.0, float(np.median(residuals[n]))) for n in rows], [len(residuals[n]) for n in rows])
+    return CostCurve(tuple(rows), tuple(stairs), *slopes)
 
 
-def _slopes(samples: Sequence[CostSample], rows: Sequence[int]) -> tuple[float, float]:
+def _extras(s: CostSample) -> tuple[int, int, int]:
+    """What the slopes multiply: requests, rows x context, requests x context."""
+    return s.num_requests, s.num_rows * s.context_len, s.num_requests * s.context_len
+
+
+def _isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The closest non-decreasing sequence by weighted squares (pool adjacent violators); noise averages out, where a
+    running maximum would keep its peaks."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        pool = (value, float(weight), 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, w, n = pools.pop()
+            pool = ((mean * w + pool[0] * pool[1]) / (w + pool[1]), w + pool[1], n + pool[2])
+        pools.append(pool)
+    return [mean for mean, _, n in pools for _ in range(n)]
+
+
+def _slopes(samples: Sequence[CostSample], rows: Sequence[int]) -> tuple[float, float, float]:
     index = {n: i for i, n in enumerate(rows)}
     one_per_row = all(s.num_requests == s.num_rows for s in samples)  # then requests and rows are one thing
-    columns = [False if one_per_row else _varies(samples, "num_requests"), _varies(samples, "context_len")]
+    by_requests, by_context = not one_per_row and _varies(samples, "num_requests"), _varies(samples, "context_len")
+    columns = [by_requests, by_context, by_requests and by_context]
     while any(columns):
         design = np.zeros((len(samples), len(rows) + sum(columns)))
         for i, s in enumerate(samples):
             design[i, index[s.num_rows]] = 1.0
-            extra = [x for x, used in zip((s.num_requests, s.num_rows * s.context_len), columns, strict=True) if used]
+            extra = [x for x, used in zip(_extras(s), columns, strict=True) if used]
             design[i, len(rows) :] = extra
         ms = np.array([s.ms for s in samples])
         scale = np.abs(design).max(axis=0)
@@ -329,9 +353,9 @@ def _slopes(samples: Sequence[CostSample], rows: Sequence[int]) -> tuple[float, 
         fitted = iter(solution[len(rows) :].tolist())
         slopes = [next(fitted) if used else 0.0 for used in columns]
         if min(slopes) >= 0.0:
-            return slopes[0], slopes[1]
+            return slopes[0], slopes[1], slopes[2]
         columns = [used and slope >= 0.0 for used, slope in zip(columns, slopes, strict=True)]  # noise: leave it out
-    return 0.0, 0.0
+    return 0.0, 0.0, 0.0
 
 
 def _varies(samples: Sequence[CostSample], name: str) -> bool:

@@ -13,7 +13,7 @@ from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
-RUNS_PER_VISIT = 3  # the first is dropped: it finds other weights in the caches
+RUNS_PER_VISIT = 4  # the first is dropped: it finds other weights in the caches
 Tick = Callable[[int, int], None]  # rounds done, rounds in all
 
 
@@ -29,7 +29,7 @@ class Measured:
 def measure_points(
     probe: Probe, points: Sequence[Point], budget_s: float, tick: Tick | None = None, min_rounds: int = MIN_ROUNDS
 ) -> Measured:
-    """Medians over rounds; every round visits every point, forwards and backwards in turn.
+    """Medians over rounds of the best of a visit; every round visits every point, forwards and backwards in turn.
 
     One round warms up and tells how many rounds fit the budget.
     """
@@ -44,10 +44,9 @@ def measure_points(
             if point.partition != partition:
                 partition = point.partition
                 probe.use(partition)
-            for number in range(RUNS_PER_VISIT):
-                ms = run()
-                if keep and number:
-                    times[point].append(ms)
+            best = min([run() for _ in range(RUNS_PER_VISIT)][1:])
+            if keep:
+                times[point].append(best)
 
     start = time.perf_counter()
     run_round(keep=False, backwards=False)

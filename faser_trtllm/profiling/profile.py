@@ -20,7 +20,6 @@ from faser_trtllm.profiling.plot import write_plot
 from faser_trtllm.profiling.probe import Probe
 from faser_trtllm.profiling.report import ProfileReport
 
-
 PLOT_FILE = "profile.png"
 QUICK_BUDGET_S = 2.0
 SEGMENT_ROWS = ((1, 1), (4, 1), (8, 2), (16, 4), (17, 4), (32, 8), (33, 8), (48, 8), (64, 16), (96, 16), (128, 32))
@@ -90,7 +89,6 @@ def load_or_measure(
 
     The quick table is written into the directory where that is possible, but never over a table of another machine.
     """
-    engines = EngineDir.load(engine_dir)
     path = engine_dir / PROFILE
     options = ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads)
     if path.exists():
