@@ -1,6 +1,7 @@
 // Early exit: what the LM head would say of hidden rows between two segments, about a few candidate tokens only.
 //
 // In fp32 with sums in a fixed order, so a row's scores are the same bits on every instruction set and in any batch.
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -36,25 +37,27 @@ void norm_pairs(const float* h, const float* weight, int size, int stride, float
   }
 }
 
-// The row times one column of a packed panel: column [num_pairs] words, FASER_PANEL apart.
+// The row times one column of a packed panel: column [num_pairs] words, FASER_PANEL apart; num_pairs: a multiple of 16.
 FASER_CLONES
 float dot_column(const uint32_t* column, int num_pairs, const float* even, const float* odd) {
-  float sums[kSumLanes] = {};
+  typedef uint32_t Words __attribute__((vector_size(4 * kSumLanes)));
+  typedef float Floats __attribute__((vector_size(4 * kSumLanes)));
+  Floats sum = {};
   for (int i = 0; i < num_pairs; i += kSumLanes) {
-    uint32_t low[kSumLanes], high[kSumLanes];
-    for (int j = 0; j < kSumLanes; j++) {
-      const uint32_t pair = column[static_cast<size_t>(i + j) * FASER_PANEL];
-      low[j] = pair << 16;
-      high[j] = pair & 0xffff0000u;
-    }
-    float a[kSumLanes], b[kSumLanes];
-    std::memcpy(a, low, sizeof a);
-    std::memcpy(b, high, sizeof b);
-    for (int j = 0; j < kSumLanes; j++) sums[j] = sums[j] + a[j] * even[i + j] + b[j] * odd[i + j];
+    const uint32_t* w = column + static_cast<size_t>(i) * FASER_PANEL;
+    constexpr int n = FASER_PANEL;
+    const Words pairs = {w[0],     w[n],     w[2 * n],  w[3 * n],  w[4 * n],  w[5 * n],  w[6 * n],  w[7 * n],
+                         w[8 * n], w[9 * n], w[10 * n], w[11 * n], w[12 * n], w[13 * n], w[14 * n], w[15 * n]};
+    Floats a, b;
+    std::memcpy(&a, even + i, sizeof a);
+    std::memcpy(&b, odd + i, sizeof b);
+    sum = sum + (Floats)(pairs << 16) * a + (Floats)(pairs & 0xffff0000u) * b;
   }
+  float lanes[kSumLanes];
+  std::memcpy(lanes, &sum, sizeof sum);
   for (int width = kSumLanes / 2; width > 0; width /= 2)
-    for (int j = 0; j < width; j++) sums[j] += sums[j + width];
-  return sums[0];
+    for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
+  return lanes[0];
 }
 
 }  // namespace
@@ -74,7 +77,10 @@ int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_
   const int64_t useful = num_scores * model_.hidden_size / kMinWorkPerThread;
   const int limit = pool_->num_threads() < num_rows ? pool_->num_threads() : num_rows;
   const int team_size = useful < 1 ? 1 : useful < limit ? static_cast<int>(useful) : limit;
-  pool_->run_team(team_size, [&](const faser::Team& team) {
+  faser::TeamChooser& chooser = pool_choosers_->exits[faser::log2_of(num_rows)];
+  const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
+  const auto start = std::chrono::steady_clock::now();
+  pool_->run_team(use_team ? team_size : 1, [&](const faser::Team& team) {
     float* even = exit_rows_[team.id];
     float* odd = even + hidden_stride_ / 2;
     for (int i = team.begin(num_rows); i < team.end(num_rows); i++) {
@@ -89,6 +95,10 @@ int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_
       }
     }
   });
+  if (team_size > 1) {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    chooser.record(use_team, elapsed.count() / static_cast<double>(num_scores));
+  }
   return FASER_OK;
 }
 

@@ -43,7 +43,7 @@ struct LayerVectors {
 // What was measured on one pool.
 struct PoolChoosers {
   const faser_pool* pool;
-  TeamChooser by_rows[32];  // by log2 of the number of rows
+  TeamChooser passes[32], exits[32];  // by log2 of the number of rows
 };
 
 // A tile of attention before the layer is known.

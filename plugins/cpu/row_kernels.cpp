@@ -1,6 +1,9 @@
 #include "row_kernels.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 // The dispatch needs ifunc (glibc); elsewhere the baseline instruction set gives the same bits, only slower.
@@ -101,10 +104,25 @@ bool row_top2(const float* x, int32_t n, float* max, float* second) {
   return best < kMappedInfinity && least >= kMappedMinusInfinity;
 }
 
+// A value that at least `count` entries exceed, so that a scan for the largest ones begins high: just below the
+// count-th largest of the maxima of kBlock interleaved parts.
+FASER_CLONES
+float top_floor(const float* x, int32_t n, int32_t count) {
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  if (n < 2 * kBlock || count > kBlock) return kMinusInfinity;
+  float maxima[kBlock];
+  std::memcpy(maxima, x, sizeof maxima);
+  for (int32_t start = kBlock; start + kBlock <= n; start += kBlock) {
+    for (int32_t i = 0; i < kBlock; ++i) maxima[i] = x[start + i] > maxima[i] ? x[start + i] : maxima[i];
+  }
+  std::nth_element(maxima, maxima + count - 1, maxima + kBlock, std::greater<float>());
+  return std::nextafter(maxima[count - 1], kMinusInfinity);
+}
+
 FASER_CLONES
 void top_ids(const float* x, int32_t n, int32_t count, int32_t* ids) {
   int32_t num_ids = 0;
-  float floor = -std::numeric_limits<float>::infinity();  // what an entry must exceed to get in
+  float floor = top_floor(x, n, count);  // what an entry must exceed to get in
   for (int32_t start = 0; start < n; start += kBlock) {
     const int32_t end = n - start < kBlock ? n : start + kBlock;
     int32_t any = 0;
