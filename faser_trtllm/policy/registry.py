@@ -1,26 +1,77 @@
-"""From the configuration's spelling ("off", "fixed:4") to a policy."""
+"""From the configuration's spelling ("off", "fixed:4", "price:mode=serial,prune=off") to a policy."""
 
 from __future__ import annotations
 
+from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.policy.base import Policy
+from faser_trtllm.policy.base import Mode, Policy
 from faser_trtllm.policy.fixed import FixedPolicy
+from faser_trtllm.policy.gp_lcb import GpLcbPolicy
 from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.policy.price import PricePolicy
+from faser_trtllm.policy.schedule import SchedulePolicy
 
-SPELLINGS = "off, fixed:K"
+SPELLINGS = "off, fixed:K, schedule, gp_lcb, price"
+OPTIONS = {
+    "prune": ("auto", "on", "off"),
+    "mode": ("auto", *(mode.value for mode in Mode)),
+}
 
 
-def make_policy(spelling: str, max_draft_len: int) -> Policy:
-    """Parse a policy's spelling; max_draft_len is what the engines were built for."""
+def needs_costs(spelling: str) -> bool:
+    """Whether make_policy asks for a cost table."""
+    return spelling.partition(":")[0] in ("schedule", "price")
+
+
+def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = None, max_batch_size: int = 1) -> Policy:
+    """Parse a policy's spelling; max_draft_len and max_batch_size are what the engines run with.
+
+    fixed:K,mode=M and price:mode=M,prune=P take options. ConfigError for an unknown spelling, and where a policy needs
+    costs and there are none.
+    """
     name, _, argument = spelling.partition(":")
     if name == "off" and not argument:
         return OffPolicy()
-    if name == "fixed" and argument.isdigit():
-        num_draft_tokens = int(argument)
-        if num_draft_tokens > max_draft_len:
+    if name == "fixed":
+        length, _, rest = argument.partition(",")
+        if length.isdigit():
+            return _fixed(spelling, int(length), rest, max_draft_len)
+    if name == "gp_lcb" and not argument:
+        return GpLcbPolicy(max_draft_len)
+    if (name == "schedule" and not argument) or name == "price":
+        options = _options(spelling, argument, ("prune", "mode"))
+        if costs is None:
             raise ConfigError(
-                f"speculation is {spelling}, but the engines were built for max_draft_len {max_draft_len}; "
-                f"use fixed:{max_draft_len} or less, or rebuild with --max_draft_len {num_draft_tokens}"
+                f"speculation is {spelling}, but this engine directory has no cost table; run `faser profile` on it "
+                "or use fixed:K"
             )
-        return FixedPolicy(num_draft_tokens) if num_draft_tokens else OffPolicy()
+        if name == "schedule":
+            return SchedulePolicy(max_draft_len, costs, max_batch_size)
+        return PricePolicy(max_draft_len, costs, max_batch_size, **options)
     raise ConfigError(f"speculation is {spelling!r}, allowed is one of: {SPELLINGS} (K a whole number)")
+
+
+def _fixed(spelling: str, num_draft_tokens: int, rest: str, max_draft_len: int) -> Policy:
+    mode = Mode(_options(spelling, rest, ("mode",), exclude=("auto",)).get("mode", Mode.SERIAL.value))
+    if num_draft_tokens > max_draft_len:
+        raise ConfigError(
+            f"speculation is {spelling}, but the engines were built for max_draft_len {max_draft_len}; "
+            f"use fixed:{max_draft_len} or less, or rebuild with --max_draft_len {num_draft_tokens}"
+        )
+    return FixedPolicy(num_draft_tokens, mode) if num_draft_tokens else OffPolicy()
+
+
+def _options(spelling: str, text: str, names: tuple[str, ...], exclude: tuple[str, ...] = ()) -> dict[str, str]:
+    """Parse "mode=serial,prune=off"."""
+    found: dict[str, str] = {}
+    for item in filter(None, text.split(",")):
+        name, _, value = item.partition("=")
+        if name not in names:
+            raise ConfigError(f"speculation is {spelling!r}, its option {name!r} is none of: {', '.join(names)}")
+        allowed = [choice for choice in OPTIONS[name] if choice not in exclude]
+        if value not in allowed:
+            raise ConfigError(
+                f"speculation is {spelling!r}, {name} is {value!r} but must be one of: {', '.join(allowed)}"
+            )
+        found[name] = value
+    return found

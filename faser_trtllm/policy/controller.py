@@ -1,0 +1,144 @@
+"""Which way of running (an arm: price, uniform, off, an overlapped mode) is in charge, proven by measured goodput.
+
+A model predicts each arm's goodput; measurement corrects it by one factor per arm and batch-size class. The incumbent
+is kept until a challenger's corrected prediction is better by a margin; then the challenger runs a short trial and
+stays only if it measured better. A failed trial is not repeated for a while, twice as long each time. Since `off` and
+the best uniform length are arms, the incumbent cannot stay below either by more than the margins for longer than a
+trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+WINDOW = 32  # steps of a trial
+WARM_UP = 2  # steps of a trial that are not measured: the draft's KV catches up, pipelines fill
+MEMORY = 0.97  # per step, of the measured factors
+FIRST_BACKOFF = 256  # steps
+MAX_BACKOFF = 16384
+MIN_STEPS = 48  # of the incumbent, before it can be challenged
+MAX_FACTOR = 4.0  # a step is counted as at most so many times longer than predicted: a stall is nobody's fault
+
+
+@dataclass
+class _ArmState:
+    tokens: float = 0.0  # discounted
+    expected: float = 0.0  # tokens that the prediction promised for the time measured, discounted
+    last_step: int = 0  # step in which it last ran
+    not_before: int = 0
+    backoff: int = FIRST_BACKOFF
+
+    @property
+    def factor(self) -> float | None:
+        return self.tokens / self.expected if self.expected > 0.0 else None
+
+
+@dataclass
+class _ClassState:
+    incumbent: str
+    arms: dict[str, _ArmState] = field(default_factory=dict)
+    step: int = 0
+    since: int = 0  # step at which the incumbent took over or was last challenged
+    trial: str | None = None
+    trial_step: int = 0
+
+
+class Controller:
+    """margins: how much better each arm must be predicted, as a share, to get a trial, and at least half of it measured
+    to stay. The first arm is the default."""
+
+    def __init__(self, margins: Mapping[str, float], *, window: int = WINDOW) -> None:
+        self._margins = dict(margins)
+        self._default = next(iter(margins))
+        self._window = window
+        self._classes: dict[int, _ClassState] = {}
+
+    def choose(self, batch_size: int, predicted: Mapping[str, float]) -> str:
+        """The arm for the next step; predicted: goodput of every arm that can run now (the default always can)."""
+        state = self._state(batch_size)
+        if state.trial is not None:
+            if state.trial not in predicted:
+                state.trial = None
+            elif state.trial_step < self._window + WARM_UP:
+                return state.trial
+            else:
+                self._conclude(state, predicted)
+        if state.incumbent not in predicted:
+            state.incumbent = self._default
+        if state.step - state.since < MIN_STEPS:
+            return state.incumbent
+        challenger = self._challenger(state, predicted)
+        if challenger is not None:
+            state.trial, state.trial_step = challenger, 0
+            state.arms[challenger].tokens = state.arms[challenger].expected = 0.0
+            return challenger
+        return state.incumbent
+
+    def record(self, batch_size: int, arm: str, num_tokens: int, predicted: float, ms: float) -> None:
+        """A step of the arm committed num_tokens in ms, where predicted tokens per ms were promised."""
+        state = self._state(batch_size)
+        state.step += 1
+        if arm == state.trial:
+            state.trial_step += 1
+            if state.trial_step <= WARM_UP:
+                return
+        measured = state.arms.setdefault(arm, _ArmState())
+        measured.last_step = state.step
+        measured.tokens = MEMORY * measured.tokens + num_tokens
+        measured.expected = MEMORY * measured.expected + predicted * ms
+
+    def factor(self, batch_size: int, arm: str) -> float | None:
+        """Measured over predicted goodput of an arm; None if it never ran."""
+        state = self._state(batch_size)
+        return state.arms[arm].factor if arm in state.arms else None
+
+    def in_trial(self, batch_size: int) -> bool:
+        return self._state(batch_size).trial is not None
+
+    def _state(self, batch_size: int) -> _ClassState:
+        key = batch_size.bit_length()
+        state = self._classes.get(key)
+        if state is None:
+            state = self._classes[key] = _ClassState(self._default)
+        return state
+
+    def _estimate(self, state: _ClassState, arm: str, predicted: Mapping[str, float]) -> float:
+        """Corrected prediction; an arm that did not run for long is corrected like the incumbent, but never upwards."""
+        state_of_arm = state.arms.setdefault(arm, _ArmState())
+        measured = state_of_arm.factor
+        stale = arm not in (state.incumbent, state.trial) and state.step - state_of_arm.last_step > FIRST_BACKOFF
+        if measured is None or stale:
+            own = state.arms.setdefault(state.incumbent, _ArmState()).factor
+            # Half of the incumbent's shortfall is taken to be the table's, which every arm shares; the other half is
+            # its own, so that an arm that disappoints is challenged.
+            measured = 1.0 if own is None else min(1.0, 0.5 + 0.5 * own)
+        return predicted[arm] * measured
+
+    def _challenger(self, state: _ClassState, predicted: Mapping[str, float]) -> str | None:
+        best, best_gain = None, 0.0
+        own = self._estimate(state, state.incumbent, predicted)
+        for arm, margin in self._margins.items():
+            if arm == state.incumbent or arm not in predicted:
+                continue
+            measured = state.arms.setdefault(arm, _ArmState())
+            if measured.not_before > state.step:
+                continue
+            gain = self._estimate(state, arm, predicted) / max(own, 1e-9) - 1.0 - margin
+            if gain > best_gain:
+                best, best_gain = arm, gain
+        return best
+
+    def _conclude(self, state: _ClassState, predicted: Mapping[str, float]) -> None:
+        arm = state.trial
+        assert arm is not None
+        state.trial = None
+        state.since = state.step
+        before = self._estimate(state, state.incumbent, predicted)
+        after = self._estimate(state, arm, predicted)
+        loser = state.arms[arm]
+        if after > before * (1.0 + 0.5 * self._margins[arm]):
+            loser = state.arms[state.incumbent]
+            state.incumbent = arm
+        loser.not_before = state.step + loser.backoff
+        loser.backoff = min(2 * loser.backoff, MAX_BACKOFF)

@@ -1,0 +1,150 @@
+"""The arithmetic of goodput, in tokens per ms: how many slots pay, given their survivals and the measured costs.
+
+A slot is a row that verifies a pending draft. Row j of a request yields one token if the drafts up to it are all
+accepted, so a pass over base rows and slots S yields base tokens + sum of the survivals of S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Costs of one step, in ms.
+
+    verify [num_slots + 1]: a pass with so many slots besides its base rows. draft_step [batch_size + 1]: a draft step
+    of so many requests (0 for none). overhead: of a step with drafting; off_overhead: of one without.
+    """
+
+    verify: Sequence[float] | FloatArray
+    draft_step: Sequence[float] | FloatArray
+    overhead: float
+    off_overhead: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """lengths: drafts per request. Goodputs: of this choice, and of drafting nothing; ms of drafting."""
+
+    lengths: list[int]
+    goodput: float
+    off_goodput: float
+    draft_ms: float
+
+    @property
+    def num_slots(self) -> int:
+        return sum(self.lengths)
+
+
+def best_uniform(
+    survival: Sequence[float], num_requests: int, base_tokens: float, costs: StepCosts, max_length: int
+) -> Choice:
+    """The one length for all requests with the most goodput (TurboSpec's and the best schedule's question)."""
+    off = base_tokens / (costs.verify[0] + costs.off_overhead)
+    best, best_goodput = 0, off
+    tokens, step = base_tokens, costs.draft_step[num_requests]
+    for k in range(1, max_length + 1):
+        tokens += num_requests * survival[k - 1]
+        ms = k * step + costs.verify[k * num_requests] + costs.overhead
+        if tokens / ms > best_goodput:
+            best, best_goodput = k, tokens / ms
+    return Choice([best] * num_requests, float(best_goodput), float(off), float(best * step))
+
+
+def best_slots(survival: FloatArray, base_tokens: float, costs: StepCosts) -> Choice:
+    """The slots with the most goodput: a global argmax over their number, over the staircase, none included.
+
+    survival [num_requests, max_length]: non-increasing along a request, so the n best slots are prefixes; 0 where a
+    slot cannot be. Drafting is paid by step: step t runs for the requests that draft more than t tokens.
+    """
+    num_requests, max_length = survival.shape
+    off = base_tokens / (float(costs.verify[0]) + costs.off_overhead)
+    flat = survival.ravel()
+    order = np.argsort(-flat, kind="stable")
+    order = order[: int(np.count_nonzero(flat > 0.0))]
+    if order.size == 0:
+        return Choice([0] * num_requests, off, off, 0.0)
+    gained = np.cumsum(flat[order])
+    place = order % max_length
+    active = np.cumsum(place[:, None] == np.arange(max_length), axis=0)[np.arange(order.size), place]
+    draft_step = np.asarray(costs.draft_step)
+    drafting = np.cumsum(draft_step[active] - draft_step[active - 1])
+    ms = drafting + np.asarray(costs.verify)[1 : order.size + 1] + costs.overhead
+    goodput = (base_tokens + gained) / ms
+    best = int(goodput.argmax())
+    if goodput[best] <= off:
+        return Choice([0] * num_requests, off, off, 0.0)
+    lengths = np.bincount(order[: best + 1] // max_length, minlength=num_requests).tolist()
+    return Choice(lengths, float(goodput[best]), off, float(drafting[best]))
+
+
+def best_row(survival: Sequence[float], base_tokens: float, costs: StepCosts, max_length: int) -> Choice:
+    """best_slots for one request, without numpy."""
+    off = base_tokens / (costs.verify[0] + costs.off_overhead)
+    best, best_goodput = 0, off
+    tokens, step = base_tokens, costs.draft_step[1]
+    verify, overhead = costs.verify, costs.overhead
+    for k in range(1, max_length + 1):
+        tokens += survival[k - 1]
+        goodput = tokens / (k * step + verify[k] + overhead)
+        if goodput > best_goodput:
+            best, best_goodput = k, goodput
+    return Choice([best], best_goodput, off, best * step)
+
+
+def num_paying(survival_sorted: FloatArray, verify_ms: FloatArray, price: float) -> int:
+    """How many of the best slots to run: argmax over n, 0 included, of their survivals - price x ms.
+
+    survival_sorted [n] descending; verify_ms [n + 1] for 0 to n slots. Time already spent on drafting is no concern.
+    """
+    worth = np.cumsum(survival_sorted) - price * verify_ms[1 : survival_sorted.size + 1]
+    if worth.size == 0:
+        return 0
+    best = int(worth.argmax())
+    return best + 1 if worth[best] > -price * float(verify_ms[0]) else 0
+
+
+def top_prefixes(survival: FloatArray, num_slots: int) -> list[int]:
+    """Slots per request if the num_slots best run; survival as in best_slots. Earlier requests win ties.
+
+    Whether a slot is among the n best depends on slots with more survival only, so never on later ones of its request.
+    """
+    num_requests, max_length = survival.shape
+    flat = survival.ravel()
+    if num_slots >= np.count_nonzero(flat > 0.0):
+        return np.count_nonzero(survival > 0.0, axis=1).tolist()  # type: ignore[no-any-return]
+    order = np.argsort(-flat, kind="stable")[:num_slots]
+    return np.bincount(order // max_length, minlength=num_requests).tolist()  # type: ignore[no-any-return]
+
+
+def stop_along(
+    survival: Sequence[float], ratio: Sequence[float], verify_ms: Sequence[float] | FloatArray, price: float
+) -> int:
+    """How many of one request's pending drafts to run, deciding place by place on what is known up to that place.
+
+    survival: of the pending drafts. ratio: expected acceptance of place j given that its forerunners pass, for the
+    places that the plan counted on. Slot j + 1 runs if, going on for some n >= 1 slots as expected from here, their
+    survivals exceed price x their ms. So the decision on a slot never sees a later draft.
+    """
+    horizon = len(ratio)
+    for j in range(len(survival)):
+        alive = worth = survival[j]
+        floor = verify_ms[j]
+        pays = worth > price * (verify_ms[j + 1] - floor)
+        ahead = j + 1
+        while not pays and ahead < horizon:
+            alive *= ratio[ahead]
+            worth += alive
+            ahead += 1
+            pays = worth > price * (verify_ms[ahead] - floor)
+        if not pays:
+            return j
+    return len(survival)

@@ -1,0 +1,92 @@
+"""The cost table as it turns out on the running machine: scaled by what steps really take."""
+
+from __future__ import annotations
+
+from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
+from faser_trtllm.policy.base import Mode, StepOutcome
+from faser_trtllm.policy.goodput import StepCosts
+
+MEMORY = 0.95  # per step
+MAX_SCALE = 4.0
+PUBLISH = 0.03  # relative change of a scale that makes new arrays
+CACHE_SIZE = 512
+MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
+
+
+class MeasuredCosts:
+    """costs() of a step, and what observe() learns: how much slower than the table drafting and passes run, and the
+    time between steps, with and without drafting."""
+
+    def __init__(self, costs: CostTable, max_draft_len: int) -> None:
+        self._table = costs
+        self._max_draft_len = max_draft_len
+        self._scale = [1.0, 1.0]  # draft, verify
+        self._published = (1.0, 1.0)
+        self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
+        self._cache: dict[tuple[int, int, int], StepCosts] = {}
+        self._last_s = 0.0
+
+    @property
+    def table(self) -> CostTable:
+        return self._table
+
+    def costs(self, num_requests: int, base_rows: int, context_len: float) -> StepCosts:
+        """For a step of num_requests decoding requests on base_rows rows before any draft (prompt rows included).
+
+        Lists for one request, which a plain loop reads faster; arrays otherwise.
+        """
+        key = (num_requests, base_rows, int(context_len) // CONTEXT_BUCKET)
+        found = self._cache.get(key)
+        if found is None:
+            if len(self._cache) >= CACHE_SIZE:
+                self._cache.clear()
+            found = self._cache[key] = self._make(num_requests, base_rows, context_len)
+        return found
+
+    def catch_up_ms(self, num_rows: int, context_len: float) -> float:
+        """The draft's pass over num_rows tokens of one request that it has missed."""
+        return self._published[0] * self._table.draft_rows_ms(num_rows, 1, context_len)
+
+    def observe(self, outcome: StepOutcome, context_len: float) -> float:
+        """Learn from a step -> its duration in ms, with the time since the last step where the two are adjoining."""
+        if outcome.mode is Mode.SERIAL:
+            verify = self._table.verify_ms_array(outcome.num_rows, len(outcome.decoding), context_len)
+            self._learn(1, outcome.verify_ms, float(verify[outcome.num_rows]))
+            if outcome.num_drafted:
+                num_steps = max(1, max(outcome.num_pending))
+                active = max(1, round(outcome.num_drafted / num_steps))
+                step = self._table.draft_step_ms_array(active, context_len)
+                self._learn(0, outcome.draft_ms, num_steps * float(step[active]))
+        elapsed = 1e3 * (outcome.now_s - self._last_s)
+        self._last_s = outcome.now_s
+        between = elapsed - outcome.step_ms
+        drafting = 1 if outcome.num_drafted else 0
+        if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
+            return outcome.step_ms + self._overhead[drafting]
+        old = self._overhead[drafting]
+        new = old + (1.0 - MEMORY) * (between - old)
+        self._overhead[drafting] = new
+        return elapsed
+
+    def _learn(self, which: int, measured_ms: float, predicted_ms: float) -> None:
+        if measured_ms <= 0.0 or predicted_ms <= 0.0:
+            return
+        seen = min(MAX_SCALE, max(1.0 / MAX_SCALE, measured_ms / predicted_ms))
+        scale = self._scale
+        # A step stretched by a busy neighbour counts as twice the usual at most.
+        scale[which] += (1.0 - MEMORY) * (min(seen, 2.0 * scale[which]) - scale[which])
+        if abs(scale[which] / self._published[which] - 1.0) > PUBLISH:
+            self._published = (scale[0], scale[1])
+            self._cache.clear()
+
+    def _make(self, num_requests: int, base_rows: int, context_len: float) -> StepCosts:
+        draft_scale, verify_scale = self._published
+        last = base_rows + num_requests * self._max_draft_len
+        verify = self._table.verify_ms_array(last, num_requests, context_len, ALL)
+        draft = self._table.draft_step_ms_array(num_requests, context_len, ALL)
+        off, drafting = self._overhead
+        verify = verify_scale * verify[base_rows : last + 1]
+        draft = draft_scale * draft[: num_requests + 1]
+        if num_requests == 1:
+            return StepCosts(verify.tolist(), draft.tolist(), drafting, off)
+        return StepCosts(verify, draft, drafting, off)

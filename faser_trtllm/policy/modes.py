@@ -1,0 +1,61 @@
+"""Predicted goodput of the overlapped modes, from the tables per partition and their interference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.policy.base import Mode
+from faser_trtllm.policy.goodput import Choice
+
+MODE_ARMS = (Mode.DRAFT_AHEAD.value, Mode.PING_PONG.value)
+DRAFT, VERIFY = "draft", "verify"
+
+
+def predict_modes(
+    costs: CostTable,
+    choice: Choice,
+    num_requests: int,
+    base_rows: int,
+    context_len: float,
+    survival: Sequence[float],
+) -> dict[str, float]:
+    """Tokens per ms of draft_ahead and ping_pong with the lengths of a choice that was made for serial.
+
+    Empty if the pair of partitions was not measured. survival: expected, by place.
+
+    draft_ahead: while the target verifies L drafts, L more are drafted behind them. They are of use if all L pass (then
+    no bonus token is drawn); else the next step has nothing pending and one row per request runs beside the new drafts.
+    ping_pong: two half batches take turns, so a token costs the longer of the two lanes for half a batch each.
+    """
+    pair = costs.interference_of(DRAFT, VERIFY)
+    if pair is None or not costs.has("verify", VERIFY) or not costs.has("draft_step", DRAFT):
+        return {}
+    length = max(choice.lengths)
+    slots = choice.num_slots
+    if length == 0:
+        return {}
+    mean_length = slots / num_requests
+    gained = sum(survival[:length]) * (mean_length / length)  # per request, as planned
+    draft_ms = pair.draft_factor * length * costs.draft_step_ms(num_requests, context_len, DRAFT)
+    verify_ms = pair.verify_factor * costs.verify_ms(base_rows + slots, num_requests, context_len, VERIFY)
+    empty_ms = pair.verify_factor * costs.verify_ms(base_rows, num_requests, context_len, VERIFY)
+    overhead = costs.overhead_ms
+    passes = survival[length - 1]
+    # With chance `passes` the next step has drafts again; else a step without comes between.
+    full_ms = max(draft_ms, verify_ms) + overhead
+    bubble_ms = max(draft_ms, empty_ms) + overhead
+    ahead_tokens = num_requests * (gained + 1.0 - passes) + (1.0 - passes) * num_requests
+    ahead = ahead_tokens / (full_ms + (1.0 - passes) * bubble_ms)
+    found = {Mode.DRAFT_AHEAD.value: ahead}
+    if num_requests >= 2:
+        half = num_requests // 2
+        half_draft = pair.draft_factor * length * costs.draft_step_ms(num_requests - half, context_len, DRAFT)
+        half_rows = base_rows - half + (slots + 1) // 2
+        half_verify = pair.verify_factor * costs.verify_ms(half_rows, num_requests - half, context_len, VERIFY)
+        half_ms = max(half_draft, half_verify) + overhead
+        found[Mode.PING_PONG.value] = num_requests * (1.0 + gained) / (2.0 * half_ms)
+    return found
+
+
+__all__ = ["ALL", "MODE_ARMS", "predict_modes"]

@@ -1,0 +1,274 @@
+"""The default policy: every slot, draft step and row is bought at one price, the goodput of the step.
+
+plan() takes the expected survivals (rates by place, and each request's history) and finds the number of slots with the
+most goodput on the measured staircase, none included; that goodput is the price. Drafting stops, live, where the next
+draft step and its rows would cost more than they are worth at that price; frontier_lengths() ranks what was drafted by
+its live survival. A controller holds all that against drafting nothing and against the best uniform length.
+
+Why it is exact (DESIGN section 3): rates, offsets, costs and the price come from tested tokens of older steps and from
+counts known before drafting. The number of slots of a pass uses, beyond those, each request's first pending draft's
+margin only, which any slot of the request may know; for one request the frontier is decided place by place. Then slots
+are ranked by survival, non-increasing along a request, so a slot's own later drafts never outrank it. Drafts that get
+no row are tested by the row before them or stay pending: nothing untested is dropped. (Times are measured, so the
+clock reaches decisions; it is averaged over tens of steps and carries nothing of a token that a test could use.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.request import Request
+from faser_trtllm.policy.base import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
+from faser_trtllm.policy.controller import Controller
+from faser_trtllm.policy.exits import ExitPricing
+from faser_trtllm.policy.goodput import (
+    Choice,
+    StepCosts,
+    best_row,
+    best_slots,
+    best_uniform,
+    num_paying,
+    stop_along,
+    top_prefixes,
+)
+from faser_trtllm.policy.measured_costs import MeasuredCosts
+from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
+from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
+
+MIN_GAIN = 0.01  # over drafting nothing, to draft
+MIN_GAIN_TO_START = 0.03  # the same after a step without drafting
+SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
+PROBE_SHARE = 0.005  # of the time, for drafts that only serve to learn whether drafting would pay again
+PROBE_LEN = 3
+MAX_URGENCY = 4.0
+CONTEXT_STEPS = 16  # steps between two looks at the requests' lengths
+STOP_GRAIN = 0.03  # relative change of the price that makes a new DraftStop
+MARGINS = {"price": 0.0, "off": 0.01, "uniform": 0.02} | dict.fromkeys(MODE_ARMS, 0.03)
+
+
+class PricePolicy:
+    def __init__(
+        self,
+        max_draft_len: int,
+        costs: CostTable,
+        max_batch_size: int,
+        *,
+        prune: str = "auto",
+        mode: str = "auto",
+    ) -> None:
+        """prune: "on" (wherever a boundary is calibrated), "auto" (where the profile says it pays), "off".
+        mode: "auto", or a Mode's value that is used in every step that drafts."""
+        self.name = "price"
+        self._max_draft_len = max_draft_len
+        self._max_batch_size = max_batch_size
+        self.estimator = SurvivalEstimator(max_draft_len, max_batch_size)
+        self._costs = MeasuredCosts(costs, max_draft_len)
+        self.controller = Controller(MARGINS)
+        self._exits = ExitPricing(costs, self.estimator, prune)
+        self._auto_mode = mode == "auto"
+        self._mode = Mode.SERIAL if mode == "auto" else Mode(mode)
+        self._context_len = 1.0
+        self._context_age = 0
+        self._context_requests = 0
+        self._drafting = False  # whether the last plan of this policy's own choice drafted
+        self._arm = "price"
+        self._promised = 0.0  # goodput that the arm was predicted to have, 0 where it is not to be judged
+        self._price = 0.0
+        self._horizon = 0  # longest planned length
+        self._probe_credit_ms = 0.0
+        self._probing = False
+        self._stop: DraftStop | None = None
+        self._stop_key: tuple[int, int, float] = (0, 0, 0.0)
+
+    @property
+    def price(self) -> float:
+        """Tokens per ms that the last plan expects."""
+        return self._price
+
+    def plan(self, view: StepView) -> DraftPlan:
+        decoding = view.decoding
+        n = len(decoding)
+        if n == 0:
+            return DraftPlan([])
+        context_len = self._context(decoding)
+        costs = self._costs.costs(n, n + view.num_context_rows, context_len)
+        # Prompt rows are worth as much as tokens while others wait for their end: the price rises, drafts are fewer.
+        base_tokens = float(n + view.num_context_rows) if view.num_waiting else float(n)
+        choice = self._choose(view, costs, base_tokens)
+        lengths = choice.lengths
+        pays = choice.goodput > choice.off_goodput * (1.0 + (MIN_GAIN if self._drafting else MIN_GAIN_TO_START))
+        predicted = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
+        limit = max(request.draft_limit for request in decoding)
+        expected = self.estimator.expected(0.0)
+        uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
+        predicted["uniform"] = uniform.goodput
+        if self._auto_mode and pays and self._costs.table.interference:
+            predicted |= predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
+        arm = self._arm = self.controller.choose(n, predicted)
+        self._promised = predicted[arm] if view.num_context_rows == 0 else 0.0
+        self._price = choice.goodput if pays else choice.off_goodput
+        self._drafting = pays
+        self._probing = False
+        if arm == "uniform":
+            self._horizon = uniform.lengths[0]
+            return DraftPlan(uniform.lengths)
+        if arm == "off" or not pays:
+            return DraftPlan(self._probe(decoding, context_len))
+        self._horizon = max(lengths)
+        stop = self._draft_stop(choice, costs, n)
+        if n == 1:
+            wanted = [self._max_draft_len]  # the price decides how far
+        else:
+            wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
+        mode = Mode(arm) if arm in MODE_ARMS else self._mode
+        return DraftPlan(wanted, stop, mode)
+
+    def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
+        if self._arm in ("uniform", "off") or self._probing or not self._drafting:
+            return list(num_pending)
+        decoding = view.decoding
+        n = len(decoding)
+        costs = self._costs.costs(n, n + view.num_context_rows, self._context_len)
+        if n == 1:
+            request = decoding[0]
+            survival = self.estimator.survival(request, num_pending[0])
+            expected = self.estimator.expected(self.estimator.offset(request))
+            ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
+            return [stop_along(survival, ratio, costs.verify, self._price)]
+        requests = list(decoding)
+        live = self.estimator.survivals(requests, list(num_pending))
+        expected_many = self.estimator.expected_many(self.estimator.offsets(requests))
+        ahead = live[:, :1] * expected_many / np.maximum(expected_many[:, :1], 1e-9)
+        horizon = min(self._horizon + SLACK, self._max_draft_len)
+        ahead = ahead[:, :horizon]
+        weights = self._weights(view)
+        if weights is not None:
+            live *= weights[:, None]
+            ahead *= weights[:, None]
+        ranked = -np.sort(-ahead.ravel())
+        num_slots = num_paying(ranked, np.asarray(costs.verify), self._price)
+        return top_prefixes(live, num_slots)
+
+    def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
+        if not self._exits.active or num_rows == len(view.decoding) or self._probing:
+            return ()
+        return self._exits.boundaries(num_rows, len(view.decoding), self._context_len, self._price)
+
+    def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
+        return self._exits.keep_rows(view, exit_view, self._context_len, self._price)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        if not outcome.decoding:
+            return
+        self.estimator.observe(outcome)
+        self._exits.observe(outcome)
+        ms = self._costs.observe(outcome, self._context_len)
+        self._probe_credit_ms += PROBE_SHARE * ms
+        if self._promised > 0.0 and outcome.num_context_rows == 0 and not self._probing:
+            self.controller.record(len(outcome.decoding), self._arm, _num_tokens(outcome), self._promised, ms)
+
+    def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> Choice:
+        decoding, estimator = view.decoding, self.estimator
+        if len(decoding) == 1:
+            request = decoding[0]
+            return best_row(estimator.expected(estimator.offset(request)), base_tokens, costs, request.draft_limit)
+        survival = estimator.expected_many(estimator.offsets(list(decoding)))
+        limits = [request.draft_limit for request in decoding]
+        if min(limits) < self._max_draft_len:
+            survival[np.arange(survival.shape[1]) >= np.array(limits)[:, None]] = 0.0
+        weights = self._weights(view)
+        if weights is not None:
+            survival *= weights[:, None]
+        return best_slots(survival, base_tokens, costs)
+
+    def _weights(self, view: StepView) -> FloatArray | None:
+        """How much a token of each request counts: more where its deadline comes before its likely end; None if all 1.
+
+        Relative to the mean, so that urgency moves slots between requests and does not make drafts look cheap.
+        """
+        if all(request.deadline_s is None for request in view.decoding):
+            return None
+        pace = self._price / len(view.decoding)  # tokens per ms of one request
+        weights = np.ones(len(view.decoding))
+        for i, request in enumerate(view.decoding):
+            if request.deadline_s is not None and pace > 0.0:
+                slack_ms = max(1e3 * (request.deadline_s - view.now_s), 1.0)
+                needed_ms = (request.max_num_tokens - request.num_tokens) / pace
+                weights[i] = min(MAX_URGENCY, max(1.0, needed_ms / slack_ms))
+        return weights / float(weights.mean())
+
+    def _context(self, decoding: Sequence[Request]) -> float:
+        """Mean length of the requests; looked at now and then, since costs change slowly with it."""
+        n = len(decoding)
+        if self._context_age <= 0 or n != self._context_requests:
+            self._context_len = sum(request.num_tokens for request in decoding) / n
+            self._context_age = CONTEXT_STEPS
+            self._context_requests = n
+        self._context_age -= 1
+        return self._context_len
+
+    def _probe(self, decoding: Sequence[Request], context_len: float) -> list[int]:
+        """A few drafts for the request whose draft KV lags least, if the time set aside for it has come together.
+
+        Without them nothing would be learnt while nothing is drafted.
+        """
+        lengths = [0] * len(decoding)
+        self._horizon = 0
+        if self._probe_credit_ms <= 0.0:
+            return lengths
+        lags = [
+            request.num_tokens - request.num_draft_computed_tokens if request.draft_limit else 1 << 30
+            for request in decoding
+        ]
+        best = min(range(len(lags)), key=lags.__getitem__)
+        if lags[best] == 1 << 30:
+            return lengths
+        costs = self._costs.costs(len(decoding), len(decoding), context_len)
+        length = min(PROBE_LEN, decoding[best].draft_limit)
+        needed = self._costs.catch_up_ms(lags[best], context_len) + length * costs.draft_step[1]
+        needed += costs.verify[length] - costs.verify[0]
+        if self._probe_credit_ms < needed:
+            return lengths
+        self._probe_credit_ms -= needed
+        self._probing = True
+        lengths[best] = length
+        return lengths
+
+    def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
+        """Drafting on must pay for the draft step and for the rows that it adds, at the mean ms of a row up to a little
+        beyond the plan: over a stair, not on it."""
+        price = choice.goodput
+        key = (self.estimator.version, num_requests, price)
+        old = self._stop_key
+        if self._stop is not None and old[:2] == key[:2] and abs(price - old[2]) <= STOP_GRAIN * old[2]:
+            return self._stop
+        last = min(choice.num_slots + num_requests, len(costs.verify) - 1)
+        row_ms = float(costs.verify[last] - costs.verify[0]) / max(1, last)
+        step_price = np.zeros(self._max_batch_size + 1, np.float32)
+        step_price[: num_requests + 1] = costs.draft_step
+        step_price[: num_requests + 1] += row_ms * np.arange(num_requests + 1)
+        step_price *= price
+        estimator = self.estimator
+        self._stop = DraftStop(estimator.slope, estimator.intercept, estimator.prior, step_price, price * row_ms)
+        self._stop_key = key
+        return self._stop
+
+
+def _num_tokens(outcome: StepOutcome) -> int:
+    """Tokens that the step committed: accepted drafts, and a recovered or bonus token unless drafts are carried on."""
+    total = 0
+    for pending, verified, pruned, tested, accepted in zip(
+        outcome.num_pending,
+        outcome.num_verified,
+        outcome.num_pruned,
+        outcome.num_tested,
+        outcome.num_accepted,
+        strict=True,
+    ):
+        carried = accepted == tested and pending > verified - pruned
+        total += accepted if carried else accepted + 1
+    return total

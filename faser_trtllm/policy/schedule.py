@@ -1,0 +1,55 @@
+"""The best uniform speculative length for the batch size, from cost table and measured acceptance (as TurboSpec)."""
+
+from __future__ import annotations
+
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.policy.base import DraftPlan, StatelessPolicy, StepOutcome, StepView
+from faser_trtllm.policy.goodput import best_uniform
+from faser_trtllm.policy.measured_costs import MeasuredCosts
+from faser_trtllm.policy.survival import SurvivalEstimator
+
+PROBE_STEPS = 256  # without drafting, until one step drafts again to learn
+
+
+class SchedulePolicy(StatelessPolicy):
+    """Knows batch size, context and the mean acceptance by place; no request, no draft and no queue."""
+
+    def __init__(self, max_draft_len: int, costs: CostTable, max_batch_size: int) -> None:
+        self.name = "schedule"
+        self._max_draft_len = max_draft_len
+        self._costs = MeasuredCosts(costs, max_draft_len)
+        self.estimator = SurvivalEstimator(max_draft_len, max_batch_size)
+        self._lengths: dict[tuple[int, int], int] = {}
+        self._version = 0
+        self._context_len = 1.0
+        self._num_idle = 0
+
+    def plan(self, view: StepView) -> DraftPlan:
+        n = len(view.decoding)
+        if n == 0:
+            return DraftPlan([])
+        self._context_len = sum(request.num_tokens for request in view.decoding) / n
+        k = self.length(n, self._context_len)
+        self._num_idle = 0 if k else self._num_idle + 1
+        if self._num_idle >= PROBE_STEPS:
+            self._num_idle = 0
+            k = 1
+        return DraftPlan([k] * n)
+
+    def length(self, num_requests: int, context_len: float) -> int:
+        """The length for a batch size; cached until the acceptance is estimated anew."""
+        if self._version != self.estimator.version:
+            self._version = self.estimator.version
+            self._lengths.clear()
+        key = (num_requests, int(context_len) // 64)
+        k = self._lengths.get(key)
+        if k is None:
+            costs = self._costs.costs(num_requests, num_requests, context_len)
+            expected = self.estimator.expected(0.0)
+            choice = best_uniform(expected, num_requests, float(num_requests), costs, self._max_draft_len)
+            k = self._lengths[key] = choice.lengths[0]
+        return k
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.estimator.observe(outcome)
+        self._costs.observe(outcome, self._context_len)

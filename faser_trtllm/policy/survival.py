@@ -1,0 +1,260 @@
+"""Online, calibrated estimate of the probability that a draft is accepted.
+
+Place j of the pending drafts has p = sigmoid(slope[j] * margin + intercept[j]), margin being the draft's top-1 minus
+top-2 logit; a request adds a log-odds offset of its own. Only tested drafts are observations (right censoring: behind
+the first rejection, and behind the frontier, nothing is known). Fitted by damped Newton steps on sufficient statistics
+that are forgotten exponentially, as vLLM's adaptive verification does it (acceptance_estimator.py), which is recursive
+iteratively reweighted least squares. Everything learnt comes from tested, hence settled, tokens: an estimate for a
+pending draft depends on its own prefix only, which the exactness rule asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.request import Request
+from faser_trtllm.policy.base import StepOutcome
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+
+INITIAL_INTERCEPT = 1.5  # p = 0.82 before anything is known (vLLM's value)
+RIDGE = 1e-3
+MIN_OBSERVATIONS = 50  # fewer: the pooled fit of all places stands in
+REFIT_OBSERVATIONS = 256  # or every REFIT_STEPS steps, whichever is first
+REFIT_STEPS = 32
+MEMORY = 4000.0  # observations of a place after which old ones weigh 1 / e
+MAX_STEP = 1.0  # of slope and of intercept, per refit
+PRIOR_WEIGHT = 8.0  # pseudo-observations of the pooled rate in a place's rate
+RATE_MEMORY = 1000.0  # observations, for the rates by place
+OFFSET_PRECISION = 6.0  # of a request's log-odds offset: standard deviation 0.4 over requests
+OFFSET_MEMORY = 0.97  # per observed step
+MAX_OFFSET = 2.0
+MAX_MARGIN = 20.0  # logits; more says nothing more, and keeps the fit in range
+NUM_BINS = 20
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Bins of equal width over [0, 1]: mean prediction, observed rate (nan where empty) and count of each."""
+
+    predicted: FloatArray
+    observed: FloatArray
+    count: FloatArray
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: mean distance of prediction and rate, weighted by the counts."""
+        total = self.count.sum()
+        if total == 0:
+            return 0.0
+        filled = self.count > 0
+        gaps = np.abs(self.predicted[filled] - self.observed[filled])
+        return float((gaps * self.count[filled]).sum() / total)
+
+
+def reliability(predicted: npt.ArrayLike, accepted: npt.ArrayLike, num_bins: int = 10) -> Reliability:
+    """The reliability diagram of predictions [n] in [0, 1] and outcomes [n] in {0, 1}."""
+    p = np.asarray(predicted, np.float64)
+    bins = np.minimum((p * num_bins).astype(np.int64), num_bins - 1)
+    weights = (np.ones_like(p), p, np.asarray(accepted, np.float64))
+    count, sum_p, sum_y = (np.bincount(bins, w, minlength=num_bins).astype(np.float64) for w in weights)
+    return _diagram(count, sum_p, sum_y)
+
+
+class SurvivalEstimator:
+    """One per policy. slope, intercept, prior: float32 [max_draft_len]; prior[j] is the rate at place j, margins aside.
+
+    The arrays are replaced at a refit, never written in place; version counts the refits.
+    """
+
+    def __init__(self, max_draft_len: int, max_batch_size: int) -> None:
+        k = max(1, max_draft_len)
+        self._k = k
+        self._pooled = k  # index of the fit of all places together
+        self._theta = np.zeros((k + 1, 2))  # slope, intercept
+        self._theta[:, 1] = INITIAL_INTERCEPT
+        self._info = np.zeros((k + 1, 2, 2))  # discounted information matrix
+        self._tested = np.zeros(k + 1)  # discounted counts for the rates
+        self._accepted = np.zeros(k + 1)
+        self._num_seen = np.zeros(k + 1)
+        self._offset: list[float] = [0.0] * max_batch_size  # by slot
+        self._offset_info: list[float] = [0.0] * max_batch_size
+        self._owner: list[str | None] = [None] * max_batch_size
+        self._places: list[int] = []
+        self._margins: list[float] = []
+        self._outcomes: list[int] = []
+        self._predicted: list[float] = []
+        self._steps = 0
+        self._bins = np.zeros((3, NUM_BINS))
+        self.version = 0
+        self._publish()
+
+    slope: Float32Array
+    intercept: Float32Array
+    prior: Float32Array
+
+    def offset(self, request: Request) -> float:
+        """The request's log-odds offset; 0 for a new one."""
+        slot = request.slot
+        return self._offset[slot] if slot >= 0 and self._owner[slot] == request.request_id else 0.0
+
+    def offsets(self, requests: list[Request]) -> FloatArray:
+        return np.array([self.offset(request) for request in requests])
+
+    def survival(self, request: Request, num_pending: int) -> list[float]:
+        """Survival of the request's first num_pending drafts, non-increasing."""
+        first = request.num_tokens
+        margins = request.draft_margins[first : first + num_pending].tolist()
+        offset = self.offset(request)
+        out: list[float] = []
+        alive = 1.0
+        for margin, slope, intercept in zip(margins, self._slope_list, self._intercept_list, strict=False):
+            alive *= _sigmoid(slope * min(margin, MAX_MARGIN) + intercept + offset)
+            out.append(alive)
+        return out
+
+    def survivals(self, requests: list[Request], num_pending: list[int]) -> FloatArray:
+        """survival() of many requests -> [num_requests, max_draft_len]; 0 where nothing is pending."""
+        margins = np.zeros((len(requests), self._k))
+        pending = np.asarray(num_pending)
+        for row, request, n in zip(margins, requests, num_pending, strict=True):
+            if n:
+                row[:n] = request.draft_margins[request.num_tokens : request.num_tokens + n]
+        np.minimum(margins, MAX_MARGIN, out=margins)
+        logits = margins * self.slope + self.intercept + self.offsets(requests)[:, None]
+        p = 1.0 / (1.0 + np.exp(-logits))
+        p[np.arange(self._k) >= pending[:, None]] = 0.0
+        return np.cumprod(p, axis=1, out=p)
+
+    def expected(self, offset: float) -> list[float]:
+        """Survival by place before drafting, from the rates and a request's offset."""
+        if offset == 0.0:
+            return self._survival_list
+        alive, out = 1.0, []
+        for logit in self._prior_logit_list:
+            alive *= _sigmoid(logit + offset)
+            out.append(alive)
+        return out
+
+    def expected_many(self, offsets: FloatArray) -> FloatArray:
+        """expected() of many -> [num_requests, max_draft_len]."""
+        p = 1.0 / (1.0 + np.exp(-(offsets[:, None] + self._prior_logit)))
+        return np.cumprod(p, axis=1, out=p)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take in the drafts that the step tested; refit now and then."""
+        slope, intercept = self._slope_list, self._intercept_list
+        for request, tested, accepted in zip(outcome.decoding, outcome.num_tested, outcome.num_accepted, strict=True):
+            if tested == 0:
+                continue
+            tested = min(tested, self._k)
+            first = request.num_tokens
+            offset = self.offset(request)
+            gradient = info = 0.0
+            for place, margin in enumerate(request.draft_margins[first : first + tested].tolist()):
+                margin = min(margin, MAX_MARGIN)
+                p = _sigmoid(slope[place] * margin + intercept[place] + offset)
+                won = 1 if place < accepted else 0
+                gradient += won - p
+                info += p * (1.0 - p)
+                self._places.append(place)
+                self._margins.append(margin)
+                self._outcomes.append(won)
+                self._predicted.append(p)
+            self._learn_offset(request, offset, gradient, info)
+        self._steps += 1
+        if self._places and (self._steps >= REFIT_STEPS or len(self._places) >= REFIT_OBSERVATIONS):
+            self._refit()
+
+    def reliability(self) -> Reliability:
+        """Of the predictions made before each outcome was known, since the start (NUM_BINS bins)."""
+        return _diagram(*self._bins)
+
+    def _learn_offset(self, request: Request, offset: float, gradient: float, info: float) -> None:
+        """One Newton step of a penalised log-odds offset; the penalty shrinks it towards the population's 0."""
+        slot = request.slot
+        if slot < 0:
+            return
+        if self._owner[slot] != request.request_id:
+            self._owner[slot] = request.request_id
+            self._offset_info[slot] = 0.0
+        known = OFFSET_MEMORY * self._offset_info[slot] + info
+        self._offset_info[slot] = known
+        offset += (gradient - (1.0 - OFFSET_MEMORY) * OFFSET_PRECISION * offset) / (known + OFFSET_PRECISION)
+        self._offset[slot] = max(-MAX_OFFSET, min(MAX_OFFSET, offset))
+
+    def _refit(self) -> None:
+        places = np.array(self._places)
+        margins = np.array(self._margins)
+        won = np.array(self._outcomes, np.float64)
+        predicted = np.array(self._predicted)
+        for buffer in (self._places, self._margins, self._outcomes, self._predicted):
+            buffer.clear()
+        self._steps = 0
+        bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+        for row, weights in zip(self._bins, (None, predicted, won), strict=True):
+            row += np.bincount(bins, weights, minlength=NUM_BINS)
+        self._newton(np.full_like(places, self._pooled), margins, won)
+        self._newton(places, margins, won)
+        self._publish()
+
+    def _newton(self, places: npt.NDArray[np.int64], margins: FloatArray, won: FloatArray) -> None:
+        """One damped step per place that has news."""
+        size = self._k + 1
+        # Offsets are left out: the population's fit is that of a request with none.
+        theta = self._theta[places]
+        p = 1.0 / (1.0 + np.exp(-(theta[:, 0] * margins + theta[:, 1])))
+        weight = p * (1.0 - p)
+        error = won - p
+
+        def total(values: FloatArray | None) -> FloatArray:
+            return np.bincount(places, values, minlength=size).astype(np.float64)
+
+        n = total(None)
+        fade = np.exp(-n / MEMORY)
+        self._info *= fade[:, None, None]
+        cross = total(weight * margins)
+        self._info[:, 0, 0] += total(weight * margins * margins)
+        self._info[:, 0, 1] += cross
+        self._info[:, 1, 0] += cross
+        self._info[:, 1, 1] += total(weight)
+        gradient = np.stack([total(error * margins), total(error)], axis=1)
+        news = n > 0
+        step = np.linalg.solve(self._info + RIDGE * np.eye(2), gradient[:, :, None])[:, :, 0]
+        self._theta[news] += np.clip(step, -MAX_STEP, MAX_STEP)[news]
+        np.maximum(self._theta[:, 0], 0.0, out=self._theta[:, 0])
+        rate_fade = np.exp(-n / RATE_MEMORY)
+        self._tested = self._tested * rate_fade + n
+        self._accepted = self._accepted * rate_fade + total(won)
+        self._num_seen += n
+
+    def _publish(self) -> None:
+        known = self._num_seen[: self._k] >= MIN_OBSERVATIONS
+        theta = np.where(known[:, None], self._theta[: self._k], self._theta[self._pooled])
+        start = _sigmoid(INITIAL_INTERCEPT)
+        pooled = (self._accepted[-1] + PRIOR_WEIGHT * start) / (self._tested[-1] + PRIOR_WEIGHT)
+        rates = (self._accepted[: self._k] + PRIOR_WEIGHT * pooled) / (self._tested[: self._k] + PRIOR_WEIGHT)
+        rates = np.clip(rates, 1e-3, 1.0 - 1e-3)
+        self.slope = theta[:, 0].astype(np.float32)
+        self.intercept = theta[:, 1].astype(np.float32)
+        self.prior = rates.astype(np.float32)
+        self._slope_list: list[float] = theta[:, 0].tolist()
+        self._intercept_list: list[float] = theta[:, 1].tolist()
+        self._prior_logit = np.log(rates / (1.0 - rates))
+        self._prior_logit_list: list[float] = self._prior_logit.tolist()
+        self._survival_list: list[float] = np.cumprod(rates).tolist()
+        self.version += 1
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x > -40.0 else 0.0
+
+
+def _diagram(count: FloatArray, sum_p: FloatArray, sum_y: FloatArray) -> Reliability:
+    with np.errstate(invalid="ignore"):
+        return Reliability(sum_p / count, sum_y / count, count)

@@ -1,0 +1,162 @@
+"""A simulated machine and draft: a policy runs against known costs and known acceptance, on a virtual clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.policy.base import Mode, StepOutcome, StepView
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 128, 129, 192, 256)
+
+
+def target_ms(rows: int) -> float:
+    """The x4 demo pair's shape: tiles of 16 rows, and a slope."""
+    return 1.1 + 0.45 * -(-rows // 16) + 0.125 * rows
+
+
+def draft_ms(requests: int) -> float:
+    return 0.05 + 0.0125 * requests
+
+
+def cost_table(target=target_ms, draft=draft_ms) -> CostTable:
+    samples = [CostSample("verify", n, 1, 64, target(n)) for n in ROWS]
+    samples += [CostSample("draft_step", n, n, 64, draft(n)) for n in (1, 2, 4, 8, 16, 32)]
+    return CostTable.fit(samples, Fingerprint("test", "test", 2, "test"))
+
+
+def request(name: str, max_draft_len: int = 8, max_tokens: int = 4000, slot: int = 0) -> Request:
+    made = Request(name, [1] * 8, SamplingParams(max_tokens=max_tokens), max_seq_len=5000, max_draft_len=max_draft_len)
+    made.slot = slot
+    made.num_computed_tokens = made.num_tokens - 1
+    return made
+
+
+@dataclass
+class World:
+    """acceptance(rng, request index, place) -> (margin, probability of acceptance) of a new draft."""
+
+    policy: object
+    num_requests: int
+    acceptance: object
+    max_draft_len: int = 8
+    target: object = target_ms
+    draft: object = draft_ms
+    noise: float = 0.0
+    overhead_ms: float = 0.02
+    num_waiting: int = 0
+    seed: int = 0
+    now_s: float = 0.0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    drafted_lengths: list = field(default_factory=list)
+    verified_lengths: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.rng = np.random.default_rng(self.seed)
+        self.requests = [request(f"r{i}", self.max_draft_len, slot=i) for i in range(self.num_requests)]
+        self.names = self.num_requests
+        self.good = {}  # (request id, position) -> whether that draft would pass
+
+    def run(self, num_steps: int) -> float:
+        """-> tokens per ms over these steps."""
+        start_s, tokens = self.now_s, self.num_tokens
+        for _ in range(num_steps):
+            self.step()
+        return (self.num_tokens - tokens) / (1e3 * (self.now_s - start_s))
+
+    def step(self):
+        view = StepView(self.requests, 0, self.num_waiting, self.now_s)
+        plan = self.policy.plan(view)
+        assert plan.mode is Mode.SERIAL
+        new, spent_ms = self._draft(plan)
+        pending = [r.num_drafts + n for r, n in zip(self.requests, new, strict=True)]
+        if any(pending):
+            verified = self.policy.frontier_lengths(view, pending)
+        else:
+            verified = [0] * len(pending)
+        assert all(0 <= v <= p for v, p in zip(verified, pending, strict=True))
+        tested, accepted, tokens = [], [], []
+        for r, p, v in zip(self.requests, pending, verified, strict=True):
+            t = a = 0
+            while t < min(p, v + 1):
+                t += 1
+                if not self.good[r.request_id, r.num_tokens + t - 1]:
+                    break
+                a += 1
+            tested.append(t)
+            accepted.append(a)
+            tokens.append(a if a == t and p > v else a + 1)
+        rows = len(self.requests) + sum(verified)
+        noise = 1.0 + self.noise * abs(self.rng.standard_normal())
+        verify_ms = self.target(rows) * noise
+        self.now_s += 1e-3 * (spent_ms * noise + verify_ms + self.overhead_ms)
+        outcome = StepOutcome(
+            self.requests, pending, verified, [0] * len(pending), tested, accepted, sum(new), rows, 0,
+            self.num_waiting, spent_ms * noise, verify_ms, spent_ms * noise + verify_ms, Mode.SERIAL, self.now_s,
+        )  # fmt: skip
+        self.policy.observe(outcome)
+        for i, (r, p, t, a, n) in enumerate(zip(self.requests, pending, tested, accepted, tokens, strict=True)):
+            r.num_tokens += n
+            r.num_computed_tokens = r.num_tokens - 1
+            r.num_drafts = p - a if a == t and n == a else 0
+            self.num_tokens += n
+            if r.num_tokens > r.max_num_tokens - 50:
+                self.requests[i] = request(f"r{self.names}", self.max_draft_len, slot=i)
+                self.names += 1
+        self.num_drafted += sum(new)
+        self.drafted_lengths.append(pending)
+        self.verified_lengths.append(verified)
+
+    def _draft(self, plan):
+        """The rule of DraftStop, as ops/draft_stop.py has it."""
+        new = [0] * len(self.requests)
+        wanted = [
+            max(0, min(n, r.draft_limit) - r.num_drafts) for n, r in zip(plan.lengths, self.requests, strict=True)
+        ]
+        going = [i for i, n in enumerate(wanted) if n > 0]
+        spent = 0.0
+        while going:
+            spent += self.draft(len(going))
+            after = []
+            for i in going:
+                r = self.requests[i]
+                place = r.num_drafts + new[i]
+                margin, p = self.acceptance(self.rng, i, place)
+                r.draft_margins[r.num_tokens + place] = margin
+                self.good[r.request_id, r.num_tokens + place] = self.rng.random() < p
+                new[i] += 1
+                if new[i] < wanted[i]:
+                    after.append(i)
+            going = after
+            stop = plan.stop
+            if stop is not None and going:
+                survival = {}
+                for i in going:
+                    r = self.requests[i]
+                    m = r.draft_margins[r.num_tokens : r.num_tokens + r.num_drafts + new[i]]
+                    k = len(m)
+                    survival[i] = float(np.prod(1 / (1 + np.exp(-(stop.slope[:k] * m + stop.intercept[:k])))))
+                going = [i for i in going if survival[i] >= stop.min_survival]
+                gain = sum(survival[i] * stop.prior[self.requests[i].num_drafts + new[i]] for i in going)
+                if gain < stop.step_price[len(going)]:
+                    going = []
+        return new, spent
+
+
+def logistic(slope: float, intercept: float, spread: float = 2.0):
+    """Drafts whose margin is exponential with mean `spread` and tells their acceptance."""
+
+    def draw(rng, index, place):
+        margin = rng.exponential(spread)
+        return margin, 1 / (1 + np.exp(-(slope * margin + intercept)))
+
+    return draw
+
+
+def constant(p: float, margin: float = 1.0):
+    return lambda rng, index, place: (margin, p)
