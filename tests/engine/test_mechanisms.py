@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -162,3 +163,38 @@ def test_scores_only_between_segments(rig) -> None:
     harness.run([(0, tokens[0], 0, 5)])
     with pytest.raises(InvalidArgumentError):
         harness.engine.early_exit(np.zeros(1, np.int32), candidates[0][:1])
+
+
+def test_two_lanes_at_once(rig, tmp_path) -> None:
+    """A verify lane and a draft lane, in threads and on partitions of their own, disturb nothing."""
+    harness, core_sets, tokens, candidates, logits, scores = rig
+    drafts = TinyModel(TinyConfig(num_layers=2, max_seq_len=128)).write(tmp_path / "rank0.engine")
+    sizes = {"num_blocks": MAX_BATCH_SIZE * 4, "tokens_per_block": 32, "max_num_tokens": 256}
+    with CpuEngine.open(drafts, core_sets[2], max_batch_size=MAX_BATCH_SIZE, **sizes) as draft_engine:
+        draft_harness = Harness(draft_engine)
+        harness.engine.use(core_sets[0])
+
+        def draft() -> list[int]:
+            table = SamplingTable(MAX_BATCH_SIZE, draft_engine.spec.vocab_size, 6)
+            request = Request("r", tokens[0][:20], SamplingParams(max_tokens=20), max_seq_len=128, max_draft_len=6)
+            table.bind(0, request)
+            counts = [np.array([value], np.int32) for value in (20, 0, 6)]
+            draft_engine.draft(draft_harness.batch([(0, request.tokens, 0, 20)]), table.array, *counts, 6)
+            return [*request.tokens[20:26].tolist(), *request.draft_margins[20:26].tolist()]
+
+        def verify() -> None:
+            batch = harness.batch([(i, tokens[i], 0, 20) for i in range(3)])
+            harness.engine.run_segment(batch, 0)
+            asked = np.concatenate([candidates[i][:20] for i in range(3)])
+            seen = harness.engine.early_exit(np.arange(60, dtype=np.int32), asked)
+            np.testing.assert_array_equal(seen, np.array([scores[i][j][0] for i in range(3) for j in range(20)]))
+            harness.engine.run_segment(batch, 1)
+            found = harness.engine.run_segment(batch, 2)[:, : harness.engine.spec.vocab_size]
+            np.testing.assert_array_equal(found, np.concatenate([logits[i][:20] for i in range(3)]))
+
+        wanted = draft()
+        with ThreadPoolExecutor(2) as lanes:
+            for _ in range(20):
+                drafted, verified = lanes.submit(draft), lanes.submit(verify)
+                verified.result()
+                assert drafted.result() == wanted
