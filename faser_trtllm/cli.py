@@ -1,4 +1,4 @@
-"""The `faser` command: build, generate, serve, check, bench. Flags are spelled as trtllm-build's.
+"""The `faser` command: build, profile, generate, serve, check, bench. Flags are spelled as trtllm-build's.
 
 Exit code 0 on success, 2 for bad input (one sentence on stderr, with the fix), 1 if something broke.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from faser_trtllm import __version__
-from faser_trtllm.config import ExecutorConfig, parse
+from faser_trtllm.config import DEFAULT_SPECULATION, SPELLINGS, ExecutorConfig, parse
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 app = typer.Typer(
@@ -99,9 +99,10 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed")] = None,
     repetition_penalty: Annotated[float, typer.Option("--repetition_penalty")] = 1.0,
     stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="may be given several times")] = None,
-    speculation: Annotated[str, typer.Option("--speculation", help="off or fixed:K")] = "fixed:4",
+    speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
     num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
 ) -> None:
     """Generate text in process, without a server; prompts run as one batch."""
@@ -109,7 +110,9 @@ def generate(
     from faser_trtllm.serving.offline import generate_all
 
     prompts = _prompts(prompt, prompt_file)
-    config = parse(ExecutorConfig, {"speculation": speculation, "num_threads": num_threads})
+    config = parse(
+        ExecutorConfig, {"speculation": speculation, "num_threads": num_threads, "trace_file": trace and str(trace)}
+    )
     fields = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -136,7 +139,7 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
     config: Annotated[Path | None, typer.Option("--config", help="faser.yaml")] = None,
     model_repo: Annotated[Path | None, typer.Option("--model_repo", help="default: the one that ships")] = None,
-    speculation: Annotated[str | None, typer.Option("--speculation", help="off or fixed:K")] = None,
+    speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
 ) -> None:
     """Serve engines behind NVIDIA Triton: wait until ready, drain on SIGTERM."""
     from faser_trtllm.serving.launcher import ServeOptions
@@ -166,18 +169,45 @@ def check(engine_dir: EngineDirOption) -> None:
         print(line, flush=True)
 
 
-@app.command(
-    epilog="Example: faser bench --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
+@app.command(epilog="Example: faser profile --engine_dir engines/built/demo")
+def profile(
+    engine_dir: EngineDirOption,
+    quick: Annotated[bool, typer.Option("--quick", help="a few seconds, no calibration of pruning")] = False,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt_file", help="one prompt per line, to calibrate pruning on")
+    ] = None,
+    num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+) -> None:
+    """Measure what drafting and verification cost on this machine; writes profile.json beside the engines."""
+    from faser_trtllm.profiling.options import ProfileOptions
+    from faser_trtllm.profiling.profile import profile_engine_dir
+
+    options = ProfileOptions(engine_dir, quick=quick, prompt_file=prompt_file, num_threads=num_threads)
+    with _progress_bar() as progress:
+        report = profile_engine_dir(options, progress)
+    for kind, error in sorted(report.table.error.items()):
+        print(f"{kind}: {100 * error:.1f} % mean error on held-out points")
+    print(f"measured in {report.seconds:.0f} s: {engine_dir / 'profile.json'}")
+
+
+bench_app = typer.Typer(help="Measurements: against peers, and of policies against each other.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command(
+    epilog="Example: faser bench peers --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
     "--output_dir bench_results --quick"
 )
-def bench(
+def peers(
     checkpoint_dir: Annotated[Path, typer.Option("--checkpoint_dir", help="target checkpoint")],
     draft_checkpoint_dir: Annotated[Path, typer.Option("--draft_checkpoint_dir", help="draft checkpoint")],
     output_dir: Annotated[Path, typer.Option("--output_dir", help="gets bench.json, bench.md and bench.png")],
     expand: Annotated[str, typer.Option("--expand", help="forms of the target, as multiples of its layers")] = "1,4",
     batch_sizes: Annotated[str, typer.Option("--batch_sizes")] = "1,4,8",
     rounds: Annotated[int, typer.Option("--rounds", help="measured rounds; medians are reported")] = 5,
-    peers: Annotated[str, typer.Option("--peers", help="transformers,llama.cpp or none")] = "transformers,llama.cpp",
+    peer_names: Annotated[
+        str, typer.Option("--peers", help="transformers,llama.cpp or none")
+    ] = "transformers,llama.cpp",
     transformers_python: Annotated[
         Path | None, typer.Option("--transformers_python", help="interpreter that has transformers")
     ] = None,
@@ -198,7 +228,7 @@ def bench(
         expand=_numbers("expand", expand),
         batch_sizes=_numbers("batch_sizes", batch_sizes),
         rounds=rounds,
-        peers=() if peers == "none" else tuple(peers.split(",")),
+        peers=() if peer_names == "none" else tuple(peer_names.split(",")),
         transformers_python=transformers_python,
         llama_python=llama_python,
         num_threads=num_threads,

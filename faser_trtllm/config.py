@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from faser_trtllm.errors import ConfigError
 
+DEFAULT_SPECULATION = "auto"
+SPELLINGS = "off, fixed:K, schedule, gp_lcb, price, or auto (price after `faser profile`, else fixed:4)"
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -44,7 +47,7 @@ class ExecutorConfig(_Strict):
     max_num_tokens: int | None = Field(None, ge=1)
     max_seq_len: int | None = Field(None, ge=2)
     max_draft_len: int | None = Field(None, ge=0)
-    speculation: str = Field("fixed:4", description="off or fixed:K")
+    speculation: str = Field(DEFAULT_SPECULATION, description=SPELLINGS)
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
     trace_file: str | None = Field(None, description="write a Chrome/Perfetto trace of every step here")

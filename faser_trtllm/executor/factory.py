@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import Clock, MonotonicClock
+from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
@@ -26,6 +29,8 @@ from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+
+log = logging.getLogger(__name__)
 
 DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
 
@@ -53,16 +58,18 @@ def open_executor(
         raise ConfigError(
             f"max_num_tokens is {max_num_tokens}, it must be at least max_batch_size ({max_batch_size}), one row each"
         )
-    policy = wrap_policy(make_policy(config.speculation, max_draft_len) if engines.has_draft else OffPolicy())
-    drafting = policy.name != "off"
-    if not drafting:
-        max_draft_len = 0
     tokens_per_block = built.tokens_per_block
     max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
     num_blocks = _num_blocks(config, engines.kv_bytes_per_token, max_batch_size, max_blocks_per_seq, tokens_per_block)
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
         core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
+        policy: Policy = OffPolicy()
+        if engines.has_draft:
+            policy = choose_policy(engine_dir, config.speculation, core_set.num_threads, max_draft_len, max_batch_size)
+        drafting = policy.name != "off"
+        max_draft_len = max_draft_len if drafting else 0
+        policy = wrap_policy(policy)
 
         def open_engine(path: Path) -> CpuEngine:
             return stack.enter_context(
@@ -151,6 +158,30 @@ def assemble(
         trace=trace,
         keep_candidates=len(spec.segments) > 2,
     )
+
+
+def choose_policy(
+    engine_dir: Path, speculation: str, num_threads: int, max_draft_len: int, max_batch_size: int
+) -> Policy:
+    """The policy of a configuration's spelling, with the engine directory's cost table where it needs one.
+
+    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for a spelling that is
+    wrong, or that needs a table which is missing or was measured elsewhere.
+    """
+    path = engine_dir / PROFILE
+    if speculation.startswith(("off", "fixed")) or not path.exists():
+        costs = None
+    else:
+        try:
+            costs = CostTable.load(path, fingerprint_of(engine_dir, num_threads))
+        except ConfigError as error:
+            if speculation != "auto":
+                raise
+            log.warning("%s; speculating with fixed:4 until then", error)
+            costs = None
+    if speculation == "auto":
+        speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
+    return make_policy(speculation, max_draft_len, costs, max_batch_size)
 
 
 def _limit(name: str, wanted: int | None, built: int) -> int:
