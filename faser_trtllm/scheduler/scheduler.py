@@ -127,7 +127,8 @@ class Scheduler:
             request = scheduled.request
             new_token_ids, reason = apply_result(index, scheduled, drafts, result, now_s)
             computed = min(request.num_draft_computed_tokens, request.num_computed_tokens)
-            kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
+            if not result.failed[index]:  # what led to NaN logits must not be reused
+                kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
             if reason is not None:
                 self.finish(request, reason, result.failed[index] or None)
             else:
@@ -167,23 +168,20 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue  # preempted for one before it
             if request.slot in shares:
-                item = self._place_decoding(request, shares[request.slot], paused)
+                share = shares[request.slot]
+                if self._make_room(request, request.num_tokens + request.num_drafts, paused):
+                    scheduled.append(ScheduledRequest(request, 1, request.num_drafts, min(share, request.num_drafts)))
             else:
                 item = self._place_context(request, num_rows, paused)
                 if item is not None:
                     num_rows -= item.num_new_tokens
-            if item is not None:
-                scheduled.append(item)
+                    scheduled.append(item)
+        # Drafts come after everybody's own rows, so that nobody is preempted for them.
+        for index, item in enumerate(scheduled):
+            share = shares.get(item.request.slot, 0)
+            if share > item.num_drafts and self._kv.allocate(item.request.slot, item.request.num_tokens + share):
+                scheduled[index] = ScheduledRequest(item.request, 1, share, share)
         return scheduled
-
-    def _place_decoding(self, request: Request, share: int, paused: list[Request]) -> ScheduledRequest | None:
-        """Blocks for the last committed token and the drafts; fewer drafts rather than nobody running."""
-        pending = request.num_drafts
-        if share > pending and self._kv.allocate(request.slot, request.num_tokens + share):
-            return ScheduledRequest(request, 1, share, share)
-        if self._make_room(request, request.num_tokens + pending, paused):
-            return ScheduledRequest(request, 1, pending, min(share, pending))
-        return None
 
     def _place_context(self, request: Request, num_rows: int, paused: list[Request]) -> ScheduledRequest | None:
         length = chunk_length(request, num_rows, self._limits)
