@@ -90,6 +90,7 @@ class Request:
         self.num_drafts = 0
         self.num_computed_tokens = 0
         self.num_draft_computed_tokens = 0
+        self.was_drafted = False  # the last step drafted for it without running its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None

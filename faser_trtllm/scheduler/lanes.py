@@ -26,11 +26,11 @@ def assign_lanes(decoding: Sequence[Request], mode: Mode) -> dict[int, Lane]:
     if mode is not Mode.PING_PONG or len(decoding) < 2:
         lane = Lane.AHEAD if mode is Mode.DRAFT_AHEAD else Lane.BOTH
         return {request.slot: lane for request in decoding}
-    pending = [request for request in decoding if request.num_drafts or not request.draft_limit]
-    fresh = [request for request in decoding if not request.num_drafts and request.draft_limit]
+    pending = [r for r in decoding if r.num_drafts or r.was_drafted or not r.draft_limit]
+    fresh = [r for r in decoding if not (r.num_drafts or r.was_drafted) and r.draft_limit]
     lanes = {request.slot: Lane.VERIFY for request in pending} | {request.slot: Lane.DRAFT for request in fresh}
     if not pending:
         lanes |= {request.slot: Lane.VERIFY for request in fresh[len(fresh) // 2 :]}
-    elif not fresh and all(request.num_drafts for request in pending):
+    elif not fresh and all(r.num_drafts for r in pending):
         lanes |= {request.slot: Lane.NONE for request in pending[len(pending) // 2 :]}
     return lanes

@@ -6,6 +6,9 @@ import heapq
 
 from faser_trtllm.core.request import Request, RequestState
 
+MIN_HEAP_SIZE = 64
+"""So many ended entries are not worth tidying up."""
+
 
 class WaitingQueue:
     """A preempted request keeps its place by arrival, so it comes back before those that came later."""
@@ -39,8 +42,11 @@ class WaitingQueue:
         self._num_waiting -= 1
 
     def note_removed(self) -> None:
-        """A waiting request ended; its entry is dropped when it comes up."""
+        """A waiting request ended; its entry is dropped when it comes up, or when half of the heap are such."""
         self._num_waiting -= 1
+        if len(self._heap) > 2 * self._num_waiting + MIN_HEAP_SIZE:
+            self._heap = [entry for entry in self._heap if entry[2].state is RequestState.WAITING]
+            heapq.heapify(self._heap)
 
     def forget(self, request_id: str) -> None:
         """The request ended for good, so its place in the order is free."""

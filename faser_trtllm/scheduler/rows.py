@@ -29,8 +29,7 @@ def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> in
     remaining = request.num_tokens - request.num_computed_tokens
     if remaining <= num_rows:
         return remaining
-    # Without chunking a prompt runs as one; what a preempted request has to compute again may be longer than a pass.
-    if not limits.enable_chunked_context and remaining <= limits.max_num_tokens:
+    if _runs_whole(request, limits):
         return 0
     return num_rows // limits.chunk_unit * limits.chunk_unit
 
@@ -40,5 +39,14 @@ def context_reserve(contexts: Sequence[Request], num_rows: int, limits: Schedule
     if not contexts:
         return 0
     remaining = contexts[0].num_tokens - contexts[0].num_computed_tokens
-    wanted = min(remaining, limits.chunk_unit) if limits.enable_chunked_context else remaining
-    return min(wanted, num_rows)
+    if _runs_whole(contexts[0], limits):
+        return remaining if remaining <= num_rows else 0  # it waits for decoding requests to end, not for drafts
+    return min(remaining, limits.chunk_unit, num_rows)
+
+
+def _runs_whole(request: Request, limits: SchedulerLimits) -> bool:
+    """Without chunking a context runs as one, unless a preempted request has grown longer than a pass.
+
+    That one is chunked to its end: its last piece would wait forever for rows that newer requests keep taking.
+    """
+    return not limits.enable_chunked_context and request.num_tokens <= limits.max_num_tokens

@@ -143,7 +143,8 @@ class Scheduler:
             request = scheduled.request
             new_token_ids, reason = apply_result(index, scheduled, drafts, result, now_s)
             computed = min(request.num_draft_computed_tokens, request.num_computed_tokens)
-            kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
+            if not result.failed[index]:  # what led to NaN logits must not be reused
+                kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
             if reason is not None:
                 self.finish(request, reason, result.failed[index] or None)
             else:
@@ -194,27 +195,35 @@ class Scheduler:
                 continue  # preempted for one before it
             if request.slot in shares:
                 item = self._place_decoding(request, shares[request.slot], lanes[request.slot], paused)
+                if item is not None:
+                    scheduled.append(item)
             else:
                 item = self._place_context(request, num_rows, paused)
                 if item is not None:
                     num_rows -= item.num_new_tokens
-            if item is not None:
-                scheduled.append(item)
+                    scheduled.append(item)
+        # Drafts come after everybody's own rows, so that nobody is preempted for them.
+        for index, item in enumerate(scheduled):
+            request, share = item.request, shares.get(item.request.slot, 0)
+            lane = lanes.get(request.slot, Lane.VERIFY)
+            wants_drafts = lane is not Lane.VERIFY and share > item.num_drafts
+            if wants_drafts and self._kv.allocate(request.slot, request.num_tokens + share):
+                max_verified = share if lane is Lane.BOTH else item.max_verified
+                scheduled[index] = ScheduledRequest(request, item.num_new_tokens, share, max_verified)
+            elif lane is Lane.DRAFT:  # nothing to draft with: its row runs instead, so that it gets on
+                scheduled[index] = ScheduledRequest(request, 1, item.num_drafts, min(share, item.num_drafts))
+            request.was_drafted = scheduled[index].num_new_tokens == 0
         return scheduled
 
     def _place_decoding(
         self, request: Request, share: int, lane: Lane, paused: list[Request]
     ) -> ScheduledRequest | None:
-        """Blocks for the last committed token and the drafts; fewer drafts rather than nobody running."""
+        """Blocks for the last committed token and what is pending."""
         pending = request.num_drafts
-        num_new = 0 if lane is Lane.DRAFT else 1
-        if lane is Lane.NONE:
+        if lane is Lane.NONE or not self._make_room(request, request.num_tokens + pending, paused):
             return None
-        if lane is not Lane.VERIFY and share > pending and self._kv.allocate(request.slot, request.num_tokens + share):
-            return ScheduledRequest(request, num_new, share, share if lane is Lane.BOTH else num_new * pending)
-        if self._make_room(request, request.num_tokens + pending, paused):
-            return ScheduledRequest(request, num_new, pending, num_new * min(share, pending))
-        return None
+        num_new = 0 if lane is Lane.DRAFT else 1
+        return ScheduledRequest(request, num_new, pending, num_new * min(share, pending))
 
     def _place_context(self, request: Request, num_rows: int, paused: list[Request]) -> ScheduledRequest | None:
         length = chunk_length(request, num_rows, self._limits)

@@ -1,5 +1,8 @@
 """Golden vectors of the scheduling rules: rows, capacity, order, rewind."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.scheduler.rows import chunk_length
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
 
 NO_EVICT = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
@@ -152,6 +156,18 @@ def test_max_utilization_admits_more_and_preempts_the_last():
     assert first.num_output_tokens == second.num_output_tokens == 20
 
 
+def test_preemption_drops_pending_drafts():
+    bench = Bench(num_blocks=3, capacity_policy=MAX_UTILIZATION)
+    first, second = bench.add(3), bench.add(1, first=10)
+    bench.step()
+    bench.step()
+    second.num_drafts = 4
+    assert bench.kv.allocate(second.slot, second.num_tokens + 4)
+    assert first.num_tokens == 5, "needs a second block now, and none is free"
+    assert bench.step()[0].paused == (second,)
+    assert (second.num_drafts, second.num_computed_tokens, second.num_draft_computed_tokens) == (0, 0, 0)
+
+
 def test_priority_then_arrival():
     bench = Bench(max_batch_size=1)
     bench.add(2)
@@ -262,3 +278,54 @@ def test_a_chunk_unit_larger_than_the_rows_cannot_stop_the_line():
     for _ in range(500):
         bench.step()
     assert all(r.finish_reason is FinishReason.LENGTH for r in requests)
+
+
+def test_nobody_is_preempted_for_drafts():
+    bench = Bench(drafts=8, num_blocks=5, capacity_policy=MAX_UTILIZATION)
+    bench.add(4, max_tokens=12)  # grows from 2 blocks to 4, at once if it gets blocks for all its drafts
+    bench.add(4, max_tokens=4, first=10)  # needs a second block in the same step
+    while bench.scheduler.has_work():
+        assert bench.step()[0].paused == ()
+
+
+def test_without_chunking_a_prompt_that_cannot_fit_yet_leaves_the_drafts_alone():
+    bench = Bench(drafts=4, max_num_tokens=16, enable_chunked_context=False)
+    bench.add(2, max_tokens=30)
+    bench.step()
+    bench.add(16, first=7)
+    assert bench.step()[1] == [("0", 1, 4)]
+
+
+def test_without_chunking_a_preempted_request_longer_than_a_pass_is_chunked_to_its_end():
+    """Its last 15 tokens would fit a pass alone, but new requests may keep 3 rows busy forever."""
+    limits = SchedulerLimits(4, 16, 64, 0, enable_chunked_context=False, chunk_unit_size=4)
+    again = Request("0", np.arange(27), SamplingParams(), max_seq_len=64, max_draft_len=0)
+    again.num_computed_tokens = 12
+    assert chunk_length(again, 13, limits) == 12
+    prompt = Request("1", np.arange(15), SamplingParams(), max_seq_len=64, max_draft_len=0)
+    assert chunk_length(prompt, 13, limits) == 0
+
+
+def test_blocks_of_a_request_that_failed_are_not_reused():
+    bench = Bench()
+    bench.add(9)
+    plan = bench.scheduler.schedule()
+    ids = np.zeros((1, 1), np.int32)
+    result = VerifyResult(ids, (0,), (0,), (0,), (False,), ("logits are NaN",), (False,))
+    bench.scheduler.update(plan, DraftResult((0,), (0,)), result)
+    again = bench.add(9)
+    bench.step()
+    assert again.stats.num_cached_tokens == 0
+
+
+def test_cancelled_requests_do_not_pile_up_behind_the_head_of_the_line():
+    bench = Bench(max_batch_size=1)
+    bench.add(2, max_tokens=40)
+    bench.step()
+    bench.add(2, priority=0.9)
+    cancelled = [weakref.ref(bench.add(2)) for _ in range(500)]
+    for request in list(cancelled):
+        bench.scheduler.cancel(request().request_id)
+    gc.collect()
+    assert sum(request() is not None for request in cancelled) < 100
+    assert bench.scheduler.gauges()["num_waiting"] == 1
