@@ -1,0 +1,124 @@
+"""The systems of a form: one executor per policy over the same engine directory, one of them at work at a time."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from faser_trtllm.bench.policies.drive import DriveResult, drive
+from faser_trtllm.bench.policies.options import PolicyBenchOptions
+from faser_trtllm.bench.policies.report import Calibration, Round, Timeline, percentile
+from faser_trtllm.bench.policies.watch import Counts, TimelinePoint, WatchedPolicy
+from faser_trtllm.bench.policies.workload import Workload
+from faser_trtllm.config import ExecutorConfig, KvCacheConfig
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.policy.base import Policy
+
+SETTLE_S = 0.02  # the pool of the system that ran last stops spinning
+TIMELINE_BINS = 120
+
+
+class System:
+    """An open executor and the witness of its policy. What a policy learns it keeps from run to run."""
+
+    def __init__(self, name: str, executor: Executor, watched: WatchedPolicy) -> None:
+        self.name = name
+        self._executor = executor
+        self._watched = watched
+
+    def run(self, workload: Workload) -> tuple[Round, DriveResult]:
+        time.sleep(SETTLE_S)
+        self._watched.start()
+        result = drive(self._executor, workload)
+        return summarize_round(result, self._watched.counts), result
+
+    def timeline(self, expand: int) -> Timeline | None:
+        """Of the last run; None if no step decoded."""
+        return bin_timeline(expand, self.name, self._watched.timeline) if self._watched.timeline else None
+
+    def calibration(self, expand: int) -> Calibration | None:
+        """Of the policy's survival estimator, if it has one."""
+        estimator = getattr(self._watched.inner, "estimator", None)
+        if estimator is None:
+            return None
+        found = estimator.reliability()
+        if not found.count.sum():
+            return None
+        return Calibration(
+            expand,
+            self.name,
+            found.ece,
+            tuple(found.predicted.tolist()),
+            tuple(found.observed.tolist()),
+            tuple(found.count.tolist()),
+        )
+
+
+def open_system(
+    name: str, spelling: str, engine_dir: Path, table: CostTable, options: PolicyBenchOptions, stack: ExitStack
+) -> System:
+    """Open an executor; stack closes it."""
+    watched: list[WatchedPolicy] = []
+
+    def watch(policy: Policy) -> Policy:
+        watched.append(WatchedPolicy(policy, table))
+        return watched[0]
+
+    longest = options.prompt_len + options.max_tokens + 16
+    config = ExecutorConfig(
+        speculation=spelling,
+        cores=options.cores,
+        num_threads=options.num_threads,
+        # The same prompts come round after round, and reuse would skip their prefill from the second on.
+        kv_cache_config=KvCacheConfig(
+            enable_block_reuse=False, max_tokens=options.max_batch_size * (-(-longest // 64) * 64)
+        ),
+    )
+    executor = stack.enter_context(open_executor(engine_dir, config, wrap_policy=watch))
+    return System(name, executor, watched[0])
+
+
+def summarize_round(result: DriveResult, counts: Counts) -> Round:
+    ttft = [1e3 * t.ttft_s for t in result.timings]
+    per_token = [1e3 * t.per_token_s for t in result.timings if t.per_token_s is not None]
+    decode_rows = counts.num_rows - counts.num_context_rows
+    draft_rows = decode_rows - counts.num_requests + counts.num_pruned
+    steps = max(1, counts.num_steps)
+    return Round(
+        tokens_per_s=result.tokens_per_s,
+        ttft_p50_ms=percentile(ttft, 0.5),
+        ttft_p99_ms=percentile(ttft, 0.99),
+        per_token_p50_ms=percentile(per_token, 0.5),
+        per_token_p99_ms=percentile(per_token, 0.99),
+        acceptance=counts.num_accepted / counts.num_tested if counts.num_tested else None,
+        rows_per_token=decode_rows / max(1, counts.num_tokens),
+        share_pruned=counts.num_pruned / draft_rows if draft_rows else 0.0,
+        oracle=counts.oracle_ms / counts.step_ms if counts.step_ms else 1.0,
+        draft_len=sum(k * n for k, n in counts.lengths.items()) / max(1, counts.num_requests),
+        draft_share=counts.draft_ms / counts.step_ms if counts.step_ms else 0.0,
+        modes={mode: n / steps for mode, n in counts.modes.items()},
+    )
+
+
+def bin_timeline(expand: int, system: str, points: list[TimelinePoint]) -> Timeline:
+    """Bins of equal width between the first and the last step; empty bins are left out."""
+    first, last = points[0].now_s, points[-1].now_s
+    width = max(last - first, 1e-9) / TIMELINE_BINS
+    bins: dict[int, list[TimelinePoint]] = {}
+    for point in points:
+        bins.setdefault(min(TIMELINE_BINS - 1, int((point.now_s - first) / width)), []).append(point)
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    return Timeline(
+        expand,
+        system,
+        tuple((number + 0.5) * width for number in bins),
+        tuple(mean([p.num_requests for p in group]) for group in bins.values()),
+        tuple(mean([p.draft_len for p in group]) for group in bins.values()),
+        tuple(sum(p.num_tokens for p in group) / width for group in bins.values()),
+    )
