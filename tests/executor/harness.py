@@ -7,12 +7,38 @@ from dataclasses import dataclass, field
 
 from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, KvCacheConfig, SchedulerConfig
 from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.base import DraftPlan, Mode, StatelessPolicy
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.policy.registry import make_policy
 from tests.executor.toy_engine import ToyEngine, blend, make_table
+
+
+def toy_costs() -> CostTable:
+    """A staircase of 4 rows, a draft at a tenth of the target, two lanes, and an exit model that says it pays."""
+    samples = [
+        CostSample(kind, rows, min(rows, 8), 16, scale * (1.0 + 0.5 * ((rows - 1) // 4)), partition)
+        for kind, scale, partition in (
+            ("verify", 1.0, "all"),
+            ("draft_step", 0.1, "all"),
+            ("draft_rows", 0.1, "all"),
+            ("verify", 1.2, "verify"),
+            ("draft_step", 0.12, "draft"),
+            ("draft_rows", 0.12, "draft"),
+            ("segment:0", 0.5, "all"),
+            ("segment:1", 0.5, "all"),
+        )
+        for rows in (1, 2, 4, 5, 8, 9, 12, 16, 17, 32, 64)
+    ]
+    return CostTable.fit(
+        samples,
+        Fingerprint("toy", "toy", 2, "toy"),
+        interference=(Interference("draft", "verify", 1.0, 1.0),),
+        exits=(ExitModel(1, -1.5, -0.5, 1.0, 0.5, pays=True),),
+    )
 
 
 class ErraticPolicy(StatelessPolicy):
@@ -41,6 +67,18 @@ class ErraticPolicy(StatelessPolicy):
             lengths.append(length)
         return lengths
 
+    def exit_boundaries(self, view, num_rows):
+        return (1,) if self._random.random() < 0.7 else ()
+
+    def keep_rows(self, view, exit_view):
+        """Up to the first draft that is not the best candidate, or anything shorter or longer now and then."""
+        kept = []
+        for rows, rank in zip(exit_view.num_rows, exit_view.rank, strict=True):
+            assert len(rank) == rows - 1
+            wrong = [j for j, place in enumerate(rank) if place > 0]
+            kept.append(1 + wrong[0] if wrong and self._random.random() < 0.8 else self._random.randint(1, rows))
+        return kept
+
     def observe(self, outcome):
         self.outcomes.append(outcome)
 
@@ -62,6 +100,7 @@ class Setup:
     capacity: str = "GUARANTEED_NO_EVICT"
     reuse: bool = True
     chunk_unit_size: int = 2
+    segmented: bool = True
     policy_seed: int = 0
     tables: tuple = field(default=None)
 
@@ -83,7 +122,7 @@ class Setup:
             max_queue_size=100_000,
         )
         self.clock = ManualClock()
-        self.target = ToyEngine(target, **sizes)
+        self.target = ToyEngine(target, **sizes, segmented=self.segmented)
         self.draft = None if self.policy == "off" else ToyEngine(draft, **sizes)
         return assemble(
             self.target,
@@ -104,6 +143,8 @@ class Setup:
             return OffPolicy()
         if self.policy == "erratic":
             return ErraticPolicy(self.max_draft_len, self.policy_seed)
+        if not self.policy.startswith("fixed"):
+            return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size)
         _, length, *mode = self.policy.split(":")
         return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
 

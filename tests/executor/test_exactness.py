@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from faser_trtllm.core.sampling_params import SamplingParams
-from tests.executor.harness import Setup, run
+from tests.executor.harness import Collector, Setup, run
 from tests.executor.toy_engine import context_row
 
 VOCAB = 5
 POLICIES = ["fixed:1", "fixed:3", "fixed:4", "fixed:4:draft_ahead", "fixed:3:ping_pong", "erratic", "erratic"]
+POLICIES += ["schedule", "gp_lcb", "price", "price:mode=draft_ahead", "price:mode=ping_pong,prune=on", "price:prune=on"]
 
 
 def greedy_reference(table, prompt, max_tokens, end_ids=()):
@@ -114,7 +115,9 @@ def _law_of_three(table, prompt, temperature):
     return law
 
 
-@pytest.mark.parametrize("policy", ["fixed:1", "fixed:3", "fixed:2:draft_ahead", "fixed:3:ping_pong", "erratic"])
+@pytest.mark.parametrize(
+    "policy", ["fixed:1", "fixed:3", "fixed:2:draft_ahead", "fixed:3:ping_pong", "erratic", "price:prune=on"]
+)
 def test_unseeded_sampling_has_the_targets_distribution(policy, monkeypatch):
     """Chi-square over all continuations of three tokens; the keys are fixed, so the outcome is too."""
     keys = np.random.default_rng(7)
@@ -165,3 +168,31 @@ def test_preemption_happens_and_changes_nothing():
     assert sum(r.stats.num_preemptions for r in result.requests.values()) > 0
     for index, (prompt, params) in enumerate(requests):
         assert result.tokens[str(index)] == greedy_reference(setup.target.table, prompt, params.max_tokens)
+
+
+@pytest.mark.parametrize("policy", ["erratic", "price:prune=on", "price:mode=ping_pong,prune=on"])
+def test_rows_are_pruned_inside_a_pass_and_nothing_changes(policy):
+    setup = Setup(policy=policy, noise=1.5, max_num_tokens=64, max_seq_len=64)
+    requests = [([i % VOCAB, 1, 2], SamplingParams(max_tokens=50)) for i in range(8)]
+    result = run(setup, requests)
+    pruned = sum(r.stats.num_pruned_rows for r in result.requests.values())
+    if policy != "price:mode=ping_pong,prune=on":
+        assert pruned > 0, "nothing was pruned, so this tests nothing"
+    for index, (prompt, params) in enumerate(requests):
+        assert result.tokens[str(index)] == greedy_reference(setup.target.table, prompt, params.max_tokens)
+
+
+@pytest.mark.parametrize("mode", ["draft_ahead", "ping_pong"])
+def test_lanes_overlap_and_every_request_gets_on(mode):
+    setup = Setup(policy=f"fixed:3:{mode}", max_batch_size=4)
+    executor, collector = setup.open(), Collector()
+    for index in range(6):
+        executor.submit(str(index), [index % VOCAB, 3], SamplingParams(max_tokens=30), collector.sink(str(index)))
+    while executor.step():
+        executor.check_integrity()
+    stats = executor.stats()
+    executor.close()
+    assert stats[f"num_steps_{mode}"] == stats["num_steps"]
+    assert stats["num_accepted_tokens"] > 0
+    for index in range(6):
+        assert collector.tokens[str(index)] == greedy_reference(setup.target.table, [index % VOCAB, 3], 30)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from faser_trtllm.engine.base import EngineSpec
-from faser_trtllm.ops import sample
+from faser_trtllm.ops import draft_stop, sample
 
 CONTEXT = 3
 
@@ -34,52 +34,84 @@ def context_row(tokens, position: int, vocab_size: int) -> int:
 
 
 class ToyEngine:
+    """Two segments: the first remembers the tokens, the second remembers them again and gives logits, so that rows that
+    are dropped between the two leave a hole that a later pass must fill."""
+
     def __init__(
-        self,
-        table,
-        *,
-        num_blocks,
-        tokens_per_block,
-        max_batch_size,
-        max_num_tokens=64,
-        max_seq_len=64,
-        stride=None,
+        self, table, *, num_blocks, tokens_per_block, max_batch_size, max_num_tokens=64, max_seq_len=64, segmented=False
     ):
         vocab_size = table.shape[1]
+        segments = (0, 1, 2) if segmented else (0, 2)
         self.spec = EngineSpec(
-            vocab_size, max_seq_len, 1, num_blocks, tokens_per_block, max_num_tokens, max_batch_size, (0, 1)
+            vocab_size, max_seq_len, 2, num_blocks, tokens_per_block, max_num_tokens, max_batch_size, segments
         )
         self.table = table
-        self.kv = np.full((num_blocks, tokens_per_block), -1, np.int64)
+        self.kv = np.full((2, num_blocks, tokens_per_block), -1, np.int64)
         self.num_forwards = 0
-        self.max_rows_seen = 0
+        self._hidden = []  # (slot, position) of the rows between the segments
+        self._block_table = None
 
     def forward(self, batch):
+        self._write(0, batch)
+        self._write(1, batch)
+        return self._logits(batch)
+
+    def run_segment(self, batch, segment):
+        if segment:
+            assert self._hidden == self._rows(batch), "the batch does not match the rows that are left"
+        self._write(segment, batch)
+        self._hidden, self._block_table = self._rows(batch), batch.block_table
+        return self._logits(batch) if segment == 1 else None
+
+    def early_exit(self, rows, candidates):
+        """The first segment's opinion: right more often than not."""
+        scores = np.full(candidates.shape, -np.inf, np.float32)
+        for i, (row, ids) in enumerate(zip(rows, candidates, strict=True)):
+            index = self._context(0, *self._hidden[row])
+            noise = np.random.default_rng(index).standard_normal(self.spec.vocab_size)
+            known = ids >= 0
+            scores[i, known] = (self.table[index] + noise)[ids[known]]
+        return scores
+
+    def compact_rows(self, rows):
+        assert (np.diff(rows) > 0).all()
+        self._hidden = [self._hidden[row] for row in rows]
+
+    def _rows(self, batch):
+        slots = np.repeat(batch.slots, np.diff(batch.cu_rows))
+        return list(zip(slots.tolist(), batch.positions.tolist(), strict=True))
+
+    def _write(self, segment, batch):
         spec = self.spec
         assert 0 < batch.num_rows <= spec.max_num_tokens
         assert batch.num_requests <= spec.max_batch_size
         assert len(set(batch.slots.tolist())) == batch.num_requests
-        self.num_forwards += 1
-        self.max_rows_seen = max(self.max_rows_seen, batch.num_rows)
-        slot_of_row = np.repeat(batch.slots, np.diff(batch.cu_rows))
-        for row in range(batch.num_rows):
-            block, offset = self._place(batch, slot_of_row[row], batch.positions[row])
-            self.kv[block, offset] = batch.token_ids[row]
-        logits = np.zeros((batch.logit_rows.size, spec.vocab_size), np.float32)
+        self.num_forwards += segment
+        self._block_table = batch.block_table
+        for token, (slot, position) in zip(batch.token_ids, self._rows(batch), strict=True):
+            self.kv[(segment, *self._place(slot, position))] = token
+
+    def _logits(self, batch):
+        rows = self._rows(batch)
+        logits = np.zeros((batch.logit_rows.size, self.spec.vocab_size), np.float32)
         for out, row in enumerate(batch.logit_rows):
-            index = 0
-            for position in range(batch.positions[row] - CONTEXT + 1, batch.positions[row] + 1):
-                token = 0
-                if position >= 0:
-                    block, offset = self._place(batch, slot_of_row[row], position)
-                    token = int(self.kv[block, offset])
-                    assert token >= 0, "read a position whose KV was never written"
-                index = index * spec.vocab_size + token
-            logits[out] = self.table[index]
+            logits[out] = self.table[self._context(1, *rows[row])]
         return logits
 
-    def run_segment(self, batch, segment):
-        return self.forward(batch)
+    def _context(self, segment, slot, position):
+        index = 0
+        for p in range(position - CONTEXT + 1, position + 1):
+            token = 0
+            if p >= 0:
+                token = int(self.kv[(segment, *self._place(slot, p))])
+                assert token >= 0, "read a position whose KV was never written"
+            index = index * self.spec.vocab_size + token
+        return index
+
+    def _place(self, slot, position):
+        block = int(self._block_table[slot, position // self.spec.tokens_per_block])
+        assert 0 <= block < self.spec.num_blocks
+        return block, int(position % self.spec.tokens_per_block)
 
     def draft(self, batch, sampling, num_tokens, num_drafts, num_new_drafts, max_draft_len, stop=None):
         from faser_trtllm.core.batch import RaggedBatch
@@ -102,6 +134,14 @@ class ToyEngine:
                 known[i] += 1
                 if drafted[i] < num_new_drafts[i]:
                     going.append((i, token))
+            if stop is not None and going:
+                margins = [
+                    draft_stop.pending_margins(
+                        sampling[batch.slots[i]], int(num_tokens[i]), known[i] - int(num_tokens[i])
+                    )
+                    for i, _ in going
+                ]
+                going = [item for item, on in zip(going, draft_stop.goes_on(stop, margins), strict=True) if on]
             active = [i for i, _ in going]
             if not active:
                 break
@@ -117,9 +157,6 @@ class ToyEngine:
             logits = self.forward(step)
         return drafted
 
-    def compact_rows(self, rows):
-        raise AssertionError("nothing prunes rows yet")
-
     def close(self):
         pass
 
@@ -128,8 +165,3 @@ class ToyEngine:
 
     def __exit__(self, *_):
         self.close()
-
-    def _place(self, batch, slot, position):
-        block = int(batch.block_table[slot, position // self.spec.tokens_per_block])
-        assert 0 <= block < self.spec.num_blocks
-        return block, int(position % self.spec.tokens_per_block)
