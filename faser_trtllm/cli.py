@@ -240,6 +240,40 @@ def peers(
         raise FaserError("speculation changed the tokens of a run; this is a bug, please report it")
 
 
+@bench_app.command(
+    epilog="Example: faser bench policies --checkpoint_dir engines/demo/target "
+    "--draft_checkpoint_dir engines/demo/draft --output_dir bench_results --quick"
+)
+def policies(
+    checkpoint_dir: Annotated[Path, typer.Option("--checkpoint_dir", help="target checkpoint")],
+    draft_checkpoint_dir: Annotated[Path, typer.Option("--draft_checkpoint_dir", help="draft checkpoint")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", help="gets policies.json, policies.md and plots")],
+    expand: Annotated[str, typer.Option("--expand", help="forms of the target, as multiples of its layers")] = "1,4",
+    concurrency: Annotated[str, typer.Option("--concurrency")] = "1,2,4,8,16,32",
+    bursty: Annotated[bool, typer.Option("--bursty/--no-bursty", help="the trace whose load swings 35x")] = True,
+    minutes: Annotated[float, typer.Option("--minutes", help="of measuring; what fits is reported")] = 20.0,
+    num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
+) -> None:
+    """Compare the policies with each other by load, and with the oracle."""
+    from faser_trtllm.bench.policies.options import PolicyBenchOptions
+    from faser_trtllm.bench.policies.runner import run_policy_bench
+
+    options = PolicyBenchOptions(
+        checkpoint_dir=checkpoint_dir,
+        draft_checkpoint_dir=draft_checkpoint_dir,
+        output_dir=output_dir,
+        expand=_numbers("expand", expand),
+        concurrency=_numbers("concurrency", concurrency),
+        bursty=bursty,
+        minutes=minutes,
+        num_threads=num_threads,
+        command_line=tuple(sys.argv),
+    )
+    run_policy_bench(options.quick() if quick else options, lambda line: print(line, file=sys.stderr, flush=True))
+    print((output_dir / "policies.md").read_text())
+
+
 @app.command()
 def version() -> None:
     """Print the version and the instruction set that the CPU engine uses here."""

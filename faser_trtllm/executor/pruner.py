@@ -8,6 +8,7 @@ that would test it stays, so a wrong exit costs nothing but time: the free test 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.core.decision import ExitView
@@ -26,7 +27,7 @@ class Pruner:
 
     def forward(
         self, plan: SchedulerOutput, batch: RaggedBatch, entries: list[int], frontiers: list[int]
-    ) -> tuple[np.ndarray, list[int]]:
+    ) -> tuple[npt.NDArray[np.float32], list[int]]:
         """-> logits [num_logit_rows, >= vocab_size] of the rows that ran to the end, and rows dropped per entry.
 
         frontiers[k]: drafts whose rows the pass starts with, for plan.view.decoding[k]; lowered in place.
