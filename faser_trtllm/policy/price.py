@@ -39,11 +39,15 @@ from faser_trtllm.policy.measured_costs import MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 
-MIN_GAIN = 0.01  # over drafting nothing, to draft
-MIN_GAIN_TO_START = 0.03  # the same after a step without drafting
+MIN_GAIN = 0.01  # over drafting nothing, to start drafting
+KEEP_GAIN = 0.0  # to go on
+WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
+WARM_UP_LEN = 2
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-PROBE_SHARE = 0.005  # of the time, for drafts that only serve to learn whether drafting would pay again
+PROBE_SHARE = 0.01  # of the time, for drafts that only serve to learn whether drafting would pay again
 PROBE_LEN = 3
+PROBE_REQUESTS = 4
+MIN_PROBE_COST = 0.1  # of its time, however much it promises
 MAX_URGENCY = 4.0
 CONTEXT_STEPS = 16  # steps between two looks at the requests' lengths
 STOP_GRAIN = 0.03  # relative change of the price that makes a new DraftStop
@@ -80,6 +84,7 @@ class PricePolicy:
         self._price = 0.0
         self._horizon = 0  # longest planned length
         self._probe_credit_ms = 0.0
+        self._probe_turn = 0
         self._probing = False
         self._stop: DraftStop | None = None
         self._stop_key: tuple[int, int, float] = (0, 0, 0.0)
@@ -100,7 +105,7 @@ class PricePolicy:
         base_tokens = float(n + view.num_context_rows) if view.num_waiting else float(n)
         choice = self._choose(view, costs, base_tokens)
         lengths = choice.lengths
-        pays = choice.goodput > choice.off_goodput * (1.0 + (MIN_GAIN if self._drafting else MIN_GAIN_TO_START))
+        pays = choice.goodput > choice.off_goodput * (1.0 + (KEEP_GAIN if self._drafting else MIN_GAIN))
         predicted = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
         limit = max(request.draft_limit for request in decoding)
         expected = self.estimator.expected(0.0)
@@ -117,7 +122,7 @@ class PricePolicy:
             self._horizon = uniform.lengths[0]
             return DraftPlan(uniform.lengths)
         if arm == "off" or not pays:
-            return DraftPlan(self._probe(decoding, context_len))
+            return DraftPlan(self._probe(decoding, context_len, choice.off_goodput))
         self._horizon = max(lengths)
         stop = self._draft_stop(choice, costs, n)
         if n == 1:
@@ -211,31 +216,37 @@ class PricePolicy:
         self._context_age -= 1
         return self._context_len
 
-    def _probe(self, decoding: Sequence[Request], context_len: float) -> list[int]:
-        """A few drafts for the request whose draft KV lags least, if the time set aside for it has come together.
+    def _probe(self, decoding: Sequence[Request], context_len: float, off_goodput: float) -> list[int]:
+        """A few drafts for a few requests, in turn, if the time set aside for it has come together.
 
-        Without them nothing would be learnt while nothing is drafted.
+        Without them nothing would be learnt while nothing is drafted. A probe costs what it takes beyond the expected
+        worth of its tokens, so where drafting nearly pays, probes are frequent.
         """
-        lengths = [0] * len(decoding)
+        n = len(decoding)
+        lengths = [0] * n
         self._horizon = 0
+        if self.estimator.version <= WARM_UP_REFITS:
+            self._probing = True
+            return [WARM_UP_LEN if i < PROBE_REQUESTS else 0 for i in range(n)]
         if self._probe_credit_ms <= 0.0:
             return lengths
-        lags = [
-            request.num_tokens - request.num_draft_computed_tokens if request.draft_limit else 1 << 30
-            for request in decoding
-        ]
-        best = min(range(len(lags)), key=lags.__getitem__)
-        if lags[best] == 1 << 30:
-            return lengths
-        costs = self._costs.costs(len(decoding), len(decoding), context_len)
-        length = min(PROBE_LEN, decoding[best].draft_limit)
-        needed = self._costs.catch_up_ms(lags[best], context_len) + length * costs.draft_step[1]
-        needed += costs.verify[length] - costs.verify[0]
-        if self._probe_credit_ms < needed:
+        turn = self._probe_turn % n
+        chosen = [i % n for i in range(turn, turn + min(n, PROBE_REQUESTS))]
+        chosen = [i for i in chosen if decoding[i].draft_limit]
+        lag = sum(decoding[i].num_tokens - decoding[i].num_draft_computed_tokens for i in chosen)
+        costs = self._costs.costs(n, n, context_len)
+        num_rows = PROBE_LEN * len(chosen)
+        needed = self._costs.catch_up_ms(lag, context_len) + PROBE_LEN * costs.draft_step[len(chosen)]
+        needed += costs.verify[num_rows] - costs.verify[0]
+        gained = sum(sum(self.estimator.expected(self.estimator.offset(decoding[i]))[:PROBE_LEN]) for i in chosen)
+        needed = max(MIN_PROBE_COST * needed, needed - gained / off_goodput)
+        if not chosen or self._probe_credit_ms < needed:
             return lengths
         self._probe_credit_ms -= needed
+        self._probe_turn += PROBE_REQUESTS
         self._probing = True
-        lengths[best] = length
+        for i in chosen:
+            lengths[i] = PROBE_LEN
         return lengths
 
     def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:

@@ -27,10 +27,12 @@ RIDGE = 1e-3
 MIN_OBSERVATIONS = 50  # fewer: the pooled fit of all places stands in
 REFIT_OBSERVATIONS = 256  # or every REFIT_STEPS steps, whichever is first
 REFIT_STEPS = 32
-MEMORY = 4000.0  # observations of a place after which old ones weigh 1 / e
+EARLY_REFITS = 6  # the first ones come after fewer steps
+EARLY_STEPS = 8
+MEMORY = 1500.0  # observations of a place after which old ones weigh 1 / e
 MAX_STEP = 1.0  # of slope and of intercept, per refit
 PRIOR_WEIGHT = 8.0  # pseudo-observations of the pooled rate in a place's rate
-RATE_MEMORY = 1000.0  # observations, for the rates by place
+RATE_MEMORY = 400.0  # observations, for the rates by place
 OFFSET_PRECISION = 6.0  # of a request's log-odds offset: standard deviation 0.4 over requests
 OFFSET_MEMORY = 0.97  # per observed step
 MAX_OFFSET = 2.0
@@ -168,7 +170,8 @@ class SurvivalEstimator:
                 self._predicted.append(p)
             self._learn_offset(request, offset, gradient, info)
         self._steps += 1
-        if self._places and (self._steps >= REFIT_STEPS or len(self._places) >= REFIT_OBSERVATIONS):
+        due = EARLY_STEPS if self.version <= EARLY_REFITS else REFIT_STEPS
+        if self._places and (self._steps >= due or len(self._places) >= REFIT_OBSERVATIONS):
             self._refit()
 
     def reliability(self) -> Reliability:
@@ -199,9 +202,23 @@ class SurvivalEstimator:
         bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         for row, weights in zip(self._bins, (None, predicted, won), strict=True):
             row += np.bincount(bins, weights, minlength=NUM_BINS)
+        before = self._logits(places, margins)
         self._newton(np.full_like(places, self._pooled), margins, won)
         self._newton(places, margins, won)
         self._publish()
+        self._recentre(float((self._logits(places, margins) - before).mean()))
+
+    def _logits(self, places: npt.NDArray[np.int64], margins: FloatArray) -> FloatArray:
+        return margins * self.slope[places] + self.intercept[places]
+
+    def _recentre(self, moved: float) -> None:
+        """The population's log-odds moved: offsets were learnt against the old ones, so what both now say is said once.
+
+        Otherwise a single request's bad luck would count twice, in its offset and in the population.
+        """
+        for slot, (offset, info) in enumerate(zip(self._offset, self._offset_info, strict=True)):
+            if info > 0.0:
+                self._offset[slot] = offset - moved * info / (info + OFFSET_PRECISION)
 
     def _newton(self, places: npt.NDArray[np.int64], margins: FloatArray, won: FloatArray) -> None:
         """One damped step per place that has news."""

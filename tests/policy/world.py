@@ -126,6 +126,7 @@ class World:
             for i in going:
                 r = self.requests[i]
                 place = r.num_drafts + new[i]
+                r.num_draft_computed_tokens = r.num_tokens
                 margin, p = self.acceptance(self.rng, i, place)
                 r.draft_margins[r.num_tokens + place] = margin
                 self.good[r.request_id, r.num_tokens + place] = self.rng.random() < p
