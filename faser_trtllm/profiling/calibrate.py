@@ -28,6 +28,7 @@ from faser_trtllm.profiling.recording import RecordingPolicy
 
 NUM_DRAFT_TOKENS = 6
 BATCH_SIZE = 8
+NUM_SINGLE = 4  # prompts decoded one by one, where a step's own time shows best
 TEMPERATURE = 0.8  # of every other prompt; the others are greedy
 
 Progress = Callable[[str, int, int], None]
@@ -47,7 +48,9 @@ def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say
     # Boundary i stands before segment i, so 0 and the last one are none.
     with ExitStack() as stack:
         executor, policy, layers = _open(engines, options, stack)
-        residual_ms = _decode(executor, policy, prompts[:BATCH_SIZE], 0, options, table)
+        residual_ms: list[float] = []
+        for number, prompt in enumerate(prompts[:NUM_SINGLE]):
+            residual_ms += _decode(executor, policy, [prompt], number, options, table)
         overhead_ms = max(0.0, statistics.median(residual_ms)) if residual_ms else 0.0
         boundaries = tuple(range(1, len(layers) - 1)) if options.calibrate else ()
         policy.boundaries = boundaries

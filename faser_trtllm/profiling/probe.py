@@ -14,11 +14,13 @@ from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.ops.accept import Acceptor
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.grid import CONTEXTS, MANY_REQUESTS, Limits, Point
 from faser_trtllm.sampling.table import SamplingTable
 
 MAX_ROWS = 320
+TEMPERATURE = 0.8
 DRAFTED = 8  # tokens of a timed draft call, so that the call itself weighs little
 
 
@@ -63,6 +65,8 @@ class Probe:
                 self.draft = self._stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
             self._max_draft_len = max(DRAFTED, max_draft_len)
             self._sampling = SamplingTable(num_slots, engines.vocab_size, self._max_draft_len)
+            self._tester = Acceptor(num_slots, engines.vocab_size, self._max_draft_len)
+            self._uniform = np.float32(1.0 / engines.vocab_size)
         except BaseException:
             self._stack.close()
             raise
@@ -95,9 +99,9 @@ class Probe:
         """A function that runs the pass of a point once -> ms (of one draft step for draft_step)."""
         spread = _spread(point.num_rows, point.num_requests)
         rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
+        requests = [self._request(slot, end) for slot, _, end in rows]
         if point.kind == "verify":
-            batch = self._batch(rows, logits=None)
-            return lambda: _milliseconds(lambda: self.target.forward(batch))
+            return self._verify_runner(rows, requests)
         assert self.draft is not None
         draft, num_new = self.draft, DRAFTED if point.kind == "draft_step" else 1
         batch = self._batch(rows, logits=1)
@@ -106,11 +110,9 @@ class Probe:
         num_tokens, num_drafts, num_new_drafts = counts
         num_tokens[:] = [end for _, _, end in rows]
         num_new_drafts[:] = num_new
-        requests = [self._request(end) for _, _, end in rows]
 
         def run() -> float:
-            for slot, request in enumerate(requests):
-                self._sampling.bind(slot, request)
+            self._bind(requests)
             array = self._sampling.array
             ms = _milliseconds(
                 lambda: draft.draft(batch, array, num_tokens, num_drafts, num_new_drafts, self._max_draft_len)
@@ -118,6 +120,29 @@ class Probe:
             return ms / num_new
 
         return run
+
+    def _verify_runner(self, rows: list[tuple[int, int, int]], requests: list[Request]) -> Callable[[], float]:
+        """The pass and the free test behind it."""
+        batch, tester = self._batch(rows, logits=None), self._tester
+
+        def work() -> None:
+            logits = self.target.forward(batch)
+            tester.clear()
+            for slot, first, end in rows:
+                tester.add(slot, end - first, first + 1, end - first - 1)
+            tester.run(self._sampling.array, logits)
+
+        def run() -> float:
+            self._bind(requests)
+            return _milliseconds(work)
+
+        return run
+
+    def _bind(self, requests: list[Request]) -> None:
+        for slot, request in enumerate(requests):
+            self._sampling.bind(slot, request)
+            if not request.params.is_greedy:
+                self._sampling.draft_probs(slot)[:] = self._uniform
 
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
         """One pass of the target in segments -> ms of each."""
@@ -166,11 +191,12 @@ class Probe:
             builder.add(slot, self._tokens, first, end, end - first if logits is None else logits)
         return builder.build()
 
-    def _request(self, num_tokens: int) -> Request:
+    def _request(self, slot: int, num_tokens: int) -> Request:
+        """Every other request is sampled, the others are greedy."""
         return Request(
             "probe",
             self._tokens[:num_tokens],
-            SamplingParams(max_tokens=DRAFTED + 1, temperature=0.0),
+            SamplingParams(max_tokens=DRAFTED + 1, temperature=TEMPERATURE if slot % 2 else 0.0),
             max_seq_len=self._tokens.size,
             max_draft_len=self._max_draft_len,
         )
