@@ -64,7 +64,10 @@ class Probe:
             if engines.has_draft:
                 self.draft = self._stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
             self._max_draft_len = max(DRAFTED, max_draft_len)
-            self._sampling = SamplingTable(num_slots, engines.vocab_size, self._max_draft_len)
+            # One table per lane: they may run in two threads.
+            self._drafting, self._testing = (
+                SamplingTable(num_slots, engines.vocab_size, self._max_draft_len) for _ in range(2)
+            )
             self._tester = Acceptor(num_slots, engines.vocab_size, self._max_draft_len)
             self._uniform = np.float32(1.0 / engines.vocab_size)
         except BaseException:
@@ -112,8 +115,8 @@ class Probe:
         num_new_drafts[:] = num_new
 
         def run() -> float:
-            self._bind(requests)
-            array = self._sampling.array
+            self._bind(self._drafting, requests)
+            array = self._drafting.array
             ms = _milliseconds(
                 lambda: draft.draft(batch, array, num_tokens, num_drafts, num_new_drafts, self._max_draft_len)
             )
@@ -130,19 +133,19 @@ class Probe:
             tester.clear()
             for slot, first, end in rows:
                 tester.add(slot, end - first, first + 1, end - first - 1)
-            tester.run(self._sampling.array, logits)
+            tester.run(self._testing.array, logits)
 
         def run() -> float:
-            self._bind(requests)
+            self._bind(self._testing, requests)
             return _milliseconds(work)
 
         return run
 
-    def _bind(self, requests: list[Request]) -> None:
+    def _bind(self, sampling: SamplingTable, requests: list[Request]) -> None:
         for slot, request in enumerate(requests):
-            self._sampling.bind(slot, request)
+            sampling.bind(slot, request)
             if not request.params.is_greedy:
-                self._sampling.draft_probs(slot)[:] = self._uniform
+                sampling.draft_probs(slot)[:] = self._uniform
 
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
         """One pass of the target in segments -> ms of each."""

@@ -1,0 +1,53 @@
+"""The grid stays inside what engines allow, and held-out points are never fitted."""
+
+import pytest
+
+from faser_trtllm.profiling.grid import Limits, draft_points, held_out_points, verify_points
+from faser_trtllm.profiling.options import ProfileOptions
+from faser_trtllm.profiling.profile import grid
+
+LIMITS = [
+    Limits(max_rows=320, max_num_requests=32, max_context=1024, max_draft_len=8),
+    Limits(max_rows=16, max_num_requests=2, max_context=40, max_draft_len=3),
+    Limits(max_rows=64, max_num_requests=1, max_context=300, max_draft_len=1),
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("quick", [False, True])
+def test_points_fit_the_engines(limits, quick, tmp_path) -> None:
+    points = grid(limits, ("all", "verify", "draft"), ProfileOptions(tmp_path, quick=quick))
+    assert points
+    for point in points:
+        assert 1 <= point.num_requests <= min(point.num_rows, limits.max_num_requests)
+        assert point.num_rows <= limits.max_rows
+        assert point.context_len <= limits.longest(point.num_requests) <= limits.max_context
+        if point.kind == "verify":
+            assert point.num_rows <= point.num_requests * (1 + limits.max_draft_len)
+    kinds = {(point.kind, point.partition) for point in points}
+    assert {("verify", "all"), ("draft_step", "all")} <= kinds
+    assert len(set(points)) == len(points)
+
+
+def test_held_out_points_are_not_on_the_grid(tmp_path) -> None:
+    points = grid(LIMITS[0], ("all",), ProfileOptions(tmp_path))
+    held_out = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points if p.held_out}
+    fitted = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points if not p.held_out}
+    assert {kind for kind, *_ in held_out} == {"verify", "draft_step"}
+    assert not held_out & fitted
+
+
+def test_the_edge_of_a_tile_is_measured() -> None:
+    rows = {p.num_rows for p in verify_points(LIMITS[0], "all", quick=False)}
+    assert {16, 17, 32, 33, 64, 65} <= rows
+
+
+def test_seed_decides_held_out_points() -> None:
+    first, again, other = (list(held_out_points(LIMITS[0], seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_catch_up_has_more_rows_than_requests() -> None:
+    points = [p for p in draft_points(LIMITS[0], "all", quick=False) if p.kind == "draft_rows"]
+    assert points
+    assert all(p.num_rows > p.num_requests for p in points)

@@ -1,0 +1,109 @@
+"""`faser profile` on a tiny pair; no time is asserted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.core.cost_table import CostTable, Fingerprint
+from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.profiling import profile
+from faser_trtllm.profiling.options import ProfileOptions
+from faser_trtllm.profiling.profile import load_or_measure, profile_engine_dir
+from tests.checkpoints import make_pair
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profile")
+    target, draft = make_pair(folder / "pair", num_layers=3)
+    build_engines(
+        BuildOptions(
+            target,
+            draft,
+            folder / "engines",
+            max_batch_size=4,
+            max_num_tokens=64,
+            max_seq_len=128,
+            max_draft_len=4,
+            exit_layers=(1, 2),
+        )
+    )
+    return folder / "engines"
+
+
+@pytest.fixture
+def options(engine_dir: Path) -> ProfileOptions:
+    (engine_dir / PROFILE).unlink(missing_ok=True)
+    return ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=8, prompt_len=8, max_tokens=48, plot=False)
+
+
+def test_profile_is_whole_and_loads(options: ProfileOptions) -> None:
+    stages: list[str] = []
+    report = profile_engine_dir(options, lambda what, done, total: stages.append(what))
+    with CoreSet() as cores:
+        fingerprint = fingerprint_of(options.engine_dir, cores.num_threads)
+    table = CostTable.load(options.engine_dir / PROFILE, fingerprint)
+    assert table == report.table
+    assert set(table.error) == {"verify", "draft_step"}
+    assert table.num_segments == 3
+    assert table.verify_ms(4, 2, 32) > 0
+    assert table.draft_step_ms(2, 32) > 0
+    assert {boundary.boundary for boundary in table.exits} <= {1, 2}
+    assert report.num_exit_observations > 0
+    assert {"passes", "segments", "decoding prompts"} <= set(stages)
+    assert any("MAPE" in line for line in report.lines())
+    data = json.loads((options.engine_dir / PROFILE).read_text())
+    assert len(data["held_out"]) == len(report.held_out)
+    assert not list(options.engine_dir.glob("*.tmp"))
+
+
+def test_quick_profile_and_its_reuse(options: ProfileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "QUICK_BUDGET_S", 0.05)
+    measured = load_or_measure(options.engine_dir)
+    written = (options.engine_dir / PROFILE).read_bytes()
+    assert load_or_measure(options.engine_dir) == measured
+    assert (options.engine_dir / PROFILE).read_bytes() == written
+
+
+def test_table_of_another_machine_is_refused_and_kept(options: ProfileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "QUICK_BUDGET_S", 0.05)
+    table = profile_engine_dir(replace(options, quick=True)).table
+    other = Fingerprint("another processor", table.fingerprint.isa, 64, table.fingerprint.engine)
+    replace(table, fingerprint=other).save(options.engine_dir / PROFILE)
+    with pytest.raises(ConfigError, match="another processor"):
+        load_or_measure(options.engine_dir)
+    assert "another processor" in (options.engine_dir / PROFILE).read_text()
+
+
+def test_prompt_file_is_used_and_checked(options: ProfileOptions, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"missing\.txt"):
+        profile_engine_dir(replace(options, prompt_file=tmp_path / "missing.txt"))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def add(first, second):\n\nreturn first\n" * 4)
+    report = profile_engine_dir(replace(options, prompt_file=prompts))
+    assert report.num_exit_observations > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"time_budget_s": 0.0}, "time_budget_s is 0"),
+        ({"num_prompts": 0}, "num"),
+    ],
+)
+def test_wrong_options(options: ProfileOptions, change: dict, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        profile_engine_dir(replace(options, **change))
+
+
+def test_nothing_to_profile_without_a_draft(tmp_path: Path) -> None:
+    target, _ = make_pair(tmp_path / "pair", num_layers=2)
+    build_engines(BuildOptions(target, None, tmp_path / "engines", max_seq_len=64))
+    with pytest.raises(ConfigError, match="no draft engine"):
+        profile_engine_dir(ProfileOptions(tmp_path / "engines"))
