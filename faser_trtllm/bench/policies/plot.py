@@ -64,7 +64,8 @@ def _bursty(axes: list[Any], report: PolicyBenchReport, expand: int) -> None:
         axes[1].plot(timeline.seconds, timeline.draft_len, linewidth=1, label=timeline.system)
     axes[0].set(title=f"x{expand}, bursty", ylabel="requests in flight")
     axes[1].set(xlabel="seconds, idle time left out", ylabel="drafts per request")
-    axes[0].legend(fontsize=7)
+    if axes[0].get_legend_handles_labels()[0]:
+        axes[0].legend(fontsize=7)
 
 
 def _ablation(axes: list[Any], report: PolicyBenchReport, expand: int) -> None:

@@ -1,0 +1,86 @@
+"""The whole policy bench on a tiny pair; no time is asserted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.bench.policies import runner
+from faser_trtllm.bench.policies.options import PolicyBenchOptions
+from faser_trtllm.bench.policies.runner import run_policy_bench
+from faser_trtllm.errors import InvalidArgumentError
+from tests.checkpoints import make_pair
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PolicyBenchOptions:
+    make_options = runner.ProfileOptions
+    monkeypatch.setattr(
+        runner,
+        "ProfileOptions",
+        lambda *args, **kwargs: make_options(*args, **kwargs, time_budget_s=0.2, num_prompts=4, max_tokens=16),
+    )
+    target, draft = make_pair(tmp_path / "pair", num_layers=4)
+    return PolicyBenchOptions(
+        target,
+        draft,
+        tmp_path / "out",
+        expand=(1,),
+        concurrency=(1, 3),
+        fixed=(1, 2, 3),
+        num_fixed_kept=1,
+        minutes=0.5,
+        max_rounds=1,
+        prompt_len=8,
+        min_tokens=4,
+        max_tokens=12,
+        jobs_per_stream=2,
+        num_bursty_jobs=12,
+    )
+
+
+@pytest.mark.slow
+def test_every_policy_gives_the_same_tokens(options: PolicyBenchOptions) -> None:
+    lines: list[str] = []
+    report = run_policy_bench(options, lines.append)
+    assert report.is_exact, report.differences
+    assert not report.absences
+    assert report.workloads(1) == ["concurrency 1", "concurrency 3", "bursty"]
+    for workload in report.workloads(1):
+        cases = report.select(1, workload)
+        assert set(options.systems()) - set(cases) <= {"fixed:1", "fixed:2", "fixed:3"}
+        assert sum(name.startswith("fixed:") for name in cases) == 1  # the others were slower in the warm-up round
+        for case in cases.values():
+            assert len(case.rounds) == 1
+            assert not case.warm_up_only
+            assert 0 < case.rounds[0].oracle <= 1.0
+            assert sum(case.rounds[0].modes.values()) == pytest.approx(1.0)
+            assert case.rounds[0].rows_per_token >= 1.0
+    assert {t.system for t in report.timelines} == set(options.systems())
+    data = json.loads((options.output_dir / "policies.json").read_text())
+    assert len(data["cases"]) == len(report.cases)
+    assert str(options.output_dir) not in json.dumps(data)
+    assert "## Goals" in (options.output_dir / "policies.md").read_text()
+
+
+@pytest.mark.slow
+def test_no_time_left_shows_the_warm_up_round(options: PolicyBenchOptions) -> None:
+    report = run_policy_bench(replace(options, minutes=1e-6, policies=("price",), bursty=False))
+    assert {case.system for case in report.cases} == {"off", "fixed:1", "fixed:2", "fixed:3", "price"}
+    assert all(case.warm_up_only and len(case.rounds) == 1 for case in report.cases)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policies": ("best",)}, "policy best is unknown"),
+        ({"minutes": 0.0}, "minutes is 0"),
+        ({"swing": 0.5}, "swing is 0.5"),
+        ({"expand": ()}, "expand is empty"),
+        ({"max_tokens": 3}, "max_tokens is 3"),
+    ],
+)
+def test_wrong_options(options: PolicyBenchOptions, change: dict, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        run_policy_bench(replace(options, **change))
