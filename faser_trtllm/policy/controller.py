@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-WINDOW = 32  # steps of a trial
+WINDOW = 32  # steps of a trial, at least
+WINDOW_REQUESTS = 1024  # request-steps of a trial: the tokens of a step scatter, their mean is known to some 2% then
+DOUBT = 0.25  # of a window's worth of tokens, as if they had come as predicted: few steps move a factor little
 WARM_UP = 2  # steps of a trial that are not measured: the draft's KV catches up, pipelines fill
-MEMORY = 0.97  # per step, of the measured factors
 FIRST_BACKOFF = 256  # steps
 MAX_BACKOFF = 16384
-MIN_STEPS = 48  # of the incumbent, before it can be challenged
-MAX_FACTOR = 4.0  # a step is counted as at most so many times longer than predicted: a stall is nobody's fault
 
 
 @dataclass
@@ -29,9 +28,8 @@ class _ArmState:
     not_before: int = 0
     backoff: int = FIRST_BACKOFF
 
-    @property
-    def factor(self) -> float | None:
-        return self.tokens / self.expected if self.expected > 0.0 else None
+    def factor(self, doubt: float) -> float | None:
+        return (self.tokens + doubt) / (self.expected + doubt) if self.expected > 0.0 else None
 
 
 @dataclass
@@ -42,6 +40,7 @@ class _ClassState:
     since: int = 0  # step at which the incumbent took over or was last challenged
     trial: str | None = None
     trial_step: int = 0
+    doubt: float = 0.0  # tokens
 
 
 class Controller:
@@ -60,13 +59,13 @@ class Controller:
         if state.trial is not None:
             if state.trial not in predicted:
                 state.trial = None
-            elif state.trial_step < self._window + WARM_UP:
+            elif state.trial_step < self._steps(batch_size) + WARM_UP:
                 return state.trial
             else:
                 self._conclude(state, predicted)
         if state.incumbent not in predicted:
             state.incumbent = self._default
-        if state.step - state.since < MIN_STEPS:
+        if state.step - state.since < self._steps(batch_size):
             return state.incumbent
         challenger = self._challenger(state, predicted)
         if challenger is not None:
@@ -85,16 +84,21 @@ class Controller:
                 return
         measured = state.arms.setdefault(arm, _ArmState())
         measured.last_step = state.step
-        measured.tokens = MEMORY * measured.tokens + num_tokens
-        measured.expected = MEMORY * measured.expected + predicted * ms
+        memory = 1.0 - 1.0 / self._steps(batch_size)
+        measured.tokens = memory * measured.tokens + num_tokens
+        measured.expected = memory * measured.expected + predicted * ms
+        state.doubt = DOUBT * self._steps(batch_size) * batch_size
 
     def factor(self, batch_size: int, arm: str) -> float | None:
         """Measured over predicted goodput of an arm; None if it never ran."""
         state = self._state(batch_size)
-        return state.arms[arm].factor if arm in state.arms else None
+        return state.arms[arm].factor(state.doubt) if arm in state.arms else None
 
     def in_trial(self, batch_size: int) -> bool:
         return self._state(batch_size).trial is not None
+
+    def _steps(self, batch_size: int) -> int:
+        return max(self._window, WINDOW_REQUESTS // batch_size)
 
     def _state(self, batch_size: int) -> _ClassState:
         key = batch_size.bit_length()
@@ -106,10 +110,10 @@ class Controller:
     def _estimate(self, state: _ClassState, arm: str, predicted: Mapping[str, float]) -> float:
         """Corrected prediction; an arm that did not run for long is corrected like the incumbent, but never upwards."""
         state_of_arm = state.arms.setdefault(arm, _ArmState())
-        measured = state_of_arm.factor
+        measured = state_of_arm.factor(state.doubt)
         stale = arm not in (state.incumbent, state.trial) and state.step - state_of_arm.last_step > FIRST_BACKOFF
         if measured is None or stale:
-            own = state.arms.setdefault(state.incumbent, _ArmState()).factor
+            own = state.arms.setdefault(state.incumbent, _ArmState()).factor(state.doubt)
             # Half of the incumbent's shortfall is taken to be the table's, which every arm shares; the other half is
             # its own, so that an arm that disappoints is challenged.
             measured = 1.0 if own is None else min(1.0, 0.5 + 0.5 * own)

@@ -6,7 +6,8 @@ from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
 
-MEMORY = 0.95  # per step
+MEMORY = 0.95  # per step looked at
+LEARN_EVERY = 4  # steps, for the scales
 MAX_SCALE = 4.0
 PUBLISH = 0.03  # relative change of a scale that makes new arrays
 CACHE_SIZE = 512
@@ -25,6 +26,7 @@ class MeasuredCosts:
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._last_s = 0.0
+        self._num_steps = 0
 
     @property
     def table(self) -> CostTable:
@@ -49,7 +51,8 @@ class MeasuredCosts:
 
     def observe(self, outcome: StepOutcome, context_len: float) -> float:
         """Learn from a step -> its duration in ms, with the time since the last step where the two are adjoining."""
-        if outcome.mode is Mode.SERIAL:
+        self._num_steps += 1
+        if outcome.mode is Mode.SERIAL and self._num_steps % LEARN_EVERY == 0:
             verify = self._table.verify_ms_array(outcome.num_rows, len(outcome.decoding), context_len)
             self._learn(1, outcome.verify_ms, float(verify[outcome.num_rows]))
             if outcome.num_drafted:

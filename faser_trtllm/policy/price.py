@@ -39,18 +39,17 @@ from faser_trtllm.policy.measured_costs import MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 
-MIN_GAIN = 0.01  # over drafting nothing, to start drafting
-KEEP_GAIN = 0.0  # to go on
+MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
 WARM_UP_LEN = 2
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 PROBE_SHARE = 0.01  # of the time, for drafts that only serve to learn whether drafting would pay again
 PROBE_LEN = 3
 PROBE_REQUESTS = 4
+PROBE_RUN = 16  # probes in a row for the same requests, so that their catching up is paid once
 MIN_PROBE_COST = 0.1  # of its time, however much it promises
 MAX_URGENCY = 4.0
-CONTEXT_STEPS = 16  # steps between two looks at the requests' lengths
-STOP_GRAIN = 0.03  # relative change of the price that makes a new DraftStop
+PLAN_STEPS = 8  # a plan holds so long, if the batch stays: what it rests on is learnt no faster
 MARGINS = {"price": 0.0, "off": 0.01, "uniform": 0.02} | dict.fromkeys(MODE_ARMS, 0.03)
 
 
@@ -76,9 +75,8 @@ class PricePolicy:
         self._auto_mode = mode == "auto"
         self._mode = Mode.SERIAL if mode == "auto" else Mode(mode)
         self._context_len = 1.0
-        self._context_age = 0
-        self._context_requests = 0
-        self._drafting = False  # whether the last plan of this policy's own choice drafted
+        self._pays = False  # whether the price's own choice drafts
+        self._drafting = False  # whether the plan drafts
         self._arm = "price"
         self._promised = 0.0  # goodput that the arm was predicted to have, 0 where it is not to be judged
         self._price = 0.0
@@ -86,8 +84,12 @@ class PricePolicy:
         self._probe_credit_ms = 0.0
         self._probe_turn = 0
         self._probing = False
-        self._stop: DraftStop | None = None
-        self._stop_key: tuple[int, int, float] = (0, 0, 0.0)
+        self._probe_at_ms = 0.0
+        self._plan = DraftPlan([])
+        self._plan_age = 0
+        self._plan_key: tuple[int, int, bool] = (0, 0, False)
+        self._plan_decoding: tuple[Request, ...] = ()
+        self._ratio = np.ones((1, max_draft_len))  # expected survival by place over that of the first, by request
 
     @property
     def price(self) -> float:
@@ -99,13 +101,28 @@ class PricePolicy:
         n = len(decoding)
         if n == 0:
             return DraftPlan([])
-        context_len = self._context(decoding)
+        self._plan_age += 1
+        decoded = tuple(decoding)
+        key = (n, view.num_context_rows, view.num_waiting > 0)
+        if self._plan_age >= PLAN_STEPS or key != self._plan_key or decoded != self._plan_decoding:
+            self._plan_age, self._plan_key, self._plan_decoding = 0, key, decoded
+            self._plan = self._decide(view)
+        self._probing = False
+        if self._drafting:
+            return self._plan
+        probe = self._probe(decoding, self._context_len)
+        return self._plan if probe is None else DraftPlan(probe)
+
+    def _decide(self, view: StepView) -> DraftPlan:
+        """The plan for the next steps, until the batch changes."""
+        decoding = view.decoding
+        n = len(decoding)
+        context_len = self._context_len = sum(request.num_tokens for request in decoding) / n
         costs = self._costs.costs(n, n + view.num_context_rows, context_len)
         # Prompt rows are worth as much as tokens while others wait for their end: the price rises, drafts are fewer.
         base_tokens = float(n + view.num_context_rows) if view.num_waiting else float(n)
         choice = self._choose(view, costs, base_tokens)
-        lengths = choice.lengths
-        pays = choice.goodput > choice.off_goodput * (1.0 + (KEEP_GAIN if self._drafting else MIN_GAIN))
+        pays = choice.goodput > choice.off_goodput * (1.0 + (0.0 if self._pays else MIN_GAIN))
         predicted = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
         limit = max(request.draft_limit for request in decoding)
         expected = self.estimator.expected(0.0)
@@ -115,25 +132,29 @@ class PricePolicy:
             predicted |= predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
         arm = self._arm = self.controller.choose(n, predicted)
         self._promised = predicted[arm] if view.num_context_rows == 0 else 0.0
+        self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
-        self._drafting = pays
-        self._probing = False
+        self._drafting = arm != "off" and (uniform.lengths[0] > 0 if arm == "uniform" else pays)
+        if not self._drafting:
+            self._horizon = 0
+            return DraftPlan([0] * n)
         if arm == "uniform":
             self._horizon = uniform.lengths[0]
             return DraftPlan(uniform.lengths)
-        if arm == "off" or not pays:
-            return DraftPlan(self._probe(decoding, context_len, choice.off_goodput))
-        self._horizon = max(lengths)
+        self._horizon = max(choice.lengths)
+        if n > 1:
+            survival = self.estimator.expected_many(self.estimator.offsets(list(decoding)))
+            self._ratio = survival / np.maximum(survival[:, :1], 1e-9)
         stop = self._draft_stop(choice, costs, n)
         if n == 1:
             wanted = [self._max_draft_len]  # the price decides how far
         else:
-            wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
+            wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in choice.lengths]
         mode = Mode(arm) if arm in MODE_ARMS else self._mode
         return DraftPlan(wanted, stop, mode)
 
     def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
-        if self._arm in ("uniform", "off") or self._probing or not self._drafting:
+        if not self._drafting or self._probing or self._arm == "uniform":
             return list(num_pending)
         decoding = view.decoding
         n = len(decoding)
@@ -146,10 +167,10 @@ class PricePolicy:
             return [stop_along(survival, ratio, costs.verify, self._price)]
         requests = list(decoding)
         live = self.estimator.survivals(requests, list(num_pending))
-        expected_many = self.estimator.expected_many(self.estimator.offsets(requests))
-        ahead = live[:, :1] * expected_many / np.maximum(expected_many[:, :1], 1e-9)
-        horizon = min(self._horizon + SLACK, self._max_draft_len)
-        ahead = ahead[:, :horizon]
+        ratios = self._ratio
+        if len(ratios) != n or tuple(requests) != self._plan_decoding:  # half of the batch, or someone has left
+            ratios = np.tile(ratios.mean(0), (n, 1))
+        ahead = live[:, :1] * ratios[:, : min(self._horizon + SLACK, self._max_draft_len)]
         weights = self._weights(view)
         if weights is not None:
             live *= weights[:, None]
@@ -206,31 +227,19 @@ class PricePolicy:
                 weights[i] = min(MAX_URGENCY, max(1.0, needed_ms / slack_ms))
         return weights / float(weights.mean())
 
-    def _context(self, decoding: Sequence[Request]) -> float:
-        """Mean length of the requests; looked at now and then, since costs change slowly with it."""
-        n = len(decoding)
-        if self._context_age <= 0 or n != self._context_requests:
-            self._context_len = sum(request.num_tokens for request in decoding) / n
-            self._context_age = CONTEXT_STEPS
-            self._context_requests = n
-        self._context_age -= 1
-        return self._context_len
-
-    def _probe(self, decoding: Sequence[Request], context_len: float, off_goodput: float) -> list[int]:
+    def _probe(self, decoding: Sequence[Request], context_len: float) -> list[int] | None:
         """A few drafts for a few requests, in turn, if the time set aside for it has come together.
 
         Without them nothing would be learnt while nothing is drafted. A probe costs what it takes beyond the expected
         worth of its tokens, so where drafting nearly pays, probes are frequent.
         """
         n = len(decoding)
-        lengths = [0] * n
-        self._horizon = 0
         if self.estimator.version <= WARM_UP_REFITS:
             self._probing = True
             return [WARM_UP_LEN if i < PROBE_REQUESTS else 0 for i in range(n)]
-        if self._probe_credit_ms <= 0.0:
-            return lengths
-        turn = self._probe_turn % n
+        if self._probe_credit_ms < self._probe_at_ms:
+            return None
+        turn = self._probe_turn // PROBE_RUN * PROBE_REQUESTS % n
         chosen = [i % n for i in range(turn, turn + min(n, PROBE_REQUESTS))]
         chosen = [i for i in chosen if decoding[i].draft_limit]
         lag = sum(decoding[i].num_tokens - decoding[i].num_draft_computed_tokens for i in chosen)
@@ -239,24 +248,20 @@ class PricePolicy:
         needed = self._costs.catch_up_ms(lag, context_len) + PROBE_LEN * costs.draft_step[len(chosen)]
         needed += costs.verify[num_rows] - costs.verify[0]
         gained = sum(sum(self.estimator.expected(self.estimator.offset(decoding[i]))[:PROBE_LEN]) for i in chosen)
-        needed = max(MIN_PROBE_COST * needed, needed - gained / off_goodput)
+        needed = max(MIN_PROBE_COST * needed, needed - gained / self._price)
         if not chosen or self._probe_credit_ms < needed:
-            return lengths
+            self._probe_at_ms = needed
+            return None
         self._probe_credit_ms -= needed
-        self._probe_turn += PROBE_REQUESTS
+        self._probe_turn += 1
         self._probing = True
-        for i in chosen:
-            lengths[i] = PROBE_LEN
-        return lengths
+        self._probe_at_ms = 0.0
+        return [PROBE_LEN if i in chosen else 0 for i in range(n)]
 
     def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
         """Drafting on must pay for the draft step and for the rows that it adds, at the mean ms of a row up to a little
         beyond the plan: over a stair, not on it."""
         price = choice.goodput
-        key = (self.estimator.version, num_requests, price)
-        old = self._stop_key
-        if self._stop is not None and old[:2] == key[:2] and abs(price - old[2]) <= STOP_GRAIN * old[2]:
-            return self._stop
         last = min(choice.num_slots + num_requests, len(costs.verify) - 1)
         row_ms = float(costs.verify[last] - costs.verify[0]) / max(1, last)
         step_price = np.zeros(self._max_batch_size + 1, np.float32)
@@ -264,9 +269,7 @@ class PricePolicy:
         step_price[: num_requests + 1] += row_ms * np.arange(num_requests + 1)
         step_price *= price
         estimator = self.estimator
-        self._stop = DraftStop(estimator.slope, estimator.intercept, estimator.prior, step_price, price * row_ms)
-        self._stop_key = key
-        return self._stop
+        return DraftStop(estimator.slope, estimator.intercept, estimator.prior, step_price, price * row_ms)
 
 
 def _num_tokens(outcome: StepOutcome) -> int:

@@ -25,16 +25,19 @@ Float32Array = npt.NDArray[np.float32]
 INITIAL_INTERCEPT = 1.5  # p = 0.82 before anything is known (vLLM's value)
 RIDGE = 1e-3
 MIN_OBSERVATIONS = 50  # fewer: the pooled fit of all places stands in
-REFIT_OBSERVATIONS = 256  # or every REFIT_STEPS steps, whichever is first
-REFIT_STEPS = 32
-EARLY_REFITS = 6  # the first ones come after fewer steps
-EARLY_STEPS = 8
+FLUSH_STEPS = 8  # steps after which requests' offsets are learnt, or
+FLUSH_OBSERVATIONS = 256  # tested drafts
+REFIT_FLUSHES = 4  # flushes after which the population is fitted, or
+REFIT_OBSERVATIONS = 768  # tested drafts
+EARLY_REFITS = 6  # the first ones come with every flush
+SETTLED = 1000  # tested drafts after which
+SETTLED_FLUSHES = 12  # is often enough
 MEMORY = 1500.0  # observations of a place after which old ones weigh 1 / e
 MAX_STEP = 1.0  # of slope and of intercept, per refit
 PRIOR_WEIGHT = 8.0  # pseudo-observations of the pooled rate in a place's rate
 RATE_MEMORY = 400.0  # observations, for the rates by place
 OFFSET_PRECISION = 6.0  # of a request's log-odds offset: standard deviation 0.4 over requests
-OFFSET_MEMORY = 0.97  # per observed step
+OFFSET_MEMORY = 0.85  # per flush
 MAX_OFFSET = 2.0
 MAX_MARGIN = 20.0  # logits; more says nothing more, and keeps the fit in range
 NUM_BINS = 20
@@ -84,14 +87,17 @@ class SurvivalEstimator:
         self._tested = np.zeros(k + 1)  # discounted counts for the rates
         self._accepted = np.zeros(k + 1)
         self._num_seen = np.zeros(k + 1)
-        self._offset: list[float] = [0.0] * max_batch_size  # by slot
-        self._offset_info: list[float] = [0.0] * max_batch_size
+        self._offset = np.zeros(max_batch_size)  # by slot
+        self._offset_info = np.zeros(max_batch_size)
         self._owner: list[str | None] = [None] * max_batch_size
-        self._places: list[int] = []
-        self._margins: list[float] = []
-        self._outcomes: list[int] = []
-        self._predicted: list[float] = []
+        self._margins: list[float] = []  # of tested drafts; then by request: slot, tested, accepted
+        self._slots: list[int] = []
+        self._tests: list[int] = []
+        self._wins: list[int] = []
         self._steps = 0
+        self._kept: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray]] = []
+        self._num_kept = 0
+        self._num_flushes = 0
         self._bins = np.zeros((3, NUM_BINS))
         self.version = 0
         self._publish()
@@ -103,10 +109,11 @@ class SurvivalEstimator:
     def offset(self, request: Request) -> float:
         """The request's log-odds offset; 0 for a new one."""
         slot = request.slot
-        return self._offset[slot] if slot >= 0 and self._owner[slot] == request.request_id else 0.0
+        return float(self._offset[slot]) if slot >= 0 and self._owner[slot] == request.request_id else 0.0
 
     def offsets(self, requests: list[Request]) -> FloatArray:
-        return np.array([self.offset(request) for request in requests])
+        owner, offset = self._owner, self._offset.tolist()
+        return np.array([offset[r.slot] if owner[r.slot] == r.request_id else 0.0 for r in requests])
 
     def survival(self, request: Request, num_pending: int) -> list[float]:
         """Survival of the request's first num_pending drafts, non-increasing."""
@@ -149,56 +156,62 @@ class SurvivalEstimator:
         return np.cumprod(p, axis=1, out=p)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in the drafts that the step tested; refit now and then."""
-        slope, intercept = self._slope_list, self._intercept_list
+        """Take in the drafts that the step tested; learn now and then."""
         for request, tested, accepted in zip(outcome.decoding, outcome.num_tested, outcome.num_accepted, strict=True):
-            if tested == 0:
-                continue
-            tested = min(tested, self._k)
-            first = request.num_tokens
-            offset = self.offset(request)
-            gradient = info = 0.0
-            for place, margin in enumerate(request.draft_margins[first : first + tested].tolist()):
-                margin = min(margin, MAX_MARGIN)
-                p = _sigmoid(slope[place] * margin + intercept[place] + offset)
-                won = 1 if place < accepted else 0
-                gradient += won - p
-                info += p * (1.0 - p)
-                self._places.append(place)
-                self._margins.append(margin)
-                self._outcomes.append(won)
-                self._predicted.append(p)
-            self._learn_offset(request, offset, gradient, info)
+            if tested and request.slot >= 0:
+                first = request.num_tokens
+                self._margins += request.draft_margins[first : first + tested].tolist()
+                self._slots.append(request.slot)
+                self._tests.append(tested)
+                self._wins.append(accepted)
+                if self._owner[request.slot] != request.request_id:
+                    self._owner[request.slot] = request.request_id
+                    self._offset[request.slot] = self._offset_info[request.slot] = 0.0
         self._steps += 1
-        due = EARLY_STEPS if self.version <= EARLY_REFITS else REFIT_STEPS
-        if self._places and (self._steps >= due or len(self._places) >= REFIT_OBSERVATIONS):
-            self._refit()
+        if self._steps >= FLUSH_STEPS or len(self._margins) >= FLUSH_OBSERVATIONS:
+            self._steps = 0
+            if self._margins:
+                self._flush()
 
     def reliability(self) -> Reliability:
         """Of the predictions made before each outcome was known, since the start (NUM_BINS bins)."""
         return _diagram(*self._bins)
 
-    def _learn_offset(self, request: Request, offset: float, gradient: float, info: float) -> None:
-        """One Newton step of a penalised log-odds offset; the penalty shrinks it towards the population's 0."""
-        slot = request.slot
-        if slot < 0:
-            return
-        if self._owner[slot] != request.request_id:
-            self._owner[slot] = request.request_id
-            self._offset_info[slot] = 0.0
-        known = OFFSET_MEMORY * self._offset_info[slot] + info
-        self._offset_info[slot] = known
-        offset += (gradient - (1.0 - OFFSET_MEMORY) * OFFSET_PRECISION * offset) / (known + OFFSET_PRECISION)
-        self._offset[slot] = max(-MAX_OFFSET, min(MAX_OFFSET, offset))
+    def _flush(self) -> None:
+        """Offsets of the requests seen, then, when it is due, the population's fit."""
+        tests = np.array(self._tests)
+        slots = np.repeat(np.array(self._slots), tests)
+        starts = np.repeat(np.cumsum(tests) - tests, tests)
+        places = np.arange(starts.size) - starts
+        won = (places < np.repeat(np.array(self._wins), tests)).astype(np.float64)
+        margins = np.minimum(np.array(self._margins), MAX_MARGIN)
+        for buffer in (self._margins, self._slots, self._tests, self._wins):
+            buffer.clear()
+        p = 1.0 / (1.0 + np.exp(-(self._logits(places, margins) + self._offset[slots])))
+        self._learn_offsets(slots, won - p, p * (1.0 - p))
+        self._kept.append((places, margins, won, p))
+        self._num_kept += places.size
+        self._num_flushes += 1
+        due = 1 if self.version <= EARLY_REFITS else REFIT_FLUSHES if self._num_seen[-1] < SETTLED else SETTLED_FLUSHES
+        if self._num_flushes >= due or self._num_kept >= REFIT_OBSERVATIONS:
+            self._refit()
+
+    def _learn_offsets(self, slots: npt.NDArray[np.int64], error: FloatArray, weight: FloatArray) -> None:
+        """One Newton step of penalised log-odds offsets; the penalty shrinks them towards the population's 0."""
+        size = self._offset.size
+        gradient = np.bincount(slots, error, minlength=size)
+        info = np.bincount(slots, weight, minlength=size)
+        seen = info > 0.0
+        known = OFFSET_MEMORY * self._offset_info + info
+        fade = (1.0 - OFFSET_MEMORY) * OFFSET_PRECISION * self._offset
+        moved = np.clip(self._offset + (gradient - fade) / (known + OFFSET_PRECISION), -MAX_OFFSET, MAX_OFFSET)
+        self._offset_info = np.where(seen, known, self._offset_info)
+        self._offset = np.where(seen, moved, self._offset)
 
     def _refit(self) -> None:
-        places = np.array(self._places)
-        margins = np.array(self._margins)
-        won = np.array(self._outcomes, np.float64)
-        predicted = np.array(self._predicted)
-        for buffer in (self._places, self._margins, self._outcomes, self._predicted):
-            buffer.clear()
-        self._steps = 0
+        places, margins, won, predicted = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
+        self._kept.clear()
+        self._num_kept = self._num_flushes = 0
         bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         for row, weights in zip(self._bins, (None, predicted, won), strict=True):
             row += np.bincount(bins, weights, minlength=NUM_BINS)
@@ -209,16 +222,14 @@ class SurvivalEstimator:
         self._recentre(float((self._logits(places, margins) - before).mean()))
 
     def _logits(self, places: npt.NDArray[np.int64], margins: FloatArray) -> FloatArray:
-        return margins * self.slope[places] + self.intercept[places]
+        return np.asarray(margins * self.slope[places] + self.intercept[places])
 
     def _recentre(self, moved: float) -> None:
         """The population's log-odds moved: offsets were learnt against the old ones, so what both now say is said once.
 
         Otherwise a single request's bad luck would count twice, in its offset and in the population.
         """
-        for slot, (offset, info) in enumerate(zip(self._offset, self._offset_info, strict=True)):
-            if info > 0.0:
-                self._offset[slot] = offset - moved * info / (info + OFFSET_PRECISION)
+        self._offset = self._offset - moved * self._offset_info / (self._offset_info + OFFSET_PRECISION)
 
     def _newton(self, places: npt.NDArray[np.int64], margins: FloatArray, won: FloatArray) -> None:
         """One damped step per place that has news."""
