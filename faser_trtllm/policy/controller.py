@@ -9,6 +9,7 @@ trial.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,8 +17,9 @@ WINDOW = 32  # steps of a trial, at least
 WINDOW_REQUESTS = 1024  # request-steps of a trial: the tokens of a step scatter, their mean is known to some 2% then
 DOUBT = 0.25  # of a window's worth of tokens, as if they had come as predicted: few steps move a factor little
 WARM_UP = 2  # steps of a trial that are not measured: the draft's KV catches up, pipelines fill
-FIRST_BACKOFF = 256  # steps
-MAX_BACKOFF = 16384
+FIRST_BACKOFF = 4  # trials' lengths
+MAX_BACKOFF = 256
+SCATTER = 0.5  # of the tokens of a request and step, over their mean: doubts that a challenge must overcome, too
 
 
 @dataclass
@@ -40,6 +42,7 @@ class _ClassState:
     since: int = 0  # step at which the incumbent took over or was last challenged
     trial: str | None = None
     trial_step: int = 0
+    trial_length: int = WINDOW
     doubt: float = 0.0  # tokens
 
 
@@ -65,9 +68,11 @@ class Controller:
                 self._conclude(state, predicted)
         if state.incumbent not in predicted:
             state.incumbent = self._default
-        if state.step - state.since < self._steps(batch_size):
+        since = state.step - state.since
+        if since < self._window:
             return state.incumbent
-        challenger = self._challenger(state, predicted)
+        doubt = SCATTER / math.sqrt(min(since, self._steps(batch_size)) * batch_size)
+        challenger = self._challenger(state, predicted, doubt)
         if challenger is not None:
             state.trial, state.trial_step = challenger, 0
             state.arms[challenger].tokens = state.arms[challenger].expected = 0.0
@@ -105,13 +110,17 @@ class Controller:
         state = self._classes.get(key)
         if state is None:
             state = self._classes[key] = _ClassState(self._default)
+            state.trial_length = self._steps(batch_size)
         return state
 
     def _estimate(self, state: _ClassState, arm: str, predicted: Mapping[str, float]) -> float:
         """Corrected prediction; an arm that did not run for long is corrected like the incumbent, but never upwards."""
         state_of_arm = state.arms.setdefault(arm, _ArmState())
         measured = state_of_arm.factor(state.doubt)
-        stale = arm not in (state.incumbent, state.trial) and state.step - state_of_arm.last_step > FIRST_BACKOFF
+        stale = (
+            arm not in (state.incumbent, state.trial)
+            and state.step - state_of_arm.last_step > FIRST_BACKOFF * state.trial_length
+        )
         if measured is None or stale:
             own = state.arms.setdefault(state.incumbent, _ArmState()).factor(state.doubt)
             # Half of the incumbent's shortfall is taken to be the table's, which every arm shares; the other half is
@@ -119,7 +128,7 @@ class Controller:
             measured = 1.0 if own is None else min(1.0, 0.5 + 0.5 * own)
         return predicted[arm] * measured
 
-    def _challenger(self, state: _ClassState, predicted: Mapping[str, float]) -> str | None:
+    def _challenger(self, state: _ClassState, predicted: Mapping[str, float], doubt: float) -> str | None:
         best, best_gain = None, 0.0
         own = self._estimate(state, state.incumbent, predicted)
         for arm, margin in self._margins.items():
@@ -128,7 +137,7 @@ class Controller:
             measured = state.arms.setdefault(arm, _ArmState())
             if measured.not_before > state.step:
                 continue
-            gain = self._estimate(state, arm, predicted) / max(own, 1e-9) - 1.0 - margin
+            gain = self._estimate(state, arm, predicted) / max(own, 1e-9) - 1.0 - margin - doubt
             if gain > best_gain:
                 best, best_gain = arm, gain
         return best
@@ -144,5 +153,5 @@ class Controller:
         if after > before * (1.0 + 0.5 * self._margins[arm]):
             loser = state.arms[state.incumbent]
             state.incumbent = arm
-        loser.not_before = state.step + loser.backoff
+        loser.not_before = state.step + loser.backoff * state.trial_length
         loser.backoff = min(2 * loser.backoff, MAX_BACKOFF)

@@ -42,6 +42,7 @@ from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
 WARM_UP_LEN = 2
+JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 PROBE_SHARE = 0.01  # of the time, for drafts that only serve to learn whether drafting would pay again
 PROBE_LEN = 3
@@ -194,6 +195,8 @@ class PricePolicy:
         self._exits.observe(outcome)
         ms = self._costs.observe(outcome, self._context_len)
         self._probe_credit_ms += PROBE_SHARE * ms
+        if self.estimator.version <= JUDGED_REFITS:
+            return  # the first promises rest on nothing
         if self._promised > 0.0 and outcome.num_context_rows == 0 and not self._probing:
             self.controller.record(len(outcome.decoding), self._arm, _num_tokens(outcome), self._promised, ms)
 
