@@ -13,7 +13,6 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.core.cost_table import CostTable, ExitModel
-from faser_trtllm.core.decision import StepOutcome
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
@@ -21,7 +20,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.partition.core_set import CoreSet
-from faser_trtllm.profiling.exit_models import ExitQuality, fit_exit_models
+from faser_trtllm.profiling.exit_models import ExitQuality, fit_exit_models, judge
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.prompts import draw_prompts
 from faser_trtllm.profiling.recording import RecordingPolicy
@@ -50,17 +49,20 @@ def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say
         executor, policy, layers = _open(engines, options, stack)
         residual_ms: list[float] = []
         for number, prompt in enumerate(prompts[:NUM_SINGLE]):
-            residual_ms += _decode(executor, policy, [prompt], number, options, table)
+            residual_ms += _decode(executor, policy, [prompt], number, options)
         overhead_ms = max(0.0, statistics.median(residual_ms)) if residual_ms else 0.0
         boundaries = tuple(range(1, len(layers) - 1)) if options.calibrate else ()
         policy.boundaries = boundaries
         for first in range(0, len(prompts) if boundaries else 0, BATCH_SIZE):
-            _decode(executor, policy, prompts[first : first + BATCH_SIZE], first, options, table)
+            _decode(executor, policy, prompts[first : first + BATCH_SIZE], first, options)
             say("decoding prompts", min(len(prompts), first + BATCH_SIZE), len(prompts))
     if not boundaries:
         return Calibration(overhead_ms=overhead_ms)
     seen = policy.observations()
     models, qualities = fit_exit_models(seen, boundaries, [layers[b] for b in boundaries])
+    if table.num_segments:
+        acceptance = float(seen.accepted.mean()) if seen.accepted.size else 0.0
+        models = judge(models, qualities, table, policy.num_draft_tokens, acceptance)
     return Calibration(tuple(models), tuple(qualities), int(seen.accepted.size), overhead_ms)
 
 
@@ -131,9 +133,8 @@ def _decode(
     prompts: list[list[int]],
     first: int,
     options: ProfileOptions,
-    table: CostTable,
 ) -> list[float]:
-    """Run the prompts to their end -> ms of each step without prompts beyond the passes that the table knows."""
+    """Run the prompts to their end -> ms of each step without prompts, beside drafting and verification."""
     for number, prompt in enumerate(prompts, first):
         params = SamplingParams(
             max_tokens=options.max_tokens,
@@ -149,16 +150,4 @@ def _decode(
             return residual_ms
         ms = 1e3 * (time.perf_counter() - start)
         if len(policy.outcomes) > num_before and policy.outcomes[-1].num_context_rows == 0 and not policy.boundaries:
-            residual_ms.append(ms - predicted_ms(table, policy.outcomes[-1]))
-
-
-def predicted_ms(table: CostTable, outcome: StepOutcome) -> float:
-    """What the cost table says of a serial step's passes."""
-    n = len(outcome.decoding)
-    context = statistics.fmean(request.num_tokens for request in outcome.decoding) if n else 0.0
-    ms = table.verify_ms(outcome.num_rows, n, context)
-    steps = max(outcome.num_pending, default=0)
-    if outcome.num_drafted:
-        drafting = max(1, round(outcome.num_drafted / steps)) if steps else n
-        ms += table.draft_rows_ms(2 * n, n, context) + max(0, steps - 1) * table.draft_step_ms(drafting, context)
-    return ms
+            residual_ms.append(ms - policy.outcomes[-1].step_ms)

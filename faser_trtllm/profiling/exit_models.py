@@ -7,17 +7,21 @@ scores, here with the score gap and the estimate that the draft's own confidence
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.cost_table import ExitModel
+from faser_trtllm.core.cost_table import CostTable, ExitModel
 from faser_trtllm.profiling.logistic import fit_logistic, logit, sigmoid
 from faser_trtllm.profiling.recording import MAX_RANK, Observations
 
 THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 MIN_OBSERVATIONS = 200
+PAY_BATCHES = (4, 8, 16, 32)
+PAY_CONTEXT = 256
+MIN_PAY = 0.01  # of the pass
+MIN_DROPPED = 30
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -26,7 +30,8 @@ class ExitQuality:
     """Dropping what the model gives less than threshold, on observations that it was not fitted to.
 
     precision: of the dropped, rejected indeed. recall: of the rejected, dropped. share: dropped of all tested.
-    baseline_precision, baseline_recall: of the draft's confidence alone, dropping as many.
+    num_dropped: observations behind precision. baseline_precision, baseline_recall: of the draft's confidence alone,
+    dropping as many.
     """
 
     boundary: int
@@ -35,6 +40,7 @@ class ExitQuality:
     precision: float
     recall: float
     share: float
+    num_dropped: int
     baseline_precision: float
     baseline_recall: float
 
@@ -64,6 +70,45 @@ def fit_exit_models(
     return models, qualities
 
 
+def judge(
+    models: Sequence[ExitModel], qualities: Sequence[ExitQuality], table: CostTable, num_drafts: int, acceptance: float
+) -> list[ExitModel]:
+    """The models, with `pays` where dropping rows at the boundary gains time over the draft's confidence alone.
+
+    For full batches of num_drafts drafts per request and every threshold: time saved by the rows dropped, less the time
+    that the accepted drafts among them are worth, once with the exit (the rows have run up to the boundary, and their
+    scores cost something) and once with as many rows left out before the pass because of the draft's confidence. Early
+    exit pays if it gains MIN_PAY of the pass more than that, or than nothing, on average over batch sizes (a single one
+    may sit at the edge of a tile); thresholds that dropped fewer than MIN_DROPPED observations prove nothing.
+    """
+    tokens_each = sum(acceptance**j for j in range(num_drafts + 1))
+    return [
+        replace(
+            model,
+            pays=any(
+                np.mean([_gain(table, q, batch, num_drafts, tokens_each) for batch in PAY_BATCHES]) > MIN_PAY
+                for q in qualities
+                if q.boundary == model.boundary and q.num_dropped >= MIN_DROPPED
+            ),
+        )
+        for model in models
+    ]
+
+
+def _gain(table: CostTable, q: ExitQuality, batch: int, num_drafts: int, tokens_each: float) -> float:
+    rows = batch * (1 + num_drafts)
+    dropped = round(q.share * batch * num_drafts)
+    pass_ms = table.verify_ms(rows, batch, PAY_CONTEXT)
+    token_ms = pass_ms / (batch * tokens_each)
+    ahead, whole = (table.remaining_ms_array(b, rows, batch, PAY_CONTEXT)[rows] for b in (q.boundary, 0))
+    saved_ms = pass_ms - table.verify_ms(rows - dropped, batch, PAY_CONTEXT)
+    by_confidence = saved_ms - dropped * (1 - q.baseline_precision) * token_ms
+    # Both from the one curve of whole passes: differences of two curves would be differences of their errors.
+    by_exit = saved_ms * float(ahead / whole) - dropped * (1 - q.precision) * token_ms
+    by_exit -= table.exit_ms(q.boundary, batch * num_drafts)
+    return (by_exit - max(0.0, by_confidence)) / pass_ms
+
+
 def confidence(seen: Observations, fitted: npt.NDArray[np.bool_]) -> FloatArray:
     """The estimate before the pass, from margin and place, fitted on the observations marked -> [n]."""
     places = seen.place[:, None] == np.arange(1, int(seen.place.max(initial=0)) + 1)
@@ -90,6 +135,7 @@ def _quality(
         threshold,
         *_precision_recall(dropped, accepted),
         num_dropped / accepted.size,
+        num_dropped,
         *_precision_recall(by_prior, accepted),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import threading
 import time
@@ -29,18 +30,21 @@ class Measured:
 def measure_points(
     probe: Probe, points: Sequence[Point], budget_s: float, tick: Tick | None = None, min_rounds: int = MIN_ROUNDS
 ) -> Measured:
-    """Medians over rounds of the best of a visit; every round visits every point, forwards and backwards in turn.
+    """Lower quartiles over rounds of the best of a visit; every round visits every point, in an order of its own.
 
-    One round warms up and tells how many rounds fit the budget.
+    Others on the machine only ever add time, often for longer than a round: shuffling spreads that over all points, and
+    the quartile leaves it out. One round warms up and tells how many rounds fit the budget.
     """
     runners = [(point, probe.runner(point)) for point in points]
-    # A change of partition moves the engines, so a round goes through the partitions one after the other.
-    runners.sort(key=lambda item: probe.partitions.index(item[0].partition))
+    shuffle = random.Random(0).shuffle
     times: dict[Point, list[float]] = {point: [] for point in points}
 
-    def run_round(keep: bool, backwards: bool) -> None:
+    def run_round(keep: bool) -> None:
         partition = ""
-        for point, run in reversed(runners) if backwards else runners:
+        shuffle(runners)
+        # A change of partition moves the engines, so a round goes through the partitions one after the other.
+        runners.sort(key=lambda item: probe.partitions.index(item[0].partition))
+        for point, run in runners:
             if point.partition != partition:
                 partition = point.partition
                 probe.use(partition)
@@ -49,20 +53,24 @@ def measure_points(
                 times[point].append(best)
 
     start = time.perf_counter()
-    run_round(keep=False, backwards=False)
+    run_round(keep=False)
     fitting = int(budget_s / max(time.perf_counter() - start, 1e-9)) - 1
     num_rounds = max(min_rounds, min(MAX_ROUNDS, fitting))
     for number in range(num_rounds):
-        run_round(keep=True, backwards=number % 2 == 1)
+        run_round(keep=True)
         if tick is not None:
             tick(number + 1, num_rounds)
     probe.use(ALL)
-    samples = [(point.held_out, sample_of(point, statistics.median(times[point]))) for point in points]
+    samples = [(point.held_out, sample_of(point, lower_quartile(times[point]))) for point in points]
     return Measured(
         tuple(sample for held_out, sample in samples if not held_out),
         tuple(sample for held_out, sample in samples if held_out),
         num_rounds,
     )
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]
 
 
 def sample_of(point: Point, ms: float) -> CostSample:

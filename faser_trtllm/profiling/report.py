@@ -58,7 +58,10 @@ class ProfileReport:
                 f"draft x{pair.draft_factor:.2f}, target x{pair.verify_factor:.2f}"
             )
         yield f"a step costs {self.table.overhead_ms:.3f} ms beside its passes"
-        for q in self.exit_quality:
+        for model in self.table.exits:
+            verdict = "pays" if model.pays else "does not pay beyond the draft's confidence"
+            yield f"pruning at boundary {model.boundary}: {verdict}"
+        for q in (q for q in self.exit_quality if q.share > 0):
             yield (
                 f"exit at layer {q.layer}, below {q.threshold}: drops {100 * q.share:.1f}% of drafts, "
                 f"precision {q.precision:.2f}, recall {q.recall:.2f} "

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from faser_trtllm.profiling.exit_models import fit_exit_models
+from faser_trtllm.core.cost_table import CostCurve, CostTable, ExitModel, Fingerprint
+from faser_trtllm.profiling.exit_models import ExitQuality, fit_exit_models, judge
 from faser_trtllm.profiling.logistic import sigmoid
 from faser_trtllm.profiling.recording import Observations
 
@@ -48,3 +49,35 @@ def test_nothing_rejected_gives_no_model() -> None:
     seen = observe(1000, True)
     seen.accepted[:] = True
     assert fit_exit_models(seen, (1, 2), (4, 8)) == ([], [])
+
+
+def table_of(exit_ms: float) -> CostTable:
+    """0.1 ms per row, in equal parts by two segments."""
+    whole, half = CostCurve((1, 401), (0.1, 40.1)), CostCurve((1, 401), (0.05, 20.05))
+    curves = {"verify@all": whole, "segment:0@all": half, "segment:1@all": half}
+    return CostTable(
+        Fingerprint("cpu", "isa", 2, "engine"), curves | {"exit:1@all": CostCurve((1, 2), (exit_ms, exit_ms))}
+    )
+
+
+def quality(precision: float, baseline: float, num_dropped: int = 400) -> ExitQuality:
+    return ExitQuality(1, 4, 0.3, precision, 0.5, 0.4, num_dropped, baseline, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("exit_ms", "precision", "baseline", "pays"),
+    [
+        (0.0, 1.0, 0.0, True),  # it knows what confidence does not
+        (0.0, 1.0, 1.0, False),  # confidence knows as much, and before the pass
+        (0.0, 0.0, 0.0, False),  # it drops what would have been accepted
+        (50.0, 1.0, 0.0, False),  # looking costs more than it saves
+    ],
+)
+def test_pays_only_beyond_confidence(exit_ms: float, precision: float, baseline: float, pays: bool) -> None:
+    models = [ExitModel(1, -1.0, 0.0, 1.0, 0.0)]
+    assert judge(models, [quality(precision, baseline)], table_of(exit_ms), 6, 0.5)[0].pays is pays
+
+
+def test_few_observations_prove_nothing() -> None:
+    models = [ExitModel(1, -1.0, 0.0, 1.0, 0.0)]
+    assert not judge(models, [quality(1.0, 0.0, num_dropped=5)], table_of(0.0), 6, 0.5)[0].pays
