@@ -24,7 +24,7 @@ class ProfileOptions:
     quick: bool = False
     time_budget_s: float = 40.0
     prompt_file: Path | None = None
-    num_prompts: int = 16
+    num_prompts: int = 48
     prompt_len: int = 64
     max_tokens: int = 96
     calibrate: bool = True
