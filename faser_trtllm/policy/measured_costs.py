@@ -8,7 +8,7 @@ from faser_trtllm.policy.goodput import StepCosts
 
 MEMORY = 0.95  # per step looked at
 LEARN_EVERY = 4  # steps, for the scales
-MAX_SCALE = 4.0
+MAX_SCALE = 16.0  # of a table that is wrong altogether
 PUBLISH = 0.03  # relative change of a scale that makes new arrays
 CACHE_SIZE = 512
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead

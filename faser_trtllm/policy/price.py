@@ -44,8 +44,10 @@ WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
 WARM_UP_LEN = 2
 JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-PROBE_SHARE = 0.01  # of the time, for drafts that only serve to learn whether drafting would pay again
+PROBE_SHARE = 0.015  # of the time, for drafts that only serve to learn whether drafting would pay again
 PROBE_LEN = 3
+PROBE_LAG = 64  # tokens that the draft has missed, of all requests in a probe but the first
+MAX_PROBE_STEPS = 4.0  # the most that is saved for probes, in steps
 PROBE_REQUESTS = 4
 PROBE_RUN = 16  # probes in a row for the same requests, so that their catching up is paid once
 MIN_PROBE_COST = 0.1  # of its time, however much it promises
@@ -86,6 +88,8 @@ class PricePolicy:
         self._probe_turn = 0
         self._probing = False
         self._probe_at_ms = 0.0
+        self._probe_len = min(PROBE_LEN, max_draft_len)
+        self._warm_up_len = min(WARM_UP_LEN, max_draft_len)
         self._plan = DraftPlan([])
         self._plan_age = 0
         self._plan_key: tuple[int, int, bool] = (0, 0, False)
@@ -194,7 +198,7 @@ class PricePolicy:
         self.estimator.observe(outcome)
         self._exits.observe(outcome)
         ms = self._costs.observe(outcome, self._context_len)
-        self._probe_credit_ms += PROBE_SHARE * ms
+        self._probe_credit_ms = min(self._probe_credit_ms + PROBE_SHARE * ms, MAX_PROBE_STEPS * ms)
         if self.estimator.version <= JUDGED_REFITS:
             return  # the first promises rest on nothing
         if self._promised > 0.0 and outcome.num_context_rows == 0 and not self._probing:
@@ -239,18 +243,23 @@ class PricePolicy:
         n = len(decoding)
         if self.estimator.version <= WARM_UP_REFITS:
             self._probing = True
-            return [WARM_UP_LEN if i < PROBE_REQUESTS else 0 for i in range(n)]
+            self._probe_credit_ms = 1e9  # cut to MAX_PROBE_STEPS: the draft is up to date now, so look again soon
+            return [self._warm_up_len if i < PROBE_REQUESTS else 0 for i in range(n)]
         if self._probe_credit_ms < self._probe_at_ms:
             return None
         turn = self._probe_turn // PROBE_RUN * PROBE_REQUESTS % n
         chosen = [i % n for i in range(turn, turn + min(n, PROBE_REQUESTS))]
-        chosen = [i for i in chosen if decoding[i].draft_limit]
-        lag = sum(decoding[i].num_tokens - decoding[i].num_draft_computed_tokens for i in chosen)
+        lags = [decoding[i].num_tokens - decoding[i].num_draft_computed_tokens for i in chosen]
+        within = [total <= PROBE_LAG for total in itertools.accumulate(lags)]
+        chosen = [i for i, ok in zip(chosen, [True, *within[1:]], strict=True) if ok and decoding[i].draft_limit]
+        lag = sum(lags[: len(chosen)])
         costs = self._costs.costs(n, n, context_len)
-        num_rows = PROBE_LEN * len(chosen)
-        needed = self._costs.catch_up_ms(lag, context_len) + PROBE_LEN * costs.draft_step[len(chosen)]
+        num_rows = self._probe_len * len(chosen)
+        needed = self._costs.catch_up_ms(lag, context_len) + self._probe_len * costs.draft_step[len(chosen)]
         needed += costs.verify[num_rows] - costs.verify[0]
-        gained = sum(sum(self.estimator.expected(self.estimator.offset(decoding[i]))[:PROBE_LEN]) for i in chosen)
+        gained = sum(
+            sum(self.estimator.expected(self.estimator.offset(decoding[i]))[: self._probe_len]) for i in chosen
+        )
         needed = max(MIN_PROBE_COST * needed, needed - gained / self._price)
         if not chosen or self._probe_credit_ms < needed:
             self._probe_at_ms = needed
@@ -259,7 +268,7 @@ class PricePolicy:
         self._probe_turn += 1
         self._probing = True
         self._probe_at_ms = 0.0
-        return [PROBE_LEN if i in chosen else 0 for i in range(n)]
+        return [self._probe_len if i in chosen else 0 for i in range(n)]
 
     def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
         """Drafting on must pay for the draft step and for the rows that it adds, at the mean ms of a row up to a little

@@ -215,21 +215,23 @@ class SurvivalEstimator:
         bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         for row, weights in zip(self._bins, (None, predicted, won), strict=True):
             row += np.bincount(bins, weights, minlength=NUM_BINS)
-        before = self._logits(places, margins)
         self._newton(np.full_like(places, self._pooled), margins, won)
         self._newton(places, margins, won)
         self._publish()
-        self._recentre(float((self._logits(places, margins) - before).mean()))
+        self._centre()
 
     def _logits(self, places: npt.NDArray[np.int64], margins: FloatArray) -> FloatArray:
         return np.asarray(margins * self.slope[places] + self.intercept[places])
 
-    def _recentre(self, moved: float) -> None:
-        """The population's log-odds moved: offsets were learnt against the old ones, so what both now say is said once.
+    def _centre(self) -> None:
+        """Offsets are about the requests' mean: what they share is the population's, which the fit has taken in.
 
-        Otherwise a single request's bad luck would count twice, in its offset and in the population.
+        Otherwise a single request's bad luck would count twice.
         """
-        self._offset = self._offset - moved * self._offset_info / (self._offset_info + OFFSET_PRECISION)
+        info = self._offset_info
+        if info.any():
+            mean = float((info * self._offset).sum() / info.sum())
+            self._offset = self._offset - mean * info / (info + OFFSET_PRECISION)
 
     def _newton(self, places: npt.NDArray[np.int64], margins: FloatArray, won: FloatArray) -> None:
         """One damped step per place that has news."""

@@ -34,7 +34,13 @@ def test_a_known_logistic_is_recovered_from_censored_observations():
     rng = np.random.default_rng(0)
     estimator = SurvivalEstimator(6, 4)
     slope, intercept = 0.9, [0.5, 0.2, 0.0, -0.2, -0.2, -0.2]
-    feed(estimator, rng, [request(str(i), slot=i) for i in range(4)], 1500, lambda i, j, m: _sigmoid(slope * m + intercept[j]))
+    feed(
+        estimator,
+        rng,
+        [request(str(i), slot=i) for i in range(4)],
+        1500,
+        lambda i, j, m: _sigmoid(slope * m + intercept[j]),
+    )
     for j in range(4):  # deeper places are reached less often
         assert estimator.slope[j] == pytest.approx(slope, abs=0.25)
         assert estimator.intercept[j] == pytest.approx(intercept[j], abs=0.35)

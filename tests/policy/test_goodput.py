@@ -1,0 +1,127 @@
+"""The arithmetic is a brute-force search's; frontiers are prefixes, monotone and within the budget."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.policy.goodput import (
+    StepCosts,
+    best_row,
+    best_slots,
+    best_uniform,
+    num_paying,
+    stop_along,
+    top_prefixes,
+)
+
+
+@st.composite
+def cases(draw, max_requests=3, max_length=3):
+    n, k = draw(st.integers(1, max_requests)), draw(st.integers(1, max_length))
+    p = np.array(draw(st.lists(st.floats(0.01, 0.99), min_size=n * k, max_size=n * k))).reshape(n, k)
+    steps = draw(st.lists(st.floats(0.0, 1.0), min_size=n * k, max_size=n * k))
+    verify = np.cumsum([draw(st.floats(0.1, 2.0)), *steps])  # any staircase
+    draft = np.cumsum([0.0, *draw(st.lists(st.floats(0.001, 0.3), min_size=n, max_size=n))])
+    return np.cumprod(p, axis=1), StepCosts(verify, draft, draw(st.floats(0, 0.2)), 0.0)
+
+
+def _goodput(survival, lengths, costs):
+    """Tokens per ms of drafting and verifying so many drafts per request."""
+    n = len(lengths)
+    tokens = n + sum(survival[i, :length].sum() for i, length in enumerate(lengths))
+    steps = [sum(length > t for length in lengths) for t in range(max(lengths))]
+    overhead = costs.overhead if any(lengths) else costs.off_overhead
+    return tokens / (sum(costs.draft_step[a] for a in steps) + costs.verify[sum(lengths)] + overhead)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_the_best_slots_are_the_best_of_all_top_survival_cuts(case):
+    survival, costs = case
+    n, k = survival.shape
+    choice = best_slots(survival, float(n), costs)
+    cuts = [top_prefixes(survival, m) for m in range(n * k + 1)]
+    best = max(_goodput(survival, cut, costs) for cut in cuts)
+    assert choice.goodput == pytest.approx(best)
+    assert _goodput(survival, choice.lengths, costs) == pytest.approx(best)
+    assert choice.off_goodput == pytest.approx(_goodput(survival, [0] * n, costs))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_without_draft_costs_no_assignment_at_all_is_better(case):
+    survival, costs = case
+    n, k = survival.shape
+    costs = StepCosts(costs.verify, np.zeros(n + 1), 0.0, 0.0)
+    best = max(_goodput(survival, lengths, costs) for lengths in itertools.product(range(k + 1), repeat=n))
+    assert best_slots(survival, float(n), costs).goodput == pytest.approx(best)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(max_requests=1, max_length=8))
+def test_one_request_in_a_loop_is_one_request_in_numpy(case):
+    survival, costs = case
+    row = best_row(survival[0].tolist(), 1.0, costs, survival.shape[1])
+    slots = best_slots(survival, 1.0, costs)
+    assert row.goodput == pytest.approx(slots.goodput)
+    assert best_uniform(survival[0].tolist(), 1, 1.0, costs, survival.shape[1]).goodput == pytest.approx(row.goodput)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(max_requests=4, max_length=5), st.integers(0, 25))
+def test_top_prefixes_keep_the_budget_and_the_best(case, budget):
+    survival, _ = case
+    lengths = top_prefixes(survival, budget)
+    n, k = survival.shape
+    assert sum(lengths) == min(budget, n * k)
+    kept = [survival[i, j] for i in range(n) for j in range(lengths[i])]
+    left = [survival[i, j] for i in range(n) for j in range(lengths[i], k)]
+    assert not kept or not left or min(kept) >= max(left)
+    more = top_prefixes(survival, budget + 1)
+    assert all(a <= b for a, b in zip(lengths, more, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(max_requests=4, max_length=5), st.integers(0, 20), st.integers(0, 3), st.integers(1, 4), st.floats(0, 1))
+def test_whether_a_slot_runs_does_not_depend_on_later_drafts_of_its_request(case, budget, i, j, factor):
+    """The exactness rule: change what follows slot j of request i, and the slots up to j stay as they were."""
+    survival, _ = case
+    n, k = survival.shape
+    i, j = i % n, j % k
+    changed = survival.copy()
+    changed[i, j + 1 :] *= factor
+    before, after = top_prefixes(survival, budget), top_prefixes(changed, budget)
+    assert min(before[i], j + 1) == min(after[i], j + 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(max_requests=1, max_length=8), st.floats(0.01, 5.0), st.integers(0, 7), st.floats(0, 1))
+def test_stopping_along_a_request_never_looks_ahead(case, price, j, factor):
+    survival, costs = case
+    own = survival[0].tolist()
+    k = len(own)
+    j %= k
+    changed = [*own[: j + 1], *(s * factor for s in own[j + 1 :])]
+    ratio = [0.8] * k
+    before = stop_along(own, ratio, costs.verify.tolist(), price)
+    after = stop_along(changed, ratio, costs.verify.tolist(), price)
+    assert min(before, j + 1) == min(after, j + 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(max_requests=3, max_length=4), st.floats(0.0, 10.0))
+def test_the_number_that_pays_is_the_argmax(case, price):
+    survival, costs = case
+    ranked = -np.sort(-survival.ravel())
+    worth = np.array([ranked[:m].sum() - price * costs.verify[m] for m in range(ranked.size + 1)])
+    assert worth[num_paying(ranked, costs.verify, price)] == pytest.approx(worth.max())
+
+
+def test_nothing_is_drafted_where_no_draft_is_ever_accepted():
+    costs = StepCosts(np.linspace(1, 2, 9), np.linspace(0, 0.1, 3), 0.0, 0.0)
+    assert best_slots(np.full((2, 4), 1e-9), 2.0, costs).lengths == [0, 0]
+    assert best_slots(np.zeros((2, 4)), 2.0, costs).lengths == [0, 0]
+    assert best_uniform([0.0] * 4, 2, 2.0, costs, 4).lengths == [0, 0]

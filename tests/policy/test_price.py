@@ -1,0 +1,172 @@
+"""The price in a simulated world: pays, backs off, stays within limits, and is never far below its baselines."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
+from faser_trtllm.policy.base import ExitView, StepView
+from faser_trtllm.policy.controller import Controller
+from faser_trtllm.policy.price import PricePolicy
+from faser_trtllm.policy.registry import make_policy
+from tests.policy.world import ROWS, World, constant, cost_table, draft_ms, logistic, request, target_ms
+
+
+def _goodput(spelling, batch_size, acceptance, *, warm_up=1200, steps=1500, **world):
+    made = World(make_policy(spelling, 8, cost_table(), 32), batch_size, acceptance, noise=0.05, **world)
+    made.run(warm_up)
+    return made.run(steps)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("acceptance", [constant(0.0), constant(0.0, margin=15.0), constant(0.2)])
+def test_bad_drafts_cost_less_than_three_percent(batch_size, acceptance):
+    """Also where the draft is sure of itself and always wrong."""
+    off = _goodput("off", batch_size, acceptance)
+    assert _goodput("price", batch_size, acceptance) > 0.97 * off
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("acceptance", [constant(0.8), logistic(1.2, -1.2), logistic(1.0, 0.8)])
+def test_never_three_percent_below_any_uniform_length(batch_size, acceptance):
+    best = max(_goodput(spelling, batch_size, acceptance) for spelling in ("off", "fixed:2", "fixed:4", "fixed:6"))
+    assert _goodput("price", batch_size, acceptance) > 0.97 * best
+
+
+def test_requests_that_differ_are_worth_more_than_the_best_schedule():
+    def mixed(rng, index, place):
+        return 1.0, 0.9 if index % 2 else 0.3
+
+    assert _goodput("price", 8, mixed) > 1.02 * _goodput("schedule", 8, mixed)
+
+
+def test_a_wrong_cost_table_is_found_out():
+    """Drafting is ten times as slow as the table says: the measured times win."""
+
+    def slow(n):
+        return 10 * draft_ms(n)
+
+    off = _goodput("off", 1, constant(0.3), draft=slow)
+    assert _goodput("price", 1, constant(0.3), draft=slow) > 0.97 * off
+
+
+def test_drafting_resumes_when_drafts_become_good():
+    quality = [0.0]
+    world = World(PricePolicy(8, cost_table(), 32), 4, lambda rng, i, j: (1.0, quality[0]))
+    world.run(500)
+    assert sum(map(sum, world.drafted_lengths[-50:])) < 50
+    quality[0] = 0.9
+    world.run(3000)
+    assert np.mean(world.drafted_lengths[-50:]) > 1.5
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch_size=st.integers(1, 12),
+    rate=st.floats(0.0, 1.0),
+    max_draft_len=st.integers(1, 8),
+    waiting=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+def test_lengths_stay_within_limits(batch_size, rate, max_draft_len, waiting, seed):
+    policy = PricePolicy(max_draft_len, cost_table(), 16)
+    world = World(
+        policy, batch_size, logistic(1.0, 8 * rate - 4), max_draft_len=max_draft_len, num_waiting=waiting, seed=seed
+    )
+    world.run(60)  # the world checks 0 <= verified <= pending
+    assert max(max(lengths) for lengths in world.drafted_lengths) <= max_draft_len
+
+
+def test_waiting_prompts_make_drafts_dearer():
+    world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.7))
+    world.run(300)
+    decoding = list(world.requests)
+    alone = sum(world.policy.plan(StepView(decoding, 0, 0, world.now_s)).lengths)
+    crowded = sum(world.policy.plan(StepView(decoding, 64, 5, world.now_s)).lengths)
+    assert crowded <= alone
+
+
+def test_a_request_near_its_deadline_gets_the_slots():
+    policy = PricePolicy(8, cost_table(), 32)
+    world = World(policy, 4, constant(0.75))
+    world.run(400)
+    urgent = world.requests[2]
+    urgent.deadline_s = world.now_s + 0.001
+    weights = policy._weights(StepView(world.requests, 0, 0, world.now_s))
+    assert weights.argmax() == 2
+    assert weights.mean() == pytest.approx(1.0)
+
+
+def _with_exits(pays):
+    samples = [CostSample("verify", n, 1, 64, target_ms(n)) for n in ROWS]
+    samples += [CostSample("draft_step", n, n, 64, draft_ms(n)) for n in (1, 8, 32)]
+    samples += [
+        CostSample(f"segment:{i}", n, 1, 64, s * target_ms(n)) for i, s in enumerate((0.25, 0.75)) for n in ROWS
+    ]
+    exits = [ExitModel(1, -2.0, -1.0, 1.0, 1.5, pays=pays)]
+    return CostTable.fit(samples, Fingerprint("test", "test", 2, "test"), exits=exits)
+
+
+@pytest.mark.parametrize(
+    ("prune", "pays", "looks"), [("auto", False, 0), ("auto", True, 1), ("off", True, 0), ("on", False, 1)]
+)
+def test_rows_are_looked_at_only_where_the_profile_says_so(prune, pays, looks):
+    policy = PricePolicy(8, _with_exits(pays), 32, prune=prune)
+    world = World(policy, 8, logistic(1.0, 1.0))
+    world.run(400)
+    view = StepView(list(world.requests), 0, 0, world.now_s)
+    policy.plan(view)
+    assert len(policy.exit_boundaries(view, 48)) == looks
+
+
+def test_a_doubted_draft_loses_its_row_and_all_behind_it_and_none_before():
+    policy = PricePolicy(8, _with_exits(True), 32, prune="on")
+    world = World(policy, 8, logistic(1.0, 1.0))
+    world.run(400)
+    view = StepView(list(world.requests), 0, 0, world.now_s)
+    policy.plan(view)
+    for r in world.requests:
+        r.draft_margins[r.num_tokens : r.num_tokens + 4] = 5.0
+    rank = [np.zeros(4, np.int32) for _ in range(8)]
+    gap = [np.zeros(4, np.float32) for _ in range(8)]
+    rank[3][1], gap[3][1] = 8, 9.0
+    kept = policy.keep_rows(view, ExitView(1, [5] * 8, rank, gap, 0))
+    assert kept[3] == 2  # the last committed token's row and the first draft's, which tests the second
+    assert all(1 <= k <= 5 for k in kept)
+    later = [r.copy() for r in rank]
+    later[3][3] = 8
+    assert policy.keep_rows(view, ExitView(1, [5] * 8, later, gap, 0))[3] == 2
+
+
+def test_a_mode_that_promises_and_does_not_keep_is_given_up():
+    controller = Controller({"price": 0.0, "draft_ahead": 0.03}, window=32)
+    used = []
+    for _ in range(3000):
+        arm = controller.choose(32, {"price": 1.0, "draft_ahead": 1.5})
+        used.append(arm)
+        controller.record(32, arm, 32, {"price": 1.0, "draft_ahead": 1.5}[arm], 32.0 if arm == "price" else 40.0)
+    assert 30 < used.count("draft_ahead") < 400
+    assert used[-1] == "price"
+
+
+def test_a_mode_that_keeps_its_promise_stays():
+    controller = Controller({"price": 0.0, "draft_ahead": 0.03}, window=32)
+    for _ in range(300):
+        arm = controller.choose(32, {"price": 1.0, "draft_ahead": 1.2})
+        controller.record(32, arm, 32, {"price": 1.0, "draft_ahead": 1.2}[arm], 32.0 if arm == "price" else 27.0)
+    assert arm == "draft_ahead"
+    assert controller.choose(32, {"price": 1.0}) == "price"  # it cannot run any more
+
+
+def test_overlap_is_predicted_only_from_measured_lanes():
+    serial = make_policy("price", 8, cost_table(), 32)
+    world = World(serial, 4, constant(0.8))
+    world.run(200)  # the world asserts that every plan is serial
+    samples = [CostSample("verify", n, 1, 64, target_ms(n), p) for n in ROWS for p in ("all", "verify")]
+    samples += [CostSample("draft_step", n, n, 64, 0.8, p) for n in (1, 8, 32) for p in ("all", "draft")]
+    table = CostTable.fit(
+        samples, Fingerprint("test", "test", 2, "test"), interference=[Interference("draft", "verify", 1.0, 1.0)]
+    )
+    policy = PricePolicy(8, table, 32, mode="ping_pong")
+    assert policy.plan(StepView([request("a"), request("b", slot=1)], 0, 0, 0.0)).mode.value in ("serial", "ping_pong")
