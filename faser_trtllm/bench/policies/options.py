@@ -50,7 +50,7 @@ class PolicyBenchOptions:
     jobs_per_stream: int = 3
     num_bursty_jobs: int = 160
     swing: float = 35.0
-    peak_load: float = 1.5
+    peak_load: float = 2.5
     temperature: float = 0.8
     sampled_share: float = 0.5
     engines_dir: Path | None = None
