@@ -69,18 +69,16 @@ class ExitPricing:
             view.decoding, exit_view.num_rows, exit_view.rank, exit_view.gap, strict=True
         ):
             kept.append(1 + self._num_worth(model, self._estimator.survival(request, rows - 1), rank, gap, least))
-        droppable = num_rows - floor
-        if droppable > 0:
-            share = (sum(kept) - num_requests) / droppable
-            old = self._kept[exit_view.boundary]
-            self._kept[exit_view.boundary] = FORGET * old + (1.0 - FORGET) * share
         return kept
 
     def observe(self, outcome: StepOutcome) -> None:
-        """The share kept is learnt where rows are dropped; a boundary that stopped paying is tried again after long."""
-        if not any(outcome.num_pruned):
-            for boundary, kept in self._kept.items():
-                self._kept[boundary] = kept + 1e-4 * (FIRST_KEPT - kept)
+        """The share kept is learnt where rows were dropped; a boundary that ceased to pay is tried again later."""
+        if not self._models or not any(outcome.num_verified):
+            return
+        pruned = sum(outcome.num_pruned)
+        share = 1.0 - pruned / sum(outcome.num_verified)
+        for boundary, kept in self._kept.items():
+            self._kept[boundary] = kept + ((1.0 - FORGET) * (share - kept) if pruned else 1e-4 * (FIRST_KEPT - kept))
 
     @staticmethod
     def _num_worth(model: ExitModel, survival: Sequence[float], rank: IntArray, gap: GapArray, least: float) -> int:

@@ -9,13 +9,14 @@ Why it is exact (DESIGN section 3): rates, offsets, costs and the price come fro
 counts known before drafting. The number of slots of a pass uses, beyond those, each request's first pending draft's
 margin only, which any slot of the request may know; for one request the frontier is decided place by place. Then slots
 are ranked by survival, non-increasing along a request, so a slot's own later drafts never outrank it. Drafts that get
-no row are tested by the row before them or stay pending: nothing untested is dropped. (Times are measured, so the
-clock reaches decisions; it is averaged over tens of steps and carries nothing of a token that a test could use.)
+no row are tested by the row before them or stay pending: nothing untested is dropped. Times and the share of rows
+pruned tell something of drafts not yet tested, so they are learnt only when all drafts of their step are settled.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,6 +88,8 @@ class PricePolicy:
         self._probe_credit_ms = 0.0
         self._probe_turn = 0
         self._probing = False
+        self._unsettled: deque[tuple[StepOutcome, str, float, float]] = deque()
+        self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._probe_at_ms = 0.0
         self._probe_len = min(PROBE_LEN, max_draft_len)
         self._warm_up_len = min(WARM_UP_LEN, max_draft_len)
@@ -195,14 +198,19 @@ class PricePolicy:
     def observe(self, outcome: StepOutcome) -> None:
         if not outcome.decoding:
             return
-        self.estimator.observe(outcome)
+        self.estimator.observe(outcome)  # looks at tested drafts only
+        promised = self._promised if outcome.num_context_rows == 0 and not self._probing else 0.0
+        self._unsettled.append((outcome, self._arm, promised, self._context_len))
+        if len(self._unsettled) > self._settling_steps:
+            self._learn(*self._unsettled.popleft())
+
+    def _learn(self, outcome: StepOutcome, arm: str, promised: float, context_len: float) -> None:
+        """What a step cost, once all the drafts that were pending in it are tested."""
         self._exits.observe(outcome)
-        ms = self._costs.observe(outcome, self._context_len)
+        ms = self._costs.observe(outcome, context_len)
         self._probe_credit_ms = min(self._probe_credit_ms + PROBE_SHARE * ms, MAX_PROBE_STEPS * ms)
-        if self.estimator.version <= JUDGED_REFITS:
-            return  # the first promises rest on nothing
-        if self._promised > 0.0 and outcome.num_context_rows == 0 and not self._probing:
-            self.controller.record(len(outcome.decoding), self._arm, _num_tokens(outcome), self._promised, ms)
+        if promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
+            self.controller.record(len(outcome.decoding), arm, _num_tokens(outcome), promised, ms)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> Choice:
         decoding, estimator = view.decoding, self.estimator

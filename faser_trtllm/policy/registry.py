@@ -23,6 +23,16 @@ def needs_costs(spelling: str) -> bool:
     return spelling.partition(":")[0] in ("schedule", "price")
 
 
+def check_spelling(spelling: str, max_draft_len: int) -> None:
+    """ConfigError if make_policy would refuse the spelling whatever the cost table is."""
+    if needs_costs(spelling):
+        name, _, argument = spelling.partition(":")
+        if name == "price" or not argument:
+            _options(spelling, argument, ("prune", "mode"))
+            return
+    make_policy(spelling, max_draft_len)
+
+
 def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = None, max_batch_size: int = 1) -> Policy:
     """Parse a policy's spelling; max_draft_len and max_batch_size are what the engines run with.
 

@@ -2,7 +2,7 @@ import pytest
 
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.base import Mode, StepView
-from faser_trtllm.policy.registry import make_policy, needs_costs
+from faser_trtllm.policy.registry import check_spelling, make_policy, needs_costs
 from tests.policy.world import cost_table, request
 
 
@@ -71,3 +71,11 @@ def test_options_are_checked(spelling, says):
 def test_a_forced_mode_is_used_where_it_drafts():
     policy = make_policy("price:mode=draft_ahead", 8, cost_table(), 32)
     assert policy.plan(_view(1)).mode is Mode.DRAFT_AHEAD
+
+
+def test_a_spelling_is_checked_without_a_cost_table():
+    for spelling in ("off", "fixed:2", "schedule", "gp_lcb", "price:mode=serial,prune=off"):
+        check_spelling(spelling, 8)
+    for spelling in ("price:mode=fast", "schedule:x", "fixed:9", "nothing"):
+        with pytest.raises(ConfigError, match="speculation is"):
+            check_spelling(spelling, 8)
