@@ -26,9 +26,9 @@ INITIAL_INTERCEPT = 1.5  # p = 0.82 before anything is known (vLLM's value)
 RIDGE = 1e-3
 MIN_OBSERVATIONS = 50  # fewer: the pooled fit of all places stands in
 FLUSH_STEPS = 8  # steps after which requests' offsets are learnt, or
-FLUSH_OBSERVATIONS = 256  # tested drafts
+FLUSH_OBSERVATIONS = 768  # tested drafts
 REFIT_FLUSHES = 4  # flushes after which the population is fitted, or
-REFIT_OBSERVATIONS = 768  # tested drafts
+REFIT_OBSERVATIONS = 3072  # tested drafts
 EARLY_REFITS = 6  # the first ones come with every flush
 SETTLED = 1000  # tested drafts after which
 SETTLED_FLUSHES = 12  # is often enough
