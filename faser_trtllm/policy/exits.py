@@ -73,10 +73,10 @@ class ExitPricing:
 
     def observe(self, outcome: StepOutcome) -> None:
         """The share kept is learnt where rows were dropped; a boundary that ceased to pay is tried again later."""
-        if not self._models or not any(outcome.num_verified):
+        kept_rows, pruned = sum(outcome.num_verified), sum(outcome.num_pruned)
+        if not self._models or not kept_rows + pruned:
             return
-        pruned = sum(outcome.num_pruned)
-        share = 1.0 - pruned / sum(outcome.num_verified)
+        share = kept_rows / (kept_rows + pruned)
         for boundary, kept in self._kept.items():
             self._kept[boundary] = kept + ((1.0 - FORGET) * (share - kept) if pruned else 1e-4 * (FIRST_KEPT - kept))
 

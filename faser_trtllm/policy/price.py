@@ -295,14 +295,9 @@ class PricePolicy:
 def _num_tokens(outcome: StepOutcome) -> int:
     """Tokens that the step committed: accepted drafts, and a recovered or bonus token unless drafts are carried on."""
     total = 0
-    for pending, verified, pruned, tested, accepted in zip(
-        outcome.num_pending,
-        outcome.num_verified,
-        outcome.num_pruned,
-        outcome.num_tested,
-        outcome.num_accepted,
-        strict=True,
+    for pending, verified, tested, accepted in zip(
+        outcome.num_pending, outcome.num_verified, outcome.num_tested, outcome.num_accepted, strict=True
     ):
-        carried = accepted == tested and pending > verified - pruned
+        carried = accepted == tested and pending > verified
         total += accepted if carried else accepted + 1
     return total
