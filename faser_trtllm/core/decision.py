@@ -77,8 +77,8 @@ class ExitView:
 class StepOutcome:
     """What a step found and what it cost; lists in the order of decoding (requests whose rows ran).
 
-    Of num_pending[i] drafts the pass ran rows for num_verified[i] to the end and dropped num_pruned[i] more on the way; it
-    tested num_tested[i] drafts and accepted num_accepted[i]: at most one was rejected, what is behind is censored.
+    Of num_pending[i] drafts the pass ran rows for num_verified[i] to the end and dropped num_pruned[i] more on the way.
+    It tested num_tested[i] drafts and accepted num_accepted[i]: at most one was rejected, what is behind is censored.
     Drafts are still in place: Request.draft_margins[num_tokens : num_tokens + num_tested] are theirs.
     """
 

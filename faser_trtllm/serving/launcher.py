@@ -23,7 +23,7 @@ from typing import IO
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
-from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
 from faser_trtllm.serving.shm import ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
@@ -260,7 +260,10 @@ def _check_engines(config: ServiceConfig) -> None:
     """Raise what the engine process would, before a server is started for nothing."""
     engines = EngineDir.load(Path(config.engine_dir or ""))
     if engines.has_draft:
-        make_policy(config.speculation, config.max_draft_len or engines.build_config.max_draft_len)
+        built = engines.build_config
+        num_threads = config.num_threads or len(config.cores or os.sched_getaffinity(0))
+        max_draft_len, max_batch_size = config.max_draft_len or built.max_draft_len, built.max_batch_size
+        choose_policy(Path(config.engine_dir or ""), config.speculation, num_threads, max_draft_len, max_batch_size)
 
 
 def _default_repository() -> Path:
