@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from faser_trtllm.errors import ConfigError
 
 DEFAULT_SPECULATION = "auto"
-SPELLINGS = "off, fixed:K, schedule, gp_lcb, price, or auto (price after `faser profile`, else fixed:4)"
+SPELLINGS = "off, fixed:K, schedule, gp_lcb, price, or auto (schedule after `faser profile`, else fixed:4)"
 
 
 class _Strict(BaseModel):
