@@ -11,7 +11,7 @@ from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.schedule import SchedulePolicy
 
-SPELLINGS = "off, fixed:K, schedule, gp_lcb, price"
+SPELLINGS = "off, fixed:K, schedule, gp_lcb, price, auto"
 OPTIONS = {
     "prune": ("auto", "on", "off"),
     "mode": ("auto", *(mode.value for mode in Mode)),
