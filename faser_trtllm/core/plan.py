@@ -34,6 +34,7 @@ class SchedulerOutput:
     paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
     mode: Mode = Mode.SERIAL
     stop: DraftStop | None = None
+    is_drafting: bool = True  # while nothing is drafted, prompts are not run through the draft model either
     finished: tuple[Request, ...] = ()  # ended without running: deadline passed in the queue, cancelled
 
     @property

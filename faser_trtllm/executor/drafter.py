@@ -18,7 +18,7 @@ class Drafter:
     """Drafts for the requests of a plan; it decides nothing, the plan says how many pending drafts it wants.
 
     A request's draft KV may lag behind (speculation was off for a while, or its prompt is longer than a pass): then the
-    rows that fit are run first, and drafting waits until the lag is gone.
+    rows that fit are run first, and drafting waits until the lag is gone. While nothing is drafted, nothing is run.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class Drafter:
                 if num_new <= 0:
                     continue
                 known = request.num_tokens + request.num_drafts
+            elif not plan.is_drafting:
+                continue
             else:
                 num_new = 0
                 known = request.num_computed_tokens + scheduled.num_new_tokens

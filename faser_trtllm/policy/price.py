@@ -53,6 +53,7 @@ PROBE_REQUESTS = 4
 PROBE_RUN = 16  # probes in a row for the same requests, so that their catching up is paid once
 MIN_PROBE_COST = 0.1  # of its time, however much it promises
 MAX_URGENCY = 4.0
+PROMPT_ROWS = 64  # of a pass of the draft model over a prompt, for its cost per row
 PLAN_STEPS = 8  # a plan holds so long, if the batch stays: what it rests on is learnt no faster
 MARGINS = {"price": 0.0, "off": 0.01, "uniform": 0.02} | dict.fromkeys(MODE_ARMS, 0.03)
 
@@ -130,16 +131,24 @@ class PricePolicy:
         # Prompt rows are worth as much as tokens while others wait for their end: the price rises, drafts are fewer.
         base_tokens = float(n + view.num_context_rows) if view.num_waiting else float(n)
         choice = self._choose(view, costs, base_tokens)
-        pays = choice.goodput > choice.off_goodput * (1.0 + (0.0 if self._pays else MIN_GAIN))
-        predicted = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
+        prompt_ms = self._prompt_ms_per_token(decoding)
+        pays = _charged(choice.goodput, prompt_ms) > choice.off_goodput * (1.0 + (0.0 if self._pays else MIN_GAIN))
+        # Of a step of decoding; the prompts' share is charged where arms are compared, not where they are judged.
+        goodput = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
+        drafting = {"price"} if pays else set()
         limit = max(request.draft_limit for request in decoding)
         expected = self.estimator.expected(0.0)
         uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
-        predicted["uniform"] = uniform.goodput
+        goodput["uniform"] = uniform.goodput
+        if uniform.lengths[0]:
+            drafting.add("uniform")
         if self._auto_mode and pays and self._costs.table.interference:
-            predicted |= predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
+            modes = predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
+            goodput |= modes
+            drafting |= modes.keys()
+        predicted = {arm: _charged(g, prompt_ms) if arm in drafting else g for arm, g in goodput.items()}
         arm = self._arm = self.controller.choose(n, predicted)
-        self._promised = predicted[arm] if view.num_context_rows == 0 else 0.0
+        self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off" and (uniform.lengths[0] > 0 if arm == "uniform" else pays)
@@ -226,6 +235,13 @@ class PricePolicy:
             survival *= weights[:, None]
         return best_slots(survival, base_tokens, costs)
 
+    def _prompt_ms_per_token(self, decoding: Sequence[Request]) -> float:
+        """What a request's prompt costs the draft model, shared among the tokens that it may generate."""
+        num_prompt = sum(request.prompt_len for request in decoding)
+        num_output = sum(request.max_num_tokens - request.prompt_len for request in decoding)
+        rows = PROMPT_ROWS
+        return self._costs.table.draft_rows_ms(rows, 1, rows) / rows * num_prompt / max(1, num_output)
+
     def _weights(self, view: StepView) -> FloatArray | None:
         """How much a token of each request counts: more where its deadline comes before its likely end; None if all 1.
 
@@ -290,6 +306,11 @@ class PricePolicy:
         step_price *= price
         estimator = self.estimator
         return DraftStop(estimator.slope, estimator.intercept, estimator.prior, step_price, price * row_ms)
+
+
+def _charged(goodput: float, prompt_ms: float) -> float:
+    """Tokens per ms when each token also pays its share of the draft model's prompt rows."""
+    return goodput / (1.0 + goodput * prompt_ms)
 
 
 def _num_tokens(outcome: StepOutcome) -> int:
