@@ -7,6 +7,7 @@ import pytest
 
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
 from tests.executor.harness import Collector, Setup, run
 from tests.executor.test_exactness import greedy_reference
 
@@ -269,3 +270,38 @@ def test_reused_prefixes_skip_rows_but_never_the_drafts_missing_kv():
     request = collector.requests["on"]
     assert request.stats.num_cached_tokens == 8
     assert request.stats.num_accepted_tokens == request.stats.num_draft_tokens > 0
+
+
+class _LatePolicy(StatelessPolicy):
+    """Drafts nothing for ten steps, then three tokens."""
+
+    name = "late"
+
+    def __init__(self):
+        self.num_plans = 0
+
+    def plan(self, view):
+        self.num_plans += 1
+        return DraftPlan([3 if self.num_plans > 10 else 0] * len(view.decoding))
+
+
+class _LateSetup(Setup):
+    def make_policy(self):
+        return _LatePolicy()
+
+
+def test_while_nothing_is_drafted_the_draft_model_rests_and_catches_up_later():
+    setup = _LateSetup(policy="late", noise=0.0, max_num_tokens=16)
+    executor, collector = start(setup)
+    executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=40), collector.sink("a"))
+    executor.step()  # nobody decodes yet, so it is not known whether drafts will be wanted: the prompt is run
+    assert setup.draft.num_forwards == 1
+    executor.submit("b", [4, 0, 4, 1] * 5, SamplingParams(max_tokens=40), collector.sink("b"))
+    for _ in range(8):
+        executor.step()
+    assert setup.draft.num_forwards == 1
+    finish(executor)
+    for name, prompt in (("a", [1, 2, 3]), ("b", [4, 0, 4, 1] * 5)):
+        assert collector.tokens[name] == greedy_reference(setup.target.table, prompt, 40)
+        stats = collector.requests[name].stats
+        assert stats.num_accepted_tokens == stats.num_draft_tokens > 0, "a perfect draft is accepted after catching up"
