@@ -1,17 +1,59 @@
-"""What goes into a CPU engine file: a model's sizes and its weights, fused, padded and packed."""
+"""The CPU backend of `faser build`: a model's sizes and its weights, fused, padded and packed into an engine file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.builder import engine_file
+from faser_trtllm.builder.backend import Progress
+from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, round_up
+from faser_trtllm.builder.source import Source
+from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights
+
+
+DEFAULT_TOKENS_PER_BLOCK = 32
+
+
+class CpuBackend:
+    """Backend (builder/backend.py) that writes CPU engine files tensor by tensor."""
+
+    def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
+        size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
+        if size < 16 or size % 16:
+            raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
+        return size
+
+    def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
+        return {"engine_file_version": engine_file.VERSION}
+
+    def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
+        return {}
+
+    def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
+        sizes = engine_file.tensor_sizes(engine_model(source.config, build_config.max_seq_len))
+        return sum(nbytes for nbytes, required in sizes.values() if required)
+
+    def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
+        tensors = list(engine_tensors(source.config, source.weights))
+        done = 0
+
+        def on_tensor(name: str) -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(source.role, done, len(tensors))
+
+        model = engine_model(source.config, build_config.max_seq_len)
+        engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor)
 
 
 def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:

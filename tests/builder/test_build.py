@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faser_trtllm.builder import build, engine_file
+from faser_trtllm.builder import build, engine_file, source
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.builder.engine_file import EngineFile, unpack_matrix
@@ -132,9 +132,10 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "tensorrt"}, "backend tensorrt is not built yet in this version; use cpu"),
+        ({"backend": "cuda"}, "backend cuda is not built yet in this version; use cpu or tensorrt_rtx or tensorrt"),
         ({"backend": "opencl"}, "backend opencl is unknown; use cpu"),
-        ({"dtype": "float16"}, "dtype is float16"),
+        ({"dtype": "float16"}, "dtype is float16, the cpu backend builds bfloat16"),
+        ({"compute_capabilities": ("8.6",)}, "compute_capability is 8.6, only the tensorrt_rtx backend"),
         ({"max_batch_size": 0}, "max_batch_size is 0, it must be at least 1"),
         ({"max_num_tokens": 31}, "max_num_tokens is 31, it must be at least max_batch_size (32)"),
         ({"tokens_per_block": 24}, "tokens_per_block is 24, it must be a multiple of 16"),
@@ -355,5 +356,5 @@ def test_recognising_a_finished_build_does_not_read_the_weights(
     options: BuildOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_engines(options)
-    monkeypatch.setattr(build, "sha256_of", lambda path: pytest.fail(f"{path} read again"))
+    monkeypatch.setattr(source, "sha256_of", lambda path: pytest.fail(f"{path} read again"))
     build_engines(options, lambda *step: pytest.fail("built again"))

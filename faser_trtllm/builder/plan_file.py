@@ -1,0 +1,262 @@
+"""A TensorRT engine's file (rank0.engine): the plans of one model's segments, one behind the other.
+
+Layout: a prefix of 64 bytes (b"FASERTRT", uint32 version, uint32 zero, uint64 offset and uint64 length of the table,
+sha256 of the table), then plans, each at a multiple of 4096 bytes, then the table, a JSON object. Little-endian; offsets
+count from the start of the file. The prefix is written last, so what a killed build leaves is not an engine file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from faser_trtllm.errors import EngineFileError
+
+MAGIC = b"FASERTRT"
+VERSION = 1
+PLAN_ALIGNMENT = 4096
+SEGMENT = "segment"
+EARLY_EXIT = "early_exit"
+_PREFIX = struct.Struct("<8sIIQQ32s")
+_PIECE_BYTES = 16 << 20
+_MAX_TABLE_BYTES = 64 << 20
+_REMEDY = "rebuild it with faser build"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A network input or output. dtype: numpy's name, or "bfloat16". shape: -1 where a profile decides."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The smallest, the expected and the largest shape of an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInfo:
+    """What one plan is. kind: SEGMENT or EARLY_EXIT. first, last: its layers, [first, last).
+
+    specification: sha256 of the network it was built from (plans of one network differ from build to build).
+    plugins: the kinds of its plugin nodes. profiles: per profile {input: Range} of the inputs with dynamic shapes.
+    """
+
+    kind: str
+    first: int
+    last: int
+    specification: str
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+    plugins: tuple[str, ...]
+    profiles: tuple[Mapping[str, Range], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan and its place in the file."""
+
+    info: PlanInfo
+    offset: int
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a plan file runs on. backend: "tensorrt" or "tensorrt_rtx", of just this tensorrt_version.
+
+    compute_capabilities: the GPUs it was built for, as "8.6". portable: it also runs on GPUs newer than these, as
+    TensorRT for RTX builds unless it is told which GPUs.
+    """
+
+    backend: str
+    tensorrt_version: str
+    compute_capabilities: tuple[str, ...]
+    portable: bool
+
+
+class PlanFileWriter:
+    """Writes a plan file plan by plan; leaving the block without an error makes it whole."""
+
+    def __init__(self, path: Path, requirements: Requirements) -> None:
+        self._path = path
+        self._requirements = requirements
+        self._plans: list[Plan] = []
+
+    def __enter__(self) -> PlanFileWriter:
+        self._file = self._path.open("wb")
+        self._file.write(bytes(_PREFIX.size))
+        return self
+
+    def add(self, info: PlanInfo, plan: memoryview) -> None:
+        """Append a plan's bytes, hashed in pieces on the way; OSError as the file system does."""
+        offset = _round_up(self._file.tell())
+        self._file.seek(offset)
+        digest = hashlib.sha256()
+        plan = plan.cast("B")
+        for start in range(0, plan.nbytes, _PIECE_BYTES):
+            piece = plan[start : start + _PIECE_BYTES]
+            digest.update(piece)
+            self._file.write(piece)
+        self._plans.append(Plan(info, offset, plan.nbytes, digest.hexdigest()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._file as file:
+            if error is not None:
+                return
+            table = {"requirements": asdict(self._requirements), "plans": [asdict(plan) for plan in self._plans]}
+            data = json.dumps(table, separators=(",", ":")).encode()
+            offset = file.tell()
+            file.write(data)
+            file.seek(0)
+            file.write(_PREFIX.pack(MAGIC, VERSION, 0, offset, len(data), hashlib.sha256(data).digest()))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class PlanFile:
+    """A plan file mapped read-only; views of plans must be released before close()."""
+
+    def __init__(self, label: str, requirements: Requirements, plans: tuple[Plan, ...], mapping: mmap.mmap) -> None:
+        self.label = label
+        self.requirements = requirements
+        self.plans = plans
+        self._mapping = mapping
+
+    @classmethod
+    def open(cls, path: Path) -> PlanFile:
+        """Map the file after checking magic, version, table and every plan's place; raise EngineFileError."""
+        label = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < _PREFIX.size:
+                    raise EngineFileError(f"{label}: {size} bytes are too few for an engine file; {_REMEDY}")
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise EngineFileError(f"{label} cannot be read ({error.strerror}); {_REMEDY}") from error
+        try:
+            requirements, plans = _read_table(mapping, size, label)
+        except BaseException:
+            mapping.close()
+            raise
+        return cls(label, requirements, plans, mapping)
+
+    @property
+    def segments(self) -> tuple[Plan, ...]:
+        """The plans of the layer groups, in order."""
+        return tuple(plan for plan in self.plans if plan.info.kind == SEGMENT)
+
+    @property
+    def early_exit(self) -> Plan | None:
+        """The plan that scores candidates between segments, if there is one."""
+        return next((plan for plan in self.plans if plan.info.kind == EARLY_EXIT), None)
+
+    def view(self, plan: Plan, verify: bool = True) -> memoryview:
+        """The plan's bytes, a view of the file; verify raises EngineFileError unless they have the table's sha256."""
+        view = memoryview(self._mapping)[plan.offset : plan.offset + plan.nbytes]
+        if verify:
+            digest = hashlib.sha256(view).hexdigest()
+            if digest != plan.sha256:
+                view.release()
+                raise EngineFileError(
+                    f"{self.label}: the plan of {describe(plan.info)} has sha256 {digest[:12]}, the table says "
+                    f"{plan.sha256[:12]}; {_REMEDY}"
+                )
+        return view
+
+    def close(self) -> None:
+        """Unmap the file. Closing twice is harmless."""
+        self._mapping.close()
+
+    def __enter__(self) -> PlanFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def describe(info: PlanInfo) -> str:
+    """A plan in words, for messages."""
+    return f"layers {info.first} to {info.last - 1}" if info.kind == SEGMENT else "the early exit"
+
+
+def _round_up(offset: int) -> int:
+    return -(-offset // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
+
+
+def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements, tuple[Plan, ...]]:
+    magic, version, _, offset, length, digest = _PREFIX.unpack(mapping[: _PREFIX.size])
+    if magic != MAGIC:
+        raise EngineFileError(f"{label} is not a TensorRT engine file of faser; {_REMEDY}")
+    if version != VERSION:
+        raise EngineFileError(f"{label} has version {version}, this faser reads {VERSION}; {_REMEDY}")
+    if length > _MAX_TABLE_BYTES or offset + length != size:
+        raise EngineFileError(f"{label}: {size} bytes where {offset + length} were written; {_REMEDY}")
+    data = mapping[offset : offset + length]
+    if hashlib.sha256(data).digest() != digest:
+        raise EngineFileError(f"{label}: the table of plans is damaged; {_REMEDY}")
+    try:
+        table = json.loads(data)
+        fields = table["requirements"]
+        requirements = Requirements(**fields | {"compute_capabilities": tuple(fields["compute_capabilities"])})
+        plans = tuple(_plan(entry, offset) for entry in table["plans"])
+        _check_segments(plans)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineFileError(f"{label}: the table of plans is damaged ({error}); {_REMEDY}") from error
+    return requirements, plans
+
+
+def _plan(entry: dict[str, Any], end: int) -> Plan:
+    info, offset, nbytes = entry["info"], entry["offset"], entry["nbytes"]
+    if offset % PLAN_ALIGNMENT or not 0 < offset <= offset + nbytes <= end:
+        raise ValueError(f"a plan of {nbytes} bytes at {offset}")
+    return Plan(
+        PlanInfo(
+            kind=info["kind"],
+            first=int(info["first"]),
+            last=int(info["last"]),
+            specification=info["specification"],
+            inputs=_tensors(info["inputs"]),
+            outputs=_tensors(info["outputs"]),
+            plugins=tuple(info["plugins"]),
+            profiles=tuple({name: _range(shapes) for name, shapes in p.items()} for p in info["profiles"]),
+        ),
+        offset,
+        nbytes,
+        entry["sha256"],
+    )
+
+
+def _tensors(entries: dict[str, Any]) -> dict[str, TensorInfo]:
+    return {name: TensorInfo(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+
+
+def _range(shapes: list[list[int]]) -> Range:
+    smallest, expected, largest = (tuple(shape) for shape in shapes)
+    return smallest, expected, largest
+
+
+def _check_segments(plans: tuple[Plan, ...]) -> None:
+    layer = 0
+    for plan in plans:
+        if plan.info.kind == SEGMENT:
+            if plan.info.first != layer or plan.info.last <= layer:
+                raise ValueError(f"layers {plan.info.first} to {plan.info.last} where {layer} comes next")
+            layer = plan.info.last
+    if not layer:
+        raise ValueError("no segment")
