@@ -1,0 +1,286 @@
+"""nvcc: one stem of plugins/cuda for one architecture, to a cubin or PTX, cached by content.
+
+`python -m faser_trtllm.ops.cuda.compiler` compiles every stem for every architecture and prints registers, spills and
+shared memory against each file's stated limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fnmatch
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from faser_trtllm.errors import ConfigError, FaserError
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+MIN_NVCC_VERSION = (12, 8)
+WHEELS = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+
+_FLAGS = ("-std=c++17", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Xptxas", "-v,-warn-spills")
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_LIMIT = re.compile(
+    r"// limits(?: of (?P<kernels>\S+))?: registers <= (?P<registers>\d+), spill_bytes <= (?P<spill_bytes>\d+), "
+    r"shared_bytes <= (?P<shared_bytes>\d+)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas says of one kernel: registers per thread, bytes spilled (stores and loads), bytes of shared memory."""
+
+    kernel: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most a kernel may use; `kernels` is a pattern of names."""
+
+    kernels: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+    def broken_by(self, used: Resources) -> list[str]:
+        """One phrase per limit exceeded."""
+        return [
+            f"{field} {getattr(used, field)} > {getattr(self, field)}"
+            for field in ("registers", "spill_bytes", "shared_bytes")
+            if getattr(used, field) > getattr(self, field)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled stem. kind is "cubin" or "ptx"; resources are empty for PTX, which is not assembled."""
+
+    stem: str
+    arch: str
+    kind: str
+    path: Path
+    resources: tuple[Resources, ...]
+
+
+def source_dir() -> Path:
+    """Where the .cu files are: beside the package in a checkout, inside it when installed; ConfigError if neither."""
+    package = Path(__file__).resolve().parents[2]
+    for path in (package.parent / "plugins" / "cuda", package / "plugins" / "cuda"):
+        if path.is_dir():
+            return path
+    raise ConfigError(f"plugins/cuda is missing beside {package.name}; install from a checkout with ./build.sh setup")
+
+
+def cache_dir() -> Path:
+    """build/cuda of a checkout, else a folder of the user's cache."""
+    root = source_dir().parents[1]
+    if (root / "pyproject.toml").is_file():
+        return root / "build" / "cuda"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "faser_trtllm" / "cuda"
+
+
+def stems() -> tuple[str, ...]:
+    """Names of all kernels' files, sorted."""
+    return tuple(sorted(path.stem for path in source_dir().glob("*.cu")))
+
+
+@functools.cache
+def find_nvcc() -> Path:
+    """nvcc of the pip wheels, else of $CUDA_HOME, else on PATH; ConfigError if there is none of at least 12.8."""
+    candidates = [root / "bin" / "nvcc" for root in _wheel_roots()]
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append(Path(home) / "bin" / "nvcc")
+    if on_path := shutil.which("nvcc"):
+        candidates.append(Path(on_path))
+    found = [path for path in candidates if path.is_file()]
+    for path in found:
+        if _nvcc_version(path) >= MIN_NVCC_VERSION:
+            return path
+    least = ".".join(map(str, MIN_NVCC_VERSION))
+    what = f"nvcc {'.'.join(map(str, _nvcc_version(found[0])))} is too old" if found else "nvcc was not found"
+    raise ConfigError(
+        f"{what}: compiling CUDA kernels needs nvcc >= {least}; "
+        f"pip install 'faser-trtllm[cuda]' ({WHEELS}) or a CUDA toolkit"
+    )
+
+
+def include_dirs() -> tuple[Path, ...]:
+    """Folders of the CUDA headers (cuda_bf16.h, nv/target), for compiling the kernels with a host compiler."""
+    nvcc = find_nvcc().resolve()
+    top = nvcc.parents[1]
+    if not (top / "include").is_dir():
+        done = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True)
+        if match := re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE):
+            top = Path(match[1]).resolve()
+    include = top / "include"
+    return (include, include / "cccl")
+
+
+def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str, int | str] | None = None) -> Compiled:
+    """Compile plugins/cuda/<stem>.cu for one architecture (sm_80 ...), or take it from the cache.
+
+    kind "ptx" gives text for compute_<arch>. defines narrow what a file instantiates (see each file's head). Raises
+    ConfigError for an unknown stem or kind or a missing nvcc, FaserError with the compiler's words if it fails.
+    """
+    if stem not in stems():
+        raise ConfigError(f"stem {stem!r} is unknown; plugins/cuda has {', '.join(stems())}")
+    if kind not in ("cubin", "ptx"):
+        raise ConfigError(f"kind is {kind!r}; it must be 'cubin' or 'ptx'")
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
+        raise ConfigError(f"arch is {arch!r}; it must be like sm_90")
+    flags = [*_FLAGS, *(f"-D{name}={value}" for name, value in sorted((defines or {}).items()))]
+    nvcc = find_nvcc()
+    folder = cache_dir()
+    name = f"{stem}-{arch}-{_content_hash(stem, nvcc, flags)}"
+    target, report = folder / f"{name}.{kind}", folder / f"{name}.{kind}.json"
+    if not (target.is_file() and report.is_file()):
+        _compile(nvcc, stem, arch, kind, flags, target, report)
+    resources = tuple(Resources(**entry) for entry in json.loads(report.read_text()))
+    return Compiled(stem, arch, kind, target, resources)
+
+
+def compile_all(
+    names: Iterable[str], architectures: Iterable[str], jobs: int = 2, defines: Mapping[str, int | str] | None = None
+) -> list[Compiled]:
+    """Cubins of every stem for every architecture, `jobs` at a time, in the order of the arguments."""
+    architectures = tuple(architectures)
+    wanted = [(stem, arch) for stem in names for arch in architectures]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=jobs) as pool:
+        return list(pool.map(lambda pair: compile_stem(pair[0], pair[1], defines=defines), wanted))
+
+
+def parse_resources(log: str) -> list[Resources]:
+    """Resources of each kernel from the words of `ptxas -v`."""
+    found: list[Resources] = []
+    kernel, spills = "", 0
+    for line in log.splitlines():
+        if match := _ENTRY.search(line):
+            kernel, spills = match[1], 0
+        elif match := _SPILLS.search(line):
+            spills = int(match[2]) + int(match[3])
+        elif (match := _USED.search(line)) and kernel:
+            found.append(Resources(kernel, int(match[1]), spills, int(match[2] or 0)))
+            kernel = ""
+    return found
+
+
+def limits_of(stem: str) -> list[Limits]:
+    """The limits that a file states, in its order.
+
+    A line "// limits: registers <= N, spill_bytes <= N, shared_bytes <= N" holds for all its kernels, "// limits of
+    PATTERN: ..." for those whose name matches.
+    """
+    text = (source_dir() / f"{stem}.cu").read_text()
+    return [
+        Limits(match["kernels"] or "*", int(match["registers"]), int(match["spill_bytes"]), int(match["shared_bytes"]))
+        for match in _LIMIT.finditer(text)
+    ]
+
+
+def broken_limits(compiled: Compiled) -> list[str]:
+    """One sentence per kernel of a cubin that uses more than its file allows or has no stated limit."""
+    stated = limits_of(compiled.stem)
+    broken = []
+    for used in compiled.resources:
+        limits = next((limits for limits in stated if fnmatch.fnmatch(used.kernel, limits.kernels)), None)
+        where = f"{used.kernel} ({compiled.arch})"
+        if limits is None:
+            broken.append(f"{where} has no limit stated in {compiled.stem}.cu")
+        else:
+            broken += [f"{where}: {phrase}" for phrase in limits.broken_by(used)]
+    return broken
+
+
+def _wheel_roots() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(place) / "cu13" for place in (spec.submodule_search_locations or [])] if spec else []
+
+
+@functools.cache
+def _nvcc_version(nvcc: Path) -> tuple[int, int]:
+    try:
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return (0, 0)
+    match = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
+    digest = hashlib.sha256(repr((_nvcc_version(nvcc), flags)).encode())
+    for path in [source_dir() / f"{stem}.cu", *sorted(source_dir().glob("*.cuh"))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(nvcc: Path, stem: str, arch: str, kind: str, flags: list[str], target: Path, report: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        output = Path(scratch) / "out"
+        target_arch = arch if kind == "cubin" else arch.replace("sm_", "compute_")
+        command: list[str | Path] = [
+            nvcc,
+            f"-{kind}",
+            f"-arch={target_arch}",
+            *flags,
+            "-o",
+            output,
+            source_dir() / f"{stem}.cu",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
+        log = done.stdout + done.stderr
+        if done.returncode != 0:
+            raise FaserError(f"nvcc failed on {stem}.cu for {arch}: {log.strip()}")
+        written = Path(scratch) / "report"
+        written.write_text(json.dumps([asdict(entry) for entry in parse_resources(log)]))
+        os.replace(written, report)
+        os.replace(output, target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compile and print the report; 1 if a limit is broken."""
+    parser = argparse.ArgumentParser(prog="python -m faser_trtllm.ops.cuda.compiler", description=__doc__)
+    parser.add_argument("--arch", action="append", help=f"repeatable; default {' '.join(ARCHITECTURES)}")
+    parser.add_argument("--stem", action="append", help="repeatable; default every file of plugins/cuda")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nvcc processes at a time")
+    parser.add_argument("--report", type=Path, help="also write the report as JSON to this file")
+    options = parser.parse_args(arguments)
+    try:
+        done = compile_all(options.stem or stems(), options.arch or ARCHITECTURES, options.jobs)
+    except FaserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{'kernel':44s} {'arch':7s} {'registers':>9s} {'spilled B':>9s} {'shared B':>9s}")
+    for compiled in done:
+        for used in compiled.resources:
+            print(
+                f"{used.kernel:44s} {compiled.arch:7s} {used.registers:9d} {used.spill_bytes:9d} {used.shared_bytes:9d}"
+            )
+    if options.report:
+        rows = [{"stem": c.stem, "arch": c.arch, **asdict(used)} for c in done for used in c.resources]
+        options.report.write_text(json.dumps(rows, indent=1) + "\n")
+    broken = [sentence for compiled in done for sentence in broken_limits(compiled)]
+    for sentence in broken:
+        print(sentence, file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
