@@ -1,0 +1,202 @@
+"""The seam between the decoder and the cache: attention by TensorRT's own layers, or by our plugins.
+
+Which one is a matter of what the network object can do, never of the module's name (choose_attention).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from faser_trtllm.builder.network.graph import Graph
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.rope import rope_frequencies
+
+
+class Attention(Protocol):
+    """Adds what differs between the flavours; the decoder's text is the same for both."""
+
+    flavour: str
+    plugins: tuple[str, ...]  # ids of the plugins that the network calls
+
+    def add_inputs(self) -> None:
+        """Declare the inputs that all layers share."""
+
+    def add(self, layer_index: int, qkv: Any) -> Any:
+        """qkv [rows, num_heads + 2 * num_kv_heads, head_dim], normed where the model norms heads, before rope ->
+        attention's output [rows, num_heads * head_dim]. Declares the layer's caches, inputs and outputs."""
+
+
+def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
+    """Our plugins where the network takes plugins, TensorRT's attention and cache update where it has those."""
+    network = graph.network
+    if hasattr(network, "add_plugin"):
+        return PluginAttention(graph, config)
+    if hasattr(network, "add_attention_v2") and hasattr(network, "add_kv_cache_update"):
+        return NativeAttention(graph, config)
+    raise ConfigError(
+        f"{graph.trt.__name__} {graph.trt.__version__} has neither plugins nor attention layers; "
+        "install TensorRT 10.13 or newer, or TensorRT for RTX 1.7 or newer"
+    )
+
+
+class NativeAttention:
+    """IKVCacheUpdate over linear caches and IAttention; row b of the batch is cache row b, idle ones have no rows.
+
+    Rows are packed everywhere but in attention itself: Q is gathered to [batch, heads, query_rows, head_dim] by pad_idx
+    and back by unpad_idx. A mask from the positions says what a row sees, exact for any set of rows.
+    """
+
+    flavour = "native"
+    plugins: tuple[str, ...] = ()
+
+    def __init__(self, graph: Graph, config: ModelConfig) -> None:
+        options = graph.options
+        if options.tokens_per_block != options.max_seq_len:
+            raise ConfigError(
+                f"tokens_per_block is {options.tokens_per_block}, TensorRT's own attention has linear caches only; "
+                f"set it to max_seq_len ({options.max_seq_len})"
+            )
+        self._graph = graph
+        self._config = config
+
+    def add_inputs(self) -> None:
+        graph = self._graph
+        positions = graph.add_input("positions", "int32", "rows")
+        self._cu_q_lens = graph.add_input("cu_q_lens", "int32", "batch_plus_one")
+        self._kv_lens = graph.add_input("kv_lens", "int32", "batch")
+        self._write_idx = graph.add_input("write_idx", "int32", "batch")
+        self._pad_idx = graph.add_input("pad_idx", "int32", "batch", "query_rows")
+        self._unpad_idx = graph.add_input("unpad_idx", "int32", "rows")
+        self._position_ids = graph.reshape(graph.cast(positions, graph.trt.int64), -1, 1)
+        self._mask = self._add_mask(positions)
+        self._rope_tables = _rope_tables(graph, self._config)
+
+    def add(self, layer_index: int, qkv: Any) -> Any:
+        graph, config, trt = self._graph, self._config, self._graph.trt
+        num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        q, k, v = split_heads(graph, config, qkv)
+        # IAttention has no scale of its own.
+        scale = graph.literal("softmax_scale", np.full((1, 1, 1, 1), head_dim**-0.5, np.float32))
+        q = graph.elementwise(self._rotate(q), scale, "PROD")
+        q = graph.reshape(graph.cast(q, graph.dtype), -1, num_heads, head_dim)
+        k = graph.reshape(graph.cast(self._rotate(k), graph.dtype), -1, num_kv_heads, head_dim)
+        k_cache, v_cache = self._update("k", layer_index, k), self._update("v", layer_index, v)
+        # Padding slots repeat a row; nothing reads what becomes of them.
+        q = graph.transpose(graph.gather(q, self._pad_idx), 0, 2, 1, 3)
+        normalization, causal = trt.AttentionNormalizationOp.SOFTMAX, trt.CausalMaskKind.NONE
+        layer = graph.network.add_attention_v2(q, k_cache, v_cache, normalization, causal)
+        layer.mask = self._mask
+        layer.key_value_form = trt.AttentionIOForm.PADDED_BHND
+        layer.key_value_lengths = self._kv_lens
+        # There is no fused kernel in fp32.
+        layer.decomposable = graph.options.dtype == "float32"
+        layer.name = f"layers.{layer_index}.attention"
+        y = graph.transpose(layer.get_output(0), 0, 2, 1, 3, then_reshape=(-1, num_heads * head_dim))
+        return graph.gather(y, self._unpad_idx)
+
+    def _rotate(self, x: Any) -> Any:
+        """x [rows, heads, head_dim] -> the same rotated, fp32 [rows, heads, 1, head_dim]: every row is a sequence."""
+        graph, head_dim = self._graph, self._config.head_dim
+        x = graph.reshape(graph.cast(x, graph.trt.float32), 0, 0, 1, head_dim)
+        layer = graph.network.add_rotary_embedding(x, *self._rope_tables, False, head_dim)
+        layer.set_input(3, self._position_ids)
+        return layer.get_output(0)
+
+    def _update(self, part: str, layer_index: int, update: Any) -> Any:
+        graph, trt = self._graph, self._graph.trt
+        shape = ("batch", self._config.num_kv_heads, graph.options.max_seq_len, self._config.head_dim)
+        dtype = graph.options.dtype
+        cache = graph.add_input(f"{part}_cache_{layer_index}", dtype, *shape)
+        layer = graph.network.add_kv_cache_update(cache, update, self._write_idx, trt.KVCacheMode.LINEAR)
+        layer.update_form = trt.AttentionIOForm.PACKED_NHD
+        layer.update_lengths = self._cu_q_lens
+        layer.name = f"layers.{layer_index}.{part}_cache_update"
+        updated = layer.get_output(0)
+        graph.mark_output(updated, f"{part}_cache_out_{layer_index}", dtype, *shape)
+        return updated
+
+    def _add_mask(self, positions: Any) -> Any:
+        """bool [batch, 1, query_rows, max_seq_len]: true where the query's position sees the key's."""
+        graph, window = self._graph, self._config.sliding_window
+        keys = np.arange(graph.options.max_seq_len, dtype=np.int32).reshape(1, 1, 1, -1)
+        key = graph.literal("key_positions", keys)
+        query = graph.reshape(graph.gather(positions, self._pad_idx), 0, 1, -1, 1)
+        hidden = graph.elementwise(key, query, "GREATER")
+        if 0 < window < graph.options.max_seq_len:
+            first = graph.literal("key_positions_behind_window", keys + window)
+            seen = graph.elementwise(first, query, "GREATER")
+            return graph.elementwise(graph.unary(hidden, "NOT"), seen, "AND")
+        return graph.unary(hidden, "NOT")
+
+
+class PluginAttention:
+    """Our plugins over paged caches [blocks, num_kv_heads, tokens_per_block, head_dim]: nothing is padded.
+
+    faser::append_kv(qkv [rows, (num_heads + 2 * num_kv_heads) * head_dim], cos, sin fp32 [max_seq_len, head_dim / 2],
+    positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache) -> q [rows, num_heads, head_dim], k_cache, v_cache;
+    faser::verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens) -> [rows, num_heads, head_dim], which
+    scales by head_dim ** -0.5 itself. kv_lens: past and new. Each cache output is bound to its input's address.
+    """
+
+    flavour = "plugin"
+    plugins = ("faser::append_kv", "faser::verify_attention")
+
+    def __init__(self, graph: Graph, config: ModelConfig) -> None:
+        options = graph.options
+        if 0 < config.sliding_window < options.max_seq_len:
+            raise ConfigError(
+                f"sliding_window is {config.sliding_window}, which faser::verify_attention does not have; lower "
+                f"max_seq_len ({options.max_seq_len}) to it, or build with --backend cpu or tensorrt_rtx"
+            )
+        try:
+            self._ops = graph.trt.plugin.op.faser
+        except AttributeError as error:
+            raise ConfigError(
+                f"the plugins {' and '.join(self.plugins)} are not registered with {graph.trt.__name__} "
+                f"{graph.trt.__version__}; import faser_trtllm.builder.plugins first, with TensorRT 10.13 or newer"
+            ) from error
+        self._graph = graph
+        self._config = config
+
+    def add_inputs(self) -> None:
+        graph = self._graph
+        self._positions = graph.add_input("positions", "int32", "rows")
+        self._cu_q_lens = graph.add_input("cu_q_lens", "int32", "batch_plus_one")
+        self._kv_lens = graph.add_input("kv_lens", "int32", "batch")
+        self._block_table = graph.add_input("block_table", "int32", "batch", graph.options.max_blocks_per_seq)
+        self._rope_tables = _rope_tables(graph, self._config)
+
+    def add(self, layer_index: int, qkv: Any) -> Any:
+        graph, config, dtype = self._graph, self._config, self._graph.options.dtype
+        shape = ("blocks", config.num_kv_heads, graph.options.tokens_per_block, config.head_dim)
+        caches = [graph.add_input(f"{part}_cache_{layer_index}", dtype, *shape) for part in "kv"]
+        num_heads = config.num_heads + 2 * config.num_kv_heads
+        flat = graph.reshape(qkv, -1, num_heads * config.head_dim)
+        tables = (self._block_table, self._cu_q_lens, self._kv_lens)
+        block_table, cu_q_lens, kv_lens = tables
+        call = self._ops.append_kv(flat, *self._rope_tables, self._positions, cu_q_lens, block_table, kv_lens, *caches)
+        layer = graph.network.add_plugin(call, aot=True)
+        layer.name = f"layers.{layer_index}.append_kv"
+        q, *updated = (layer.get_output(i) for i in range(3))
+        for part, cache in zip("kv", updated, strict=True):
+            graph.mark_output(cache, f"{part}_cache_out_{layer_index}", dtype, *shape)
+        layer = graph.network.add_plugin(self._ops.verify_attention(q, *updated, *tables), aot=True)
+        layer.name = f"layers.{layer_index}.verify_attention"
+        return graph.reshape(layer.get_output(0), -1, config.num_heads * config.head_dim)
+
+
+def split_heads(graph: Graph, config: ModelConfig, qkv: Any) -> tuple[Any, Any, Any]:
+    """qkv [rows, num_heads + 2 * num_kv_heads, head_dim] -> q, k, v [rows, their heads, head_dim]."""
+    q, k = config.num_heads, config.num_kv_heads
+    return graph.slice(qkv, 1, 0, q), graph.slice(qkv, 1, q, k), graph.slice(qkv, 1, q + k, k)
+
+
+def _rope_tables(graph: Graph, config: ModelConfig) -> tuple[Any, Any]:
+    """cos and sin of every position, fp32 [max_seq_len, head_dim / 2], with the rope's factor."""
+    inv_freq, factor = rope_frequencies(config.rope, config.head_dim)
+    angles = np.outer(np.arange(graph.options.max_seq_len, dtype=np.float32), inv_freq)
+    scale = np.float32(factor)
+    return graph.literal("rope_cos", np.cos(angles) * scale), graph.literal("rope_sin", np.sin(angles) * scale)

@@ -1,0 +1,127 @@
+"""The network builder's entry: a range of a decoder's layers as one TensorRT network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from faser_trtllm.builder.network.attention import choose_attention
+from faser_trtllm.builder.network.decoder import add_embedding, add_head, add_layer
+from faser_trtllm.builder.network.graph import Array, Graph
+from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
+from faser_trtllm.builder.network.specification import specification
+from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.weights import Weights
+
+__all__ = [
+    "NetworkOptions",
+    "SegmentNetwork",
+    "TensorSpec",
+    "build_segment",
+    "create_network",
+    "load_tensorrt",
+    "logger",
+    "segment_ranges",
+]
+
+
+@dataclass(frozen=True)
+class SegmentNetwork:
+    """A network with everything it points to: keep it while the network is read, so at least until the build is over.
+
+    name: "layers 0-4", or "early_exit". flavour: "native" or "plugin" (attention.py). plugins: ids it calls.
+    inputs, outputs: what to bind, in the network's order. weights: constants by their layer's name, bf16 as uint16
+    bits. specification: sha256 of what was built, hex.
+    """
+
+    name: str
+    network: Any
+    flavour: str
+    plugins: tuple[str, ...]
+    options: NetworkOptions
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights: Mapping[str, Array]
+    specification: str
+
+    def profiles(self, builder: Any) -> list[Any]:
+        """An IOptimizationProfile for each of options.profile_rows and one for max_num_tokens, in this order."""
+        profiles = []
+        for max_rows in (*self.options.profile_rows, self.options.max_num_tokens):
+            ranges = self.options.dimension_ranges(max_rows)
+            profile = builder.create_optimization_profile()
+            for spec in self.inputs:
+                if spec.is_dynamic:
+                    limits = [
+                        tuple(ranges[size][i] if isinstance(size, str) else size for size in spec.shape)
+                        for i in range(3)
+                    ]
+                    profile.set_shape(spec.name, *limits)
+            profiles.append(profile)
+        return profiles
+
+
+def segment_ranges(config: ModelConfig, exit_layers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """[first, last) layers of each segment, cut at exit_layers (any order); InvalidArgumentError for a wrong cut."""
+    for layer in exit_layers:
+        if not 0 < layer < config.num_layers:
+            raise InvalidArgumentError(
+                f"exit_layers has {layer}, boundaries lie between 1 and {config.num_layers - 1} in a model of "
+                f"{config.num_layers} layers"
+            )
+    if len(set(exit_layers)) != len(exit_layers):
+        raise InvalidArgumentError(f"exit_layers {list(exit_layers)} names a layer twice")
+    return tuple(pairwise([0, *sorted(exit_layers), config.num_layers]))
+
+
+def build_segment(
+    trt: Any,
+    network: Any,
+    config: ModelConfig,
+    weights: Weights,
+    first: int,
+    last: int,
+    options: NetworkOptions,
+) -> SegmentNetwork:
+    """Fill an empty network (create_network) with the layers [first, last) of a decoder.
+
+    The first segment takes token_ids [rows] and embeds them, the others hidden_in [rows, hidden_size]. The last gives
+    logits [logit_rows, vocab_size] of the rows listed in logit_rows, the others hidden_out [rows, hidden_size], all of
+    the options' dtype. Raises ConfigError where the options cannot be met, CheckpointError for wrong weights.
+    """
+    if not 0 <= first < last <= config.num_layers:
+        raise InvalidArgumentError(f"layers are [{first}, {last}), they must lie within [0, {config.num_layers}]")
+    graph = Graph(trt, network, options, weights)
+    if first == 0:
+        x = add_embedding(graph, config, graph.add_input("token_ids", "int32", "rows"))
+    else:
+        x = graph.add_input("hidden_in", options.dtype, "rows", config.hidden_size)
+    attention = choose_attention(graph, config)
+    attention.add_inputs()
+    for layer_index in range(first, last):
+        x = add_layer(graph, config, attention, layer_index, x)
+    if last == config.num_layers:
+        x = graph.gather(x, graph.add_input("logit_rows", "int32", "logit_rows"))
+        graph.mark_output(add_head(graph, config, x), "logits", options.dtype, "logit_rows", config.vocab_size)
+    else:
+        graph.mark_output(x, "hidden_out", options.dtype, "rows", config.hidden_size)
+    return finish(graph, f"layers {first}-{last}", attention.flavour, attention.plugins)
+
+
+def finish(graph: Graph, name: str, flavour: str, plugins: tuple[str, ...]) -> SegmentNetwork:
+    """The finished network of a graph."""
+    return SegmentNetwork(
+        name=name,
+        network=graph.network,
+        flavour=flavour,
+        plugins=plugins,
+        options=graph.options,
+        inputs=tuple(graph.inputs.values()),
+        outputs=tuple(graph.outputs.values()),
+        weights=graph.weights,
+        specification=specification(graph),
+    )

@@ -1,0 +1,69 @@
+"""The one home of the TensorRT modules: full TensorRT and TensorRT for RTX share an API, and differ in capabilities."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from typing import Any
+
+from faser_trtllm.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+MODULES = {
+    "tensorrt_rtx": "pip install 'tensorrt_rtx_cu13==1.7.1.116' (it builds without a GPU)",
+    "tensorrt": "pip install 'tensorrt>=10.13' on a machine with an NVIDIA driver",
+}
+# Every failed call on a machine without a driver logs this besides its reason; it says nothing about the network.
+_NO_DRIVER = "CUDA driver version is insufficient"
+
+
+def load_tensorrt(name: str) -> Any:
+    """The module tensorrt_rtx or tensorrt; ConfigError naming what to install where it cannot be imported."""
+    if name not in MODULES:
+        raise ConfigError(f"TensorRT module is {name!r}, it must be one of {', '.join(MODULES)}")
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"{name} cannot be imported ({reason}); install it with {MODULES[name]}") from error
+
+
+@functools.lru_cache
+def logger(trt: Any) -> Any:
+    """The ILogger of a module, one per process as TensorRT wants it: warnings and errors go to Python's logging.
+
+    .errors: error messages since it was last cleared, oldest first; builders say there why they returned nothing.
+    """
+    severities = {
+        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.ERROR: logging.ERROR,
+        trt.ILogger.WARNING: logging.WARNING,
+        trt.ILogger.INFO: logging.DEBUG,
+    }
+
+    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            level = severities.get(severity)
+            if level is None or _NO_DRIVER in message:
+                return
+            if level == logging.ERROR:
+                self.errors.append(" ".join(message.split()))
+            log.log(level, "%s: %s", trt.__name__, message)
+
+    return Logger()
+
+
+def create_network(trt: Any, builder: Any) -> Any:
+    """An empty strongly typed INetworkDefinition; plugins run their ahead-of-time kernels where there are plugins."""
+    flags = 0
+    for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS"):
+        flag = getattr(trt.NetworkDefinitionCreationFlag, name, None)
+        if flag is not None:
+            flags |= 1 << int(flag)
+    return builder.create_network(flags)
