@@ -5,17 +5,21 @@ Exit code 0 on success, 2 for bad input (one sentence on stderr, with the fix), 
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from faser_trtllm import __version__
-from faser_trtllm.config import DEFAULT_SPECULATION, SPELLINGS, ExecutorConfig, parse
-from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.commands.build import EXAMPLES as BUILD_EXAMPLES
+from faser_trtllm.commands.build import build
+from faser_trtllm.commands.generate import EXAMPLES as GENERATE_EXAMPLES
+from faser_trtllm.commands.generate import generate
+from faser_trtllm.commands.options import EngineDirOption, numbers
+from faser_trtllm.commands.progress import ProgressBar
+from faser_trtllm.config import SPELLINGS
+from faser_trtllm.errors import FaserError
 
 app = typer.Typer(
     add_completion=False,
@@ -25,109 +29,8 @@ app = typer.Typer(
     help="Speculative decoding managed at the grain of one row of one request.",
 )
 
-EngineDirOption = Annotated[Path, typer.Option("--engine_dir", help="a directory that `faser build` wrote")]
-
-
-@app.command(
-    epilog="Example: faser build --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
-    "--output_dir engines/built/demo"
-)
-def build(
-    checkpoint_dir: Annotated[Path, typer.Option("--checkpoint_dir", help="target checkpoint, Hugging Face format")],
-    output_dir: Annotated[Path, typer.Option("--output_dir", help="where the engines go")],
-    draft_checkpoint_dir: Annotated[
-        Path | None, typer.Option("--draft_checkpoint_dir", help="draft checkpoint with the same tokenizer")
-    ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="cpu")] = "cpu",
-    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16")] = "bfloat16",
-    max_batch_size: Annotated[int, typer.Option("--max_batch_size", help="requests in one pass")] = 32,
-    max_num_tokens: Annotated[int, typer.Option("--max_num_tokens", help="rows in one pass")] = 2048,
-    max_seq_len: Annotated[
-        int | None, typer.Option("--max_seq_len", help="prompt and output; default: the model's, at most 4096")
-    ] = None,
-    max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="pending drafts per request")] = 8,
-    tokens_per_block: Annotated[int, typer.Option("--tokens_per_block", help="a multiple of 16")] = 32,
-    exit_layers: Annotated[
-        str, typer.Option("--exit_layers", help="layer boundaries where rows may be pruned, as 2,4")
-    ] = "",
-    expand: Annotated[
-        int, typer.Option("--expand", help="N times the target's layers with the same function: a cost knob")
-    ] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry_run", help="check everything, write nothing")] = False,
-    force: Annotated[bool, typer.Option("--force", help="replace whatever is in output_dir")] = False,
-) -> None:
-    """Compile a target and a draft checkpoint into engines."""
-    from faser_trtllm.builder.build import BuildOptions, build_engines
-
-    options = BuildOptions(
-        checkpoint_dir=checkpoint_dir,
-        draft_checkpoint_dir=draft_checkpoint_dir,
-        output_dir=output_dir,
-        backend=backend,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        max_num_tokens=max_num_tokens,
-        max_seq_len=max_seq_len,
-        max_draft_len=max_draft_len,
-        tokens_per_block=tokens_per_block,
-        exit_layers=_numbers("exit_layers", exit_layers),
-        expand=expand,
-        dry_run=dry_run,
-        force=force,
-    )
-    with _progress_bar() as progress:
-        build_engines(options, progress)
-    print(f"{'checked' if dry_run else 'built'} {output_dir}", file=sys.stderr)
-
-
-@app.command(
-    epilog='Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
-)
-def generate(
-    engine_dir: EngineDirOption,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="may be given several times")] = None,
-    prompt_file: Annotated[
-        Path | None,
-        typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote"),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option("--max_tokens")] = 64,
-    min_tokens: Annotated[int, typer.Option("--min_tokens")] = 0,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy")] = None,
-    top_k: Annotated[int | None, typer.Option("--top_k")] = None,
-    top_p: Annotated[float | None, typer.Option("--top_p")] = None,
-    min_p: Annotated[float | None, typer.Option("--min_p")] = None,
-    seed: Annotated[int | None, typer.Option("--seed")] = None,
-    repetition_penalty: Annotated[float, typer.Option("--repetition_penalty")] = 1.0,
-    stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="may be given several times")] = None,
-    speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
-    num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
-    num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
-) -> None:
-    """Generate text in process, without a server; prompts run as one batch."""
-    from faser_trtllm.executor.factory import open_executor
-    from faser_trtllm.serving.offline import generate_all
-
-    prompts = _prompts(prompt, prompt_file)
-    config = parse(
-        ExecutorConfig, {"speculation": speculation, "num_threads": num_threads, "trace_file": trace and str(trace)}
-    )
-    fields = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "repetition_penalty": repetition_penalty,
-        "stop_words": tuple(stop_words or ()),
-        "num_draft_tokens": num_draft_tokens,
-    }
-    with open_executor(engine_dir, config) as executor:
-        for completion in generate_all(executor, engine_dir, prompts, fields):
-            print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
+app.command(epilog=BUILD_EXAMPLES)(build)
+app.command(epilog=GENERATE_EXAMPLES)(generate)
 
 
 @app.command(epilog="Example: faser serve --engine_dir engines/built/demo --http_port 8000 --grpc_port 8001")
@@ -183,7 +86,7 @@ def profile(
     from faser_trtllm.profiling.profile import profile_engine_dir
 
     options = ProfileOptions(engine_dir, quick=quick, prompt_file=prompt_file, num_threads=num_threads)
-    with _progress_bar() as progress:
+    with ProgressBar() as progress:
         report = profile_engine_dir(options, progress)
     for kind, error in sorted(report.table.error.items()):
         print(f"{kind}: {100 * error:.1f} % mean error on held-out points")
@@ -225,8 +128,8 @@ def peers(
         checkpoint_dir=checkpoint_dir,
         draft_checkpoint_dir=draft_checkpoint_dir,
         output_dir=output_dir,
-        expand=_numbers("expand", expand),
-        batch_sizes=_numbers("batch_sizes", batch_sizes),
+        expand=numbers("expand", expand),
+        batch_sizes=numbers("batch_sizes", batch_sizes),
         rounds=rounds,
         peers=() if peer_names == "none" else tuple(peer_names.split(",")),
         transformers_python=transformers_python,
@@ -263,8 +166,8 @@ def policies(
         checkpoint_dir=checkpoint_dir,
         draft_checkpoint_dir=draft_checkpoint_dir,
         output_dir=output_dir,
-        expand=_numbers("expand", expand),
-        concurrency=_numbers("concurrency", concurrency),
+        expand=numbers("expand", expand),
+        concurrency=numbers("concurrency", concurrency),
         bursty=bursty,
         minutes=minutes,
         num_threads=num_threads,
@@ -280,64 +183,6 @@ def version() -> None:
     from faser_trtllm.native import isa
 
     print(f"faser_trtllm {__version__}, CPU engine: {isa()}")
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise InvalidArgumentError(f"{name} is {text!r}, it must be whole numbers as in 2,4") from None
-
-
-def _prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
-    if (prompt is None) == (prompt_file is None):
-        raise InvalidArgumentError("give either --prompt or --prompt_file")
-    if prompt is not None:
-        return prompt
-    assert prompt_file is not None
-    try:
-        lines = prompt_file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"prompt_file {prompt_file.name} cannot be read: {error}") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if line.startswith('"'):
-            try:
-                prompts.append(str(json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise InvalidArgumentError(f"prompt_file line {number} is not a JSON string: {error}") from None
-        else:
-            prompts.append(line)
-    if not prompts:
-        raise InvalidArgumentError(f"prompt_file {prompt_file.name} holds no prompt")
-    return prompts
-
-
-class _progress_bar:  # noqa: N801
-    """A rich bar on a terminal, nothing elsewhere."""
-
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._tasks: dict[str, Any] = {}
-        return self._update
-
-    def _update(self, what: str, done: int, total: int) -> None:
-        if self._bar is not None:
-            if what not in self._tasks:
-                self._tasks[what] = self._bar.add_task(what, total=total)
-            self._bar.update(self._tasks[what], completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ LEVELS = [
     {"scheduler"},
     {"executor"},
     {"profiling", "sim", "serving"},
-    {"bench", "cli"},
+    {"bench", "commands", "cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -49,12 +49,23 @@ def test_imports_run_one_way():
 
 
 def test_core_needs_no_heavy_package():
-    heavy = ["torch", "transformers", "safetensors", "tritonclient", "tensorrt", "tensorrt_llm", "cuda", "matplotlib"]
+    heavy = [
+        "torch",
+        "transformers",
+        "safetensors",
+        "tritonclient",
+        "tensorrt",
+        "tensorrt_rtx",
+        "tensorrt_llm",
+        "cuda",
+        "matplotlib",
+    ]
     blocker = (
         "import sys\n"
         f"for name in {heavy!r}: sys.modules[name] = None\n"
         "import faser_trtllm.cli, faser_trtllm.executor.factory, faser_trtllm.serving.engine_process\n"
         "import faser_trtllm.builder.build, faser_trtllm.serving.supervisor\n"
+        "import faser_trtllm.builder.tensorrt_engine\n"
     )
     done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,6 @@ from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights
 
-
 DEFAULT_TOKENS_PER_BLOCK = 32
 
 

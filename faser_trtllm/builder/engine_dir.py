@@ -20,7 +20,7 @@ MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
 ENGINE_FILE = "rank0.engine"
 CONFIG_FILE = "config.json"
-_KV_ITEMSIZE = 2  # the CPU engine keeps keys and values as bf16
+_KV_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +170,4 @@ def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:
 
 def _kv_bytes_per_token(config: Mapping[str, Any]) -> int:
     values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_size"]
-    return int(values) * _KV_ITEMSIZE
+    return int(values) * _KV_ITEMSIZES[config["dtype"]]

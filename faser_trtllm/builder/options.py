@@ -19,9 +19,9 @@ class BuildOptions:
     """What `faser build` is asked for; None and () mean "decide from the checkpoints and the backend".
 
     max_seq_len: default: what both models were made for, at most 4096. tokens_per_block: default: 32, or max_seq_len
-    where the backend's KV cache is linear. exit_layers: layer boundaries that split the (expanded) target into segments.
-    expand: times the target's layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6"; default: all
-    that the backend can build for here.
+    where the backend's KV cache is linear. exit_layers: layer boundaries that split the (expanded) target into
+    segments. expand: times the target's layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6";
+    default: all that the backend builds for unless it is told.
     """
 
     checkpoint_dir: Path

@@ -1,8 +1,9 @@
 """A TensorRT engine's file (rank0.engine): the plans of one model's segments, one behind the other.
 
 Layout: a prefix of 64 bytes (b"FASERTRT", uint32 version, uint32 zero, uint64 offset and uint64 length of the table,
-sha256 of the table), then plans, each at a multiple of 4096 bytes, then the table, a JSON object. Little-endian; offsets
-count from the start of the file. The prefix is written last, so what a killed build leaves is not an engine file.
+sha256 of the table), then plans, each at a multiple of 4096 bytes, then the table, a JSON object: requirements, network
+(the NetworkOptions) and plans. Little-endian; offsets count from the start of the file. The prefix is written last, so
+what a killed build leaves is not an engine file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from faser_trtllm.errors import EngineFileError
+from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
+from faser_trtllm.errors import EngineFileError, FaserError
 
 MAGIC = b"FASERTRT"
 VERSION = 1
@@ -31,14 +33,6 @@ _MAX_TABLE_BYTES = 64 << 20
 _REMEDY = "rebuild it with faser build"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A network input or output. dtype: numpy's name, or "bfloat16". shape: -1 where a profile decides."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The smallest, the expected and the largest shape of an input."""
 
@@ -47,16 +41,18 @@ Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class PlanInfo:
     """What one plan is. kind: SEGMENT or EARLY_EXIT. first, last: its layers, [first, last).
 
-    specification: sha256 of the network it was built from (plans of one network differ from build to build).
-    plugins: the kinds of its plugin nodes. profiles: per profile {input: Range} of the inputs with dynamic shapes.
+    flavour: "native" or "plugin" (builder/network/attention.py). specification: sha256 of the network it was built
+    from (plans of one network differ from build to build). plugins: ids of the plugins it calls. profiles: per profile
+    {input: Range} of the inputs with dynamic shapes.
     """
 
     kind: str
     first: int
     last: int
+    flavour: str
     specification: str
-    inputs: Mapping[str, TensorInfo]
-    outputs: Mapping[str, TensorInfo]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     plugins: tuple[str, ...]
     profiles: tuple[Mapping[str, Range], ...]
 
@@ -88,9 +84,10 @@ class Requirements:
 class PlanFileWriter:
     """Writes a plan file plan by plan; leaving the block without an error makes it whole."""
 
-    def __init__(self, path: Path, requirements: Requirements) -> None:
+    def __init__(self, path: Path, requirements: Requirements, network: NetworkOptions) -> None:
         self._path = path
         self._requirements = requirements
+        self._network = network
         self._plans: list[Plan] = []
 
     def __enter__(self) -> PlanFileWriter:
@@ -116,7 +113,11 @@ class PlanFileWriter:
         with self._file as file:
             if error is not None:
                 return
-            table = {"requirements": asdict(self._requirements), "plans": [asdict(plan) for plan in self._plans]}
+            table = {
+                "requirements": asdict(self._requirements),
+                "network": asdict(self._network),
+                "plans": [asdict(plan) for plan in self._plans],
+            }
             data = json.dumps(table, separators=(",", ":")).encode()
             offset = file.tell()
             file.write(data)
@@ -129,9 +130,17 @@ class PlanFileWriter:
 class PlanFile:
     """A plan file mapped read-only; views of plans must be released before close()."""
 
-    def __init__(self, label: str, requirements: Requirements, plans: tuple[Plan, ...], mapping: mmap.mmap) -> None:
+    def __init__(
+        self,
+        label: str,
+        requirements: Requirements,
+        network: NetworkOptions,
+        plans: tuple[Plan, ...],
+        mapping: mmap.mmap,
+    ) -> None:
         self.label = label
         self.requirements = requirements
+        self.network = network
         self.plans = plans
         self._mapping = mapping
 
@@ -148,11 +157,11 @@ class PlanFile:
         except OSError as error:
             raise EngineFileError(f"{label} cannot be read ({error.strerror}); {_REMEDY}") from error
         try:
-            requirements, plans = _read_table(mapping, size, label)
+            table = _read_table(mapping, size, label)
         except BaseException:
             mapping.close()
             raise
-        return cls(label, requirements, plans, mapping)
+        return cls(label, *table, mapping)
 
     @property
     def segments(self) -> tuple[Plan, ...]:
@@ -199,7 +208,7 @@ def _round_up(offset: int) -> int:
     return -(-offset // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
 
 
-def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements, tuple[Plan, ...]]:
+def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements, NetworkOptions, tuple[Plan, ...]]:
     magic, version, _, offset, length, digest = _PREFIX.unpack(mapping[: _PREFIX.size])
     if magic != MAGIC:
         raise EngineFileError(f"{label} is not a TensorRT engine file of faser; {_REMEDY}")
@@ -214,11 +223,13 @@ def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements
         table = json.loads(data)
         fields = table["requirements"]
         requirements = Requirements(**fields | {"compute_capabilities": tuple(fields["compute_capabilities"])})
+        options = table["network"]
+        network = NetworkOptions(**options | {"profile_rows": tuple(options["profile_rows"])})
         plans = tuple(_plan(entry, offset) for entry in table["plans"])
         _check_segments(plans)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, FaserError) as error:
         raise EngineFileError(f"{label}: the table of plans is damaged ({error}); {_REMEDY}") from error
-    return requirements, plans
+    return requirements, network, plans
 
 
 def _plan(entry: dict[str, Any], end: int) -> Plan:
@@ -230,6 +241,7 @@ def _plan(entry: dict[str, Any], end: int) -> Plan:
             kind=info["kind"],
             first=int(info["first"]),
             last=int(info["last"]),
+            flavour=info["flavour"],
             specification=info["specification"],
             inputs=_tensors(info["inputs"]),
             outputs=_tensors(info["outputs"]),
@@ -242,8 +254,8 @@ def _plan(entry: dict[str, Any], end: int) -> Plan:
     )
 
 
-def _tensors(entries: dict[str, Any]) -> dict[str, TensorInfo]:
-    return {name: TensorInfo(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+def _tensors(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(entry["name"], entry["dtype"], tuple(entry["shape"])) for entry in entries)
 
 
 def _range(shapes: list[list[int]]) -> Range:

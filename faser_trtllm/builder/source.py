@@ -1,4 +1,4 @@
-"""The checkpoints that engines are made from: opened, checked against each other, and recognised again by their files."""
+"""The checkpoints that engines are made from: opened, checked, and recognised again by their files."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ class Source:
 def open_sources(
     target_dir: Path, draft_dir: Path | None, expand: int, exit_layers: Sequence[int], stack: ExitStack
 ) -> list[Source]:
-    """The target and, if there is one, the draft; closed with the stack. Raises CheckpointError, or InvalidArgumentError
-    for exit_layers."""
+    """The target and, if there is one, the draft; closed with the stack.
+
+    Raises CheckpointError, and InvalidArgumentError for exit_layers.
+    """
     target = _open_target(target_dir, expand, exit_layers, stack)
     sources = [target]
     if draft_dir is not None:

@@ -1,4 +1,4 @@
-"""`faser check`: is this engine directory whole, and does speculation change nothing?"""
+"""`faser check`: is this engine directory whole, what is in it, and does speculation change nothing?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.errors import FaserError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.offline import generate_all
+from faser_trtllm.serving.plan_report import plan_report
 
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
 NUM_TOKENS = 24
@@ -19,6 +20,10 @@ def check_engine_dir(path: Path) -> Iterator[str]:
     """One line per check that passed; raises FaserError in one sentence at the first that did not."""
     engines = EngineDir.load(path, verify_hashes=True)
     yield f"ok: every file has the size and hash of the manifest ({path})"
+    if engines.backend != "cpu":
+        yield from plan_report(engines)
+        yield "note: nothing was run; faser generate --interpret runs these networks on the CPU"
+        return
     plain = _generate(path, "off")
     yield f"ok: the target generates ({sum(map(len, plain))} tokens)"
     if not engines.has_draft:

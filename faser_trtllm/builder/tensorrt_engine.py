@@ -1,0 +1,234 @@
+"""The TensorRT backends of `faser build`: one plan per segment of a model, built one after the other into one file.
+
+TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU it runs on. What differs between
+them is asked of the module (plugins or native attention, flags that exist), not of its name, except for where it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from faser_trtllm.builder.backend import Progress
+from faser_trtllm.builder.build_monitor import PhaseProgress, run_builder
+from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK
+from faser_trtllm.builder.engine_dir import BuildConfig
+from faser_trtllm.builder.network.early_exit import build_early_exit
+from faser_trtllm.builder.network.options import NetworkOptions
+from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
+from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
+from faser_trtllm.builder.plan_file import (
+    EARLY_EXIT,
+    SEGMENT,
+    VERSION,
+    PlanFileWriter,
+    PlanInfo,
+    Range,
+    Requirements,
+    describe,
+)
+from faser_trtllm.builder.source import Source
+from faser_trtllm.core.request import NUM_CANDIDATES
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.models.weights import expected_shapes
+
+VERIFY_ROWS = 128
+"""Rows of the profile that serves verification; prompts take the other one, of max_num_tokens rows."""
+
+RTX_COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
+"""What TensorRT for RTX 1.7 builds for unless it is told: these and newer ones (its documentation on CPU engines)."""
+
+
+class TensorRTBackend:
+    """Backend (builder/backend.py) over one TensorRT module."""
+
+    def __init__(self, trt: Any, name: str, dtype: str, requirements: Requirements, portable_build: bool) -> None:
+        self._trt = trt
+        self._name = name
+        self._dtype = dtype
+        self._requirements = requirements
+        self._set_compute_capabilities = not portable_build
+        self._has_plugins = hasattr(trt.INetworkDefinition, "add_plugin")
+
+    @classmethod
+    def load(cls, name: str, dtype: str, compute_capabilities: Sequence[str]) -> TensorRTBackend:
+        """Import tensorrt or tensorrt_rtx and check what it can build for; ConfigError in one sentence otherwise."""
+        trt = load_tensorrt(name)
+        version = str(trt.__version__)
+        if name == "tensorrt":
+            from faser_trtllm.ops.cuda.module import device_arch
+
+            arch = device_arch()  # full TensorRT measures kernels on the GPU that it builds for
+            requirements = Requirements(name, version, (arch_capability(arch),), portable=False)
+            return cls(trt, name, dtype, requirements, portable_build=True)
+        if not compute_capabilities:
+            return cls(trt, name, dtype, Requirements(name, version, RTX_COMPUTE_CAPABILITIES, True), True)
+        supported = _supported_capabilities(trt)
+        for capability in compute_capabilities:
+            if capability not in supported:
+                raise InvalidArgumentError(
+                    f"compute_capability has {capability}, {name} {version} builds for {', '.join(supported)}; "
+                    "leave it out for all of its default GPUs"
+                )
+        return cls(trt, name, dtype, Requirements(name, version, tuple(compute_capabilities), False), False)
+
+    def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
+        if self._has_plugins:
+            size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
+            if size < 16 or size % 16:
+                raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
+            return size
+        if wanted not in (None, max_seq_len):
+            raise InvalidArgumentError(
+                f"tokens_per_block is {wanted}, {self._name} keeps each request's KV in one block of max_seq_len "
+                f"({max_seq_len}); leave it out"
+            )
+        return max_seq_len
+
+    def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
+        """The networks are made for it, one segment at a time, but not built."""
+        return {
+            "engine_file_version": VERSION,
+            "requirements": _plain(asdict(self._requirements)),
+            "specifications": {
+                source.role: [network.specification for _, network in self._networks(source, build_config)]
+                for source in sources
+            },
+        }
+
+    def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
+        return {
+            "requirements": _plain(asdict(self._requirements)),
+            "network": _plain(asdict(self._options(build_config))),
+        }
+
+    def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
+        itemsize = 4 if self._dtype == "float32" else 2
+        return sum(itemsize * math.prod(shape) for shape in expected_shapes(source.config).values())
+
+    def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
+        options = self._options(build_config)
+        parts = self._parts(source)
+        with PlanFileWriter(path, self._requirements, options) as writer:
+            for done, (kind, first, last) in enumerate(parts):
+                builder = self._trt.Builder(logger(self._trt))
+                network = self._network(builder, kind, source, first, last, options)
+                info, config = self._configure(builder, network, kind, first, last)
+
+                def report(fraction: float, phase: str, done: int = done, info: PlanInfo = info) -> None:
+                    if progress is not None:
+                        thousandths = int(1000 * (done + fraction))
+                        progress(source.role, thousandths, 1000 * len(parts), f"{describe(info)}: {phase}")
+
+                plan = self._build(builder, network, config, info, report)
+                # The weights go before the plan is written, the plan before the next segment's weights come.
+                del network, config, builder
+                writer.add(info, memoryview(plan))
+                del plan
+        if progress is not None:
+            progress(source.role, 1000 * len(parts), 1000 * len(parts), "written")
+
+    def _options(self, build_config: BuildConfig) -> NetworkOptions:
+        rows = build_config.max_num_tokens
+        return NetworkOptions(
+            dtype=self._dtype,
+            max_batch_size=build_config.max_batch_size,
+            max_num_tokens=rows,
+            max_seq_len=build_config.max_seq_len,
+            tokens_per_block=build_config.tokens_per_block,
+            max_query_rows=min(rows, build_config.max_seq_len),
+            num_candidates=NUM_CANDIDATES,
+            profile_rows=(VERIFY_ROWS,) if rows > VERIFY_ROWS else (),
+        )
+
+    def _parts(self, source: Source) -> list[tuple[str, int, int]]:
+        """What the file of this model holds, in order: kind, first layer, last layer."""
+        ranges = segment_ranges(source.config, source.segments[1:-1])
+        parts = [(SEGMENT, first, last) for first, last in ranges]
+        return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(ranges) > 1 else parts
+
+    def _networks(self, source: Source, build_config: BuildConfig) -> Iterator[tuple[str, Any]]:
+        options = self._options(build_config)
+        for kind, first, last in self._parts(source):
+            builder = self._trt.Builder(logger(self._trt))
+            yield kind, self._network(builder, kind, source, first, last, options)
+
+    def _network(
+        self, builder: Any, kind: str, source: Source, first: int, last: int, options: NetworkOptions
+    ) -> SegmentNetwork:
+        network = create_network(self._trt, builder)
+        if kind == EARLY_EXIT:
+            return build_early_exit(self._trt, network, source.config, source.weights, options)
+        return build_segment(self._trt, network, source.config, source.weights, first, last, options)
+
+    def _configure(
+        self, builder: Any, network: SegmentNetwork, kind: str, first: int, last: int
+    ) -> tuple[PlanInfo, Any]:
+        trt = self._trt
+        config = builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        config.max_aux_streams = 0  # a partition's stream takes all of a segment's work
+        if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # without it, a stream cannot be captured
+        if self._set_compute_capabilities:
+            capabilities = self._requirements.compute_capabilities
+            config.num_compute_capabilities = len(capabilities)
+            for index, capability in enumerate(capabilities):
+                config.set_compute_capability(getattr(trt.ComputeCapability, _enum_name(capability)), index)
+        profiles = network.profiles(builder)
+        for profile in profiles:
+            config.add_optimization_profile(profile)
+        dynamic = [spec.name for spec in network.inputs if spec.is_dynamic]
+        info = PlanInfo(
+            kind=kind,
+            first=first,
+            last=last,
+            flavour=network.flavour,
+            specification=network.specification,
+            inputs=network.inputs,
+            outputs=network.outputs,
+            plugins=network.plugins,
+            profiles=tuple({name: _range(profile, name) for name in dynamic} for profile in profiles),
+        )
+        return info, config
+
+    def _build(self, builder: Any, network: SegmentNetwork, config: Any, info: PlanInfo, report: PhaseProgress) -> Any:
+        """The plan, an IHostMemory."""
+        messages = logger(self._trt)
+        messages.errors.clear()
+        plan = run_builder(self._trt, config, lambda: builder.build_serialized_network(network.network, config), report)
+        if plan is None:
+            reason = messages.errors[-1] if messages.errors else "it gave no reason"
+            raise FaserError(
+                f"{self._name} {self._requirements.tensorrt_version} could not build {describe(info)}: {reason}"
+            )
+        return plan
+
+
+def arch_capability(arch: str) -> str:
+    """ "sm_89" -> "8.9", "sm_120" -> "12.0"."""
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return f"{digits[:-1]}.{digits[-1]}"
+
+
+def _enum_name(capability: str) -> str:
+    return "SM" + capability.replace(".", "")
+
+
+def _supported_capabilities(trt: Any) -> list[str]:
+    numbers = [name.removeprefix("SM") for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
+    return [f"{number[:-1]}.{number[-1]}" for number in sorted(numbers, key=int)]
+
+
+def _range(profile: Any, name: str) -> Range:
+    smallest, expected, largest = (tuple(shape) for shape in profile.get_shape(name))
+    return smallest, expected, largest
+
+
+def _plain(value: Any) -> Any:
+    """As json.load gives it back, so that manifests compare equal."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,99 @@
+"""`faser generate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from faser_trtllm.commands.options import EngineDirOption
+from faser_trtllm.config import DEFAULT_SPECULATION, SPELLINGS, ExecutorConfig, parse
+from faser_trtllm.errors import InvalidArgumentError
+
+EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
+
+
+def generate(
+    engine_dir: EngineDirOption,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="may be given several times")] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote"),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max_tokens")] = 64,
+    min_tokens: Annotated[int, typer.Option("--min_tokens")] = 0,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy")] = None,
+    top_k: Annotated[int | None, typer.Option("--top_k")] = None,
+    top_p: Annotated[float | None, typer.Option("--top_p")] = None,
+    min_p: Annotated[float | None, typer.Option("--min_p")] = None,
+    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    repetition_penalty: Annotated[float, typer.Option("--repetition_penalty")] = 1.0,
+    stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="may be given several times")] = None,
+    speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
+    num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
+    num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
+    interpret: Annotated[
+        bool,
+        typer.Option("--interpret", help="run a TensorRT engine's networks on the CPU, slowly; needs its checkpoints"),
+    ] = False,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option("--checkpoint_dir", help="with --interpret: the target the engine was built from")
+    ] = None,
+    draft_checkpoint_dir: Annotated[
+        Path | None, typer.Option("--draft_checkpoint_dir", help="with --interpret: the draft")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
+) -> None:
+    """Generate text in process, without a server; prompts run as one batch."""
+    from faser_trtllm.executor.factory import open_executor
+    from faser_trtllm.serving.offline import generate_all
+
+    prompts = read_prompts(prompt, prompt_file)
+    config = parse(
+        ExecutorConfig, {"speculation": speculation, "num_threads": num_threads, "trace_file": trace and str(trace)}
+    )
+    fields = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "stop_words": tuple(stop_words or ()),
+        "num_draft_tokens": num_draft_tokens,
+    }
+    with open_executor(engine_dir, config) as executor:
+        for completion in generate_all(executor, engine_dir, prompts, fields):
+            print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
+
+
+def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
+    """The prompts of either flag; InvalidArgumentError where there are none or both are given."""
+    if (prompt is None) == (prompt_file is None):
+        raise InvalidArgumentError("give either --prompt or --prompt_file")
+    if prompt is not None:
+        return prompt
+    assert prompt_file is not None
+    try:
+        lines = prompt_file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"prompt_file {prompt_file.name} cannot be read: {error}") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if line.startswith('"'):
+            try:
+                prompts.append(str(json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise InvalidArgumentError(f"prompt_file line {number} is not a JSON string: {error}") from None
+        else:
+            prompts.append(line)
+    if not prompts:
+        raise InvalidArgumentError(f"prompt_file {prompt_file.name} holds no prompt")
+    return prompts

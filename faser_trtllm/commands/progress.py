@@ -1,0 +1,36 @@
+"""The progress bar of commands that take a while."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class ProgressBar:
+    """A rich bar on a terminal, nothing elsewhere. Calling it: what is done, how much, of how much, what right now."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> ProgressBar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+        return self
+
+    def __call__(self, what: str, done: int, total: int, phase: str = "") -> None:
+        if self._bar is None:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total)
+        description = f"{what}, {phase}" if phase else what
+        self._bar.update(self._tasks[what], completed=done, total=total, description=description)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
