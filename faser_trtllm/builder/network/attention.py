@@ -142,7 +142,7 @@ class PluginAttention:
     """
 
     flavour = "plugin"
-    plugins = ("faser::append_kv", "faser::verify_attention")
+    plugins: tuple[str, ...] = ("faser::append_kv", "faser::verify_attention")
 
     def __init__(self, graph: Graph, config: ModelConfig) -> None:
         options = graph.options

@@ -47,13 +47,23 @@ class Layer:
     inputs: tuple[str | None, ...]
     outputs: tuple[Any, ...]
 
+    def unknown(self, what: str) -> UnknownLayerError:
+        """The error for something of this layer that a reader does not know."""
+        return UnknownLayerError(f"layer {self.name} ({self.kind}): {what} is not known")
+
+    def require(self, **expected: Any) -> None:
+        """Raise unless the parameters have these values."""
+        for name, value in expected.items():
+            if self.parameters[name] != value:
+                raise self.unknown(f"{name} {self.parameters[name]}")
+
 
 def read_layer(trt: Any, network: Any, index: int) -> Layer:
     """Layer `index` of a network; UnknownLayerError if this kind is not in the table."""
     layer = network.get_layer(index)
     kind = layer.type.name
     if kind not in _KINDS:
-        raise UnknownLayerError(f"layer {layer.name} is of kind {kind}, which is not one of {', '.join(_KINDS)}")
+        raise UnknownLayerError(f"layer {layer.name} is of kind {kind}, known are {', '.join(_KINDS)}")
     class_name, names = _KINDS[kind]
     inputs = tuple(layer.get_input(i) for i in range(layer.num_inputs))
     outputs = tuple(layer.get_output(i) for i in range(layer.num_outputs))

@@ -43,7 +43,7 @@ def logger(trt: Any) -> Any:
         trt.ILogger.INFO: logging.DEBUG,
     }
 
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []

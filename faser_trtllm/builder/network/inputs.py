@@ -1,0 +1,96 @@
+"""What a network is fed with for a ragged batch: plain numpy, the same for the interpreter and for a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from faser_trtllm.core.batch import Int32Array, RaggedBatch
+from faser_trtllm.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInputs:
+    """arrays: int32 inputs by name, all but the hidden rows. order [num_rows]: the network's row i is batch row
+    order[i]; None where they are the same."""
+
+    arrays: dict[str, Int32Array]
+    order: Int32Array | None = None
+
+
+def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: int, max_seq_len: int) -> NetworkInputs:
+    """Inputs of a network of the native flavour: rows sorted by cache row, the others idle.
+
+    cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, each once. Raises
+    InvalidArgumentError for cache rows or positions that cannot be.
+    """
+    counts = np.diff(batch.cu_rows)
+    past = _past(batch, counts, max_seq_len)
+    if cache_rows.size and (cache_rows.min() < 0 or cache_rows.max() >= max_batch_size):
+        raise InvalidArgumentError(f"cache rows are {cache_rows.tolist()}, they must be 0 to {max_batch_size - 1}")
+    if np.unique(cache_rows).size != cache_rows.size:
+        raise InvalidArgumentError(f"cache rows are {cache_rows.tolist()}, each must be there once")
+    num_rows = np.zeros(max_batch_size, np.int32)
+    write_idx = np.zeros(max_batch_size, np.int32)
+    num_rows[cache_rows] = counts
+    write_idx[cache_rows] = past
+    cu_q_lens = np.zeros(max_batch_size + 1, np.int32)
+    np.cumsum(num_rows, out=cu_q_lens[1:])
+    by_cache_row = np.argsort(cache_rows)
+    order = _ranges(batch.cu_rows[:-1][by_cache_row], counts[by_cache_row])
+    width = max(int(num_rows.max(initial=0)), 1)
+    place = _ranges(np.zeros(max_batch_size, np.int32), num_rows)
+    unpad_idx = np.repeat(np.arange(max_batch_size, dtype=np.int32) * width, num_rows) + place
+    pad_idx = np.zeros(max_batch_size * width, np.int32)
+    pad_idx[unpad_idx] = np.arange(batch.num_rows, dtype=np.int32)
+    network_row = np.empty(batch.num_rows, np.int32)
+    network_row[order] = np.arange(batch.num_rows, dtype=np.int32)
+    arrays = {
+        "token_ids": batch.token_ids[order],
+        "positions": batch.positions[order],
+        "cu_q_lens": cu_q_lens,
+        "kv_lens": np.where(num_rows > 0, write_idx + num_rows, 0).astype(np.int32),
+        "write_idx": write_idx,
+        "pad_idx": pad_idx.reshape(max_batch_size, width),
+        "unpad_idx": unpad_idx.astype(np.int32),
+        "logit_rows": network_row[batch.logit_rows],
+    }
+    return NetworkInputs(arrays, order)
+
+
+def plugin_inputs(batch: RaggedBatch, max_seq_len: int) -> NetworkInputs:
+    """Inputs of a network of the plugin flavour: rows as they are, a row of the block table per request."""
+    counts = np.diff(batch.cu_rows)
+    return NetworkInputs(
+        {
+            "token_ids": batch.token_ids,
+            "positions": batch.positions,
+            "cu_q_lens": batch.cu_rows,
+            "kv_lens": (_past(batch, counts, max_seq_len) + counts).astype(np.int32),
+            "block_table": batch.block_table[batch.slots],
+            "logit_rows": batch.logit_rows,
+        }
+    )
+
+
+def _past(batch: RaggedBatch, counts: Int32Array, max_seq_len: int) -> Int32Array:
+    """Position of each request's first row; its rows are at consecutive positions below max_seq_len."""
+    if counts.size and counts.min() < 1:
+        raise InvalidArgumentError(f"cu_rows is {batch.cu_rows.tolist()}, every request must have rows")
+    past: Int32Array = batch.positions[batch.cu_rows[:-1]]
+    expected = _ranges(past, counts)
+    if not np.array_equal(expected, batch.positions):
+        raise InvalidArgumentError(f"positions are {batch.positions.tolist()}, a request's rows must be consecutive")
+    if batch.num_rows and (expected.min() < 0 or expected.max() >= max_seq_len):
+        raise InvalidArgumentError(
+            f"positions reach from {expected.min()} to {expected.max()}, allowed is 0 to {max_seq_len - 1}"
+        )
+    return past
+
+
+def _ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
+    """starts[i], starts[i] + 1, ... counts[i] of them, one range behind the other."""
+    ends = np.cumsum(counts)
+    offsets = np.repeat(starts - (ends - counts), counts)
+    return (offsets + np.arange(ends[-1] if ends.size else 0)).astype(np.int32)
