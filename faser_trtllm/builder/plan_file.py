@@ -204,6 +204,12 @@ def describe(info: PlanInfo) -> str:
     return f"layers {info.first} to {info.last - 1}" if info.kind == SEGMENT else "the early exit"
 
 
+def arch_capability(arch: str) -> str:
+    """ "sm_89" -> "8.9", "sm_120" -> "12.0"."""
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return f"{digits[:-1]}.{digits[-1]}"
+
+
 def _round_up(offset: int) -> int:
     return -(-offset // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
 

@@ -29,6 +29,7 @@ from faser_trtllm.builder.plan_file import (
     PlanInfo,
     Range,
     Requirements,
+    arch_capability,
     describe,
 )
 from faser_trtllm.builder.source import Source
@@ -207,12 +208,6 @@ class TensorRTBackend:
                 f"{self._name} {self._requirements.tensorrt_version} could not build {describe(info)}: {reason}"
             )
         return plan
-
-
-def arch_capability(arch: str) -> str:
-    """ "sm_89" -> "8.9", "sm_120" -> "12.0"."""
-    digits = arch.removeprefix("sm_").rstrip("af")
-    return f"{digits[:-1]}.{digits[-1]}"
 
 
 def _enum_name(capability: str) -> str:

@@ -30,7 +30,8 @@ def _requirements(engines: EngineDir) -> Iterator[str]:
     yield f"needs: {gpus}, {needs.backend} {needs.tensorrt_version}"
     yield (
         f"limits: {limits.max_batch_size} requests, {limits.max_num_tokens} rows in a pass, "
-        f"{limits.max_seq_len} tokens in a request, {limits.max_draft_len} drafts, KV blocks of {limits.tokens_per_block} tokens"
+        f"{limits.max_seq_len} tokens in a request, {limits.max_draft_len} drafts, "
+        f"KV blocks of {limits.tokens_per_block} tokens"
     )
     per_token = engines.kv_bytes_per_token
     whole = per_token * limits.max_batch_size * limits.max_seq_len

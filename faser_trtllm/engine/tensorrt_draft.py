@@ -1,0 +1,63 @@
+"""The draft loop in Python, for engines whose forward pass is one call and whose logits are on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops import draft_stop, sample
+
+Int32Array = npt.NDArray[np.int32]
+
+
+def draft_loop(
+    forward: Callable[[RaggedBatch], npt.NDArray[np.float32]],
+    vocab_size: int,
+    batch: RaggedBatch,
+    sampling: npt.NDArray[np.void],
+    num_tokens: Int32Array,
+    num_drafts: Int32Array,
+    num_new_drafts: Int32Array,
+    max_draft_len: int,
+    stop: DraftStop | None,
+) -> Int32Array:
+    """Engine.draft (engine/base.py) over Engine.forward: one pass per draft step."""
+    num_requests = batch.num_requests
+    num_drafted = np.zeros(num_requests, np.int32)
+    known = (num_tokens + num_drafts)[:num_requests].astype(np.int32)
+    active = np.flatnonzero(num_new_drafts[:num_requests] > 0)
+    last_rows = (batch.cu_rows[1:] - 1)[active].astype(np.int32)
+    if (batch.positions[last_rows] != known[active] - 1).any():
+        raise InvalidArgumentError("a request that drafts must run the row of its last known token")
+    if (num_drafts[active] + num_new_drafts[active] > max_draft_len).any():
+        raise InvalidArgumentError(f"a request may have at most {max_draft_len} pending drafts")
+    step = RaggedBatch(batch.slots, batch.cu_rows, batch.token_ids, batch.positions, last_rows, batch.block_table)
+    while True:
+        logits = forward(step)
+        if not active.size:
+            return num_drafted
+        slots = batch.slots[active]
+        tokens = sample.sample_draft(sampling, slots, logits, vocab_size, known[active], max_draft_len)
+        drawn = tokens >= 0
+        num_drafted[active[drawn]] += 1
+        goes_on = drawn & (num_drafted[active] < num_new_drafts[active])
+        active, tokens = active[goes_on], tokens[goes_on]
+        if stop is not None and active.size:
+            margins = [
+                draft_stop.pending_margins(
+                    sampling[batch.slots[i]], int(num_tokens[i]), int(num_drafts[i] + num_drafted[i])
+                )
+                for i in active
+            ]
+            kept = np.array(draft_stop.goes_on(stop, margins), bool)
+            active, tokens = active[kept], tokens[kept]
+        if not active.size:
+            return num_drafted
+        iota = np.arange(active.size + 1, dtype=np.int32)
+        step = RaggedBatch(batch.slots[active], iota, tokens, known[active], iota[:-1], batch.block_table)
+        known[active] += 1
