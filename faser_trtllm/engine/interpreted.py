@@ -73,6 +73,8 @@ class InterpretedEngine:
         import torch
 
         num_segments = len(self._segments)
+        if not num_segments:
+            raise ValueError("the engine is closed")
         if not 0 <= segment < num_segments:
             raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {num_segments - 1}")
         is_last = segment == num_segments - 1
@@ -210,8 +212,6 @@ class InterpretedEngine:
 
     def _check(self, batch: RaggedBatch) -> None:
         spec = self._spec
-        if not self._segments:
-            raise ValueError("the engine is closed")
         if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.max_batch_size:
             raise InvalidArgumentError(
                 f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
