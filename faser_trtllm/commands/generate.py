@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from faser_trtllm.commands.options import EngineDirOption
 from faser_trtllm.config import DEFAULT_SPECULATION, SPELLINGS, ExecutorConfig, parse
 from faser_trtllm.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from faser_trtllm.executor.tensorrt_engines import Interpretation
 
 EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
 
@@ -67,9 +71,28 @@ def generate(
         "stop_words": tuple(stop_words or ()),
         "num_draft_tokens": num_draft_tokens,
     }
-    with open_executor(engine_dir, config) as executor:
+    interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)
+    with open_executor(engine_dir, config, interpretation=interpretation) as executor:
         for completion in generate_all(executor, engine_dir, prompts, fields):
             print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
+
+
+def _interpretation(
+    interpret: bool, checkpoint_dir: Path | None, draft_checkpoint_dir: Path | None
+) -> Interpretation | None:
+    from faser_trtllm.executor.tensorrt_engines import Interpretation
+
+    if not interpret:
+        if checkpoint_dir is not None or draft_checkpoint_dir is not None:
+            raise InvalidArgumentError("checkpoint_dir is for --interpret; add that or leave the checkpoint out")
+        return None
+    if checkpoint_dir is None:
+        raise InvalidArgumentError("checkpoint_dir is missing, --interpret needs what the target was built from")
+    print(
+        "faser: interpreting the TensorRT networks on the CPU, which is slow and only good for checking them",
+        file=sys.stderr,
+    )
+    return Interpretation(checkpoint_dir, draft_checkpoint_dir)
 
 
 def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:
