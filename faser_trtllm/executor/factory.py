@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
@@ -20,6 +20,7 @@ from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.partitions import Partitions
+from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.kvcache.manager import KVCacheManager
@@ -40,13 +41,16 @@ def open_executor(
     config: ExecutorConfig,
     clock: Clock | None = None,
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+    interpretation: Interpretation | None = None,
 ) -> Executor:
     """Open the engines and return an executor that is not started yet; close() frees everything.
 
     wrap_policy: puts something around the policy, to watch its decisions and outcomes.
 
-    Raises ConfigError where the configuration asks for more than the engines were built for, and EngineFileError where
-    the directory is not usable.
+    interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
+
+    Raises ConfigError where the configuration asks for more than the engines were built for or a GPU is missing, and
+    EngineFileError where the directory is not usable.
     """
     engines = EngineDir.load(engine_dir)
     built = engines.build_config
@@ -84,9 +88,19 @@ def open_executor(
                 )
             )
 
-        target = open_engine(engines.target_path)
-        draft = open_engine(engines.draft_path) if drafting else None
-        partitions = Partitions(core_set, target, draft, core_set.num_threads, stack)
+        target: Engine
+        draft: Engine | None
+        enter_mode: Callable[[Mode], None]
+        if engines.backend == "cpu":
+            if interpretation is not None:
+                raise ConfigError(f"{engine_dir} holds cpu engines, which run as they are; leave --interpret out")
+            target = cpu_target = open_engine(engines.target_path)
+            draft = cpu_draft = open_engine(engines.draft_path) if drafting else None
+            enter_mode = Partitions(core_set, cpu_target, cpu_draft, core_set.num_threads, stack).enter
+        else:
+            limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
+            opened = open_tensorrt_engines(engines, limits, num_blocks, drafting, interpretation, stack)
+            target, draft, enter_mode = opened.target, opened.draft, opened.enter_mode
         trace = stack.enter_context(TraceWriter(Path(config.trace_file))) if config.trace_file else None
         executor = assemble(
             target,
@@ -97,7 +111,7 @@ def open_executor(
             max_draft_len=max_draft_len,
             clock=clock or MonotonicClock(),
             resources=stack,
-            enter_mode=partitions.enter,
+            enter_mode=enter_mode,
             trace=trace,
         )
         guard.pop_all()  # from here on the executor closes what was opened
