@@ -123,13 +123,13 @@ def find_nvcc() -> Path:
 
 def include_dirs() -> tuple[Path, ...]:
     """Folders of the CUDA headers (cuda_bf16.h, nv/target), for compiling the kernels with a host compiler."""
-    nvcc = find_nvcc().resolve()
-    top = nvcc.parents[1]
-    if not (top / "include").is_dir():
-        done = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True)
-        if match := re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE):
-            top = Path(match[1]).resolve()
-    include = top / "include"
+    nvcc = find_nvcc()
+    # Asked of nvcc, since the file found may be a wrapper that lies elsewhere.
+    done = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True)
+    match = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
+    if match is None:
+        raise FaserError(f"{nvcc} does not say where its headers are: {done.stderr.strip()}")
+    include = Path(match[1].strip()).resolve() / "include"
     return (include, include / "cccl")
 
 

@@ -1,0 +1,74 @@
+"""The paged KV cache of the attention kernels: checks of its tensors, and a plain way to read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The kernels' names of torch's types.
+TYPE_NAMES = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float8_e4m3fn": "e4m3",
+    "torch.int32": "int32",
+    "torch.int64": "int64",
+}
+E4M3_MAX = 448.0
+# cp.async and vector loads move 16 bytes.
+ALIGNMENT = 16
+
+
+def type_name(name: str, tensor: Tensor) -> str:
+    """bf16, fp16, fp32, e4m3, int32 or int64; InvalidArgumentError for others."""
+    known = TYPE_NAMES.get(str(tensor.dtype))
+    if known is None:
+        raise InvalidArgumentError(f"{name} has type {tensor.dtype}; it must be one of {', '.join(TYPE_NAMES)}")
+    return known
+
+
+def expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: str) -> None:
+    """InvalidArgumentError unless a tensor has this shape and type and is contiguous."""
+    if tuple(tensor.shape) != shape:
+        raise InvalidArgumentError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+    if (found := type_name(name, tensor)) != dtype:
+        raise InvalidArgumentError(f"{name} has type {found}; it must be {dtype}")
+    if not tensor.is_contiguous():
+        raise InvalidArgumentError(f"{name} is not contiguous (strides {tensor.stride()}); pass a contiguous copy")
+
+
+def same_type(name: str, tensor: Tensor, other: Tensor) -> None:
+    """InvalidArgumentError unless a tensor is like another in shape, type and layout."""
+    expect(name, tensor, tuple(other.shape), type_name(name, other))
+
+
+def address_of(tensor: Tensor) -> int:
+    """The address of a tensor's first element; InvalidArgumentError unless a multiple of 16 (int32: of 4)."""
+    address = int(tensor.data_ptr())
+    alignment = 4 if type_name("a tensor", tensor) == "int32" else ALIGNMENT
+    if address % alignment:
+        raise InvalidArgumentError(
+            f"a tensor's address {address:#x} is not a multiple of {alignment}; align its offset"
+        )
+    return address
+
+
+def kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:
+    """The first positions of one request, [num_tokens, num_kv_heads, head_dim] fp32; zeros where no block is.
+
+    cache [num_blocks, num_kv_heads, tokens_per_block, head_dim]; blocks: the request's row of the block table.
+    """
+    import torch
+
+    num_blocks, _, tokens_per_block, _ = cache.shape
+    places = torch.arange(num_tokens, device=cache.device)
+    ids = blocks.to(torch.int64)[places // tokens_per_block]
+    exists = (ids >= 0) & (ids < num_blocks)
+    if num_blocks == 0:
+        return torch.zeros((num_tokens, cache.shape[1], cache.shape[3]), device=cache.device)
+    values = cache[ids.clamp(0, num_blocks - 1), :, places % tokens_per_block].float() * scale
+    return torch.where(exists[:, None, None], values, torch.zeros_like(values))

@@ -1,0 +1,267 @@
+"""verify_attention: attention of ragged frontiers and context chunks over a paged KV cache.
+
+Row i of a request's n rows stands at position kv_lens[b] - n + i and sees what is before it and itself, within the
+window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits a
+tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth. Speed: not
+measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
+from faser_trtllm.ops.cuda.kv_cache import address_of, expect, kv_values, same_type, type_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+TILE_ROWS = (16, 64)
+MAX_SPLITS = 64
+# Fewer positions than this per split cost more in the second pass than they gain.
+MIN_SPLIT_TOKENS = 256
+_COMBINE_WARPS = 4
+_WARP_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes of one launch. window 0: none, else a row sees that many positions, its own included."""
+
+    num_rows: int
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int
+    tokens_per_block: int
+    max_blocks_per_seq: int
+    dtype: str
+    kv_dtype: str
+    window: int = 0
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int) -> int:
+    """16 if the frontier of every request fits such a tile, else 64. max_rows_per_request is the host's bound."""
+    return 16 if max_rows_per_request * shape.group <= 16 else 64
+
+
+def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
+    """Blocks along the grid's x: one more than the tiles there can be, whatever cu_q_lens says."""
+    requests = min(shape.num_rows, shape.batch_size)
+    return (shape.num_rows * shape.group + requests * (tile_rows - 1)) // tile_rows + 1
+
+
+def choose_num_splits(shape: AttentionShape, tile_rows: int, max_kv_len: int, num_sms: int) -> int:
+    """Splits of the context that fill the device twice; 1 where tiles and KV heads fill it, or the context is short.
+
+    All host numbers: max_kv_len is a bound, so that nothing is read back from the device.
+    """
+    blocks = max(1, (num_tiles(shape, tile_rows) - 1) * shape.num_kv_heads)
+    wanted = -(-2 * num_sms // blocks)
+    return max(1, min(wanted, -(-max_kv_len // MIN_SPLIT_TOKENS), MAX_SPLITS)) if blocks < num_sms else 1
+
+
+def workspace_bytes(shape: AttentionShape, num_splits: int) -> int:
+    """Bytes of device memory that num_splits > 1 needs: float partial results and log2 sums."""
+    items = num_splits * shape.num_rows * shape.num_heads
+    return items * (shape.head_dim + 1) * 4 if num_splits > 1 else 0
+
+
+def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
+    """The entry point for a shape's types and head size."""
+    types = shape.dtype if shape.kv_dtype == shape.dtype else f"{shape.dtype}_{shape.kv_dtype}"
+    return f"verify_attention_{types}_h{shape.head_dim}_m{tile_rows}"
+
+
+def block_threads(shape: AttentionShape, tile_rows: int) -> int:
+    """Threads per block of kernel_name()."""
+    return 64 if tile_rows == 16 and shape.head_dim > 128 else 128
+
+
+def grid(shape: AttentionShape, tile_rows: int, num_splits: int = 1) -> Dim3:
+    """Blocks of kernel_name(): tiles, KV heads, splits."""
+    return (num_tiles(shape, tile_rows), shape.num_kv_heads, num_splits)
+
+
+def scalars(shape: AttentionShape, num_splits: int, scale: float, k_scale: float, v_scale: float) -> list[int]:
+    """The int32 arguments between the inputs and the output, floats as their bits."""
+    sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.num_blocks]
+    sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window, num_splits]
+    return [*sizes, float_bits(scale * k_scale), float_bits(v_scale)]
+
+
+def float_bits(value: float) -> int:
+    """A float's 32 bits as an int32."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", value))
+    return int(bits)
+
+
+def launch(
+    module: Launcher,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float | None = None,
+    window: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    tile_rows: int = 64,
+    num_splits: int = 1,
+    workspace: Tensor | None = None,
+    stream: int = 0,
+) -> None:
+    """Write out [num_rows, num_heads, head_dim]; asynchronous on `stream`.
+
+    As verify_attention_reference, into `out`, of q's type. tile_rows is choose_tile_rows(); num_splits > 1 needs a
+    `workspace` of workspace_bytes(). Only addresses, shapes and types of the tensors are used. Raises
+    InvalidArgumentError for what no kernel serves.
+    """
+    shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window)
+    expect("out", out, (shape.num_rows, shape.num_heads, shape.head_dim), shape.dtype)
+    scale = default_scale(shape.head_dim) if scale is None else scale
+    for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        if not (value > 0 and math.isfinite(value)):
+            raise InvalidArgumentError(f"{name} is {value}; it must be finite and above 0")
+    if tile_rows not in TILE_ROWS:
+        raise InvalidArgumentError(f"tile_rows is {tile_rows}; it must be one of {TILE_ROWS}")
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise InvalidArgumentError(f"num_splits is {num_splits}; it must be 1 to {MAX_SPLITS}")
+    needed = workspace_bytes(shape, num_splits)
+    if needed and (workspace is None or workspace.numel() * workspace.element_size() < needed):
+        held = 0 if workspace is None else workspace.numel() * workspace.element_size()
+        raise InvalidArgumentError(f"workspace holds {held} bytes; {num_splits} splits need {needed}")
+    if shape.num_rows == 0:
+        return
+    target = address_of(workspace) if needed and workspace is not None else address_of(out)
+    inputs = [address_of(tensor) for tensor in (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)]
+    arguments: list[Argument] = [ctypes.c_void_p(address) for address in inputs]
+    arguments += [ctypes.c_int32(value) for value in scalars(shape, num_splits, scale, k_scale, v_scale)]
+    arguments.append(ctypes.c_void_p(target))
+    threads = (block_threads(shape, tile_rows), 1, 1)
+    module.launch(kernel_name(shape, tile_rows), grid(shape, tile_rows, num_splits), threads, arguments, stream)
+    if needed:
+        sizes = (shape.num_rows, shape.num_heads, shape.head_dim, num_splits)
+        arguments = [ctypes.c_void_p(target), *map(ctypes.c_int32, sizes), ctypes.c_void_p(address_of(out))]
+        blocks = -(-shape.num_rows * shape.num_heads // _COMBINE_WARPS)
+        threads = (_COMBINE_WARPS * _WARP_SIZE, 1, 1)
+        module.launch(f"verify_attention_combine_{shape.dtype}", (blocks, 1, 1), threads, arguments, stream)
+
+
+def verify_attention_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float | None = None,
+    window: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """Attention of every row over its request's positions; fp32 inside, q's type out [num_rows, num_heads, head_dim].
+
+    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32; k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block,
+    head_dim] of q's type, or e4m3 holding K / k_scale and V / v_scale; block_table int32 [batch_size,
+    max_blocks_per_seq]; cu_q_lens int32 [batch_size + 1]; kv_lens int32 [batch_size], past and new. scale: of the
+    scores, by default 1 / sqrt(head_dim). A position in a block that does not exist reads as zeros; one past the table
+    is not seen; a row that sees nothing, or belongs to no request, is zeros. K and V behind a request's kv_len are
+    never read.
+    """
+    import torch
+
+    shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window, any_head_dim=True)
+    scale = default_scale(shape.head_dim) if scale is None else scale
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    offsets = cu_q_lens.clamp(0, shape.num_rows).tolist()
+    for b, kv_len in enumerate(kv_lens.tolist()):
+        rows = range(offsets[b], max(offsets[b], offsets[b + 1]))
+        end = max(0, min(kv_len, shape.max_blocks_per_seq * shape.tokens_per_block))
+        if not rows or end == 0:
+            continue
+        keys = kv_values(k_cache, block_table[b], end, k_scale).repeat_interleave(shape.group, 1)
+        values = kv_values(v_cache, block_table[b], end, v_scale).repeat_interleave(shape.group, 1)
+        places = torch.arange(end, device=q.device)
+        limits = kv_len - len(rows) + torch.arange(len(rows), device=q.device)
+        seen = places <= limits[:, None]
+        if window > 0:
+            seen &= places > limits[:, None] - window
+        scores = torch.einsum("rhd,phd->hrp", q[rows.start : rows.stop].float(), keys) * scale
+        weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+        weights = torch.where(seen.any(-1)[None, :, None], weights, torch.zeros_like(weights))
+        out[rows.start : rows.stop] = torch.einsum("hrp,phd->rhd", weights, values)
+    return out.to(q.dtype)
+
+
+def default_scale(head_dim: int) -> float:
+    """1 / sqrt(head_dim)."""
+    return 1.0 / math.sqrt(head_dim)
+
+
+def shape_of(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    window: int = 0,
+    any_head_dim: bool = False,
+) -> AttentionShape:
+    """The sizes of tensors that fit each other; InvalidArgumentError names the one that does not."""
+    if q.dim() != 3 or k_cache.dim() != 4:
+        raise InvalidArgumentError(
+            f"q has {q.dim()} and k_cache {k_cache.dim()} dimensions; they need 3 (rows, heads, head_dim) and 4 "
+            "(blocks, KV heads, tokens_per_block, head_dim)"
+        )
+    num_rows, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
+    if not any_head_dim and head_dim not in HEAD_DIMS:
+        raise InvalidArgumentError(f"head_dim is {head_dim}; the kernels have {HEAD_DIMS}")
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise InvalidArgumentError(f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, {num_kv_heads}")
+    if tokens_per_block == 0:
+        raise InvalidArgumentError("tokens_per_block is 0; it must be at least 1")
+    if window < 0:
+        raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none)")
+    dtype, kv_dtype = type_name("q", q), type_name("k_cache", k_cache)
+    if kv_dtype not in (dtype, "e4m3"):
+        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be q's, {dtype}, or e4m3")
+    batch_size = kv_lens.shape[0]
+    expect("q", q, (num_rows, num_heads, head_dim), dtype)
+    expect("k_cache", k_cache, (num_blocks, num_kv_heads, tokens_per_block, head_dim), kv_dtype)
+    same_type("v_cache", v_cache, k_cache)
+    expect("kv_lens", kv_lens, (batch_size,), "int32")
+    expect("cu_q_lens", cu_q_lens, (batch_size + 1,), "int32")
+    expect("block_table", block_table, (batch_size, block_table.shape[-1]), "int32")
+    return AttentionShape(
+        num_rows,
+        batch_size,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        num_blocks,
+        tokens_per_block,
+        block_table.shape[-1],
+        dtype,
+        kv_dtype,
+        window,
+    )

@@ -1,0 +1,81 @@
+"""The kernels of plugins/cuda on the CPU: compiled by the host compiler over the emulator, launched like a cubin."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.errors import FaserError
+from faser_trtllm.ops.cuda.compiler import cache_dir, include_dirs, source_dir
+from faser_trtllm.ops.cuda.module import Argument, Dim3
+
+EMULATOR_DIR = Path(__file__).parent / "emulator"
+MAX_ARGUMENTS = 32
+
+
+class EmulatedModule:
+    """Launcher over host memory: arguments are addresses of CPU tensors; a launch ends before it returns.
+
+    `order` is the order of a block's threads (0 ascending, 1 descending, else shuffled): results must not depend on it.
+    """
+
+    def __init__(self, stem: str, defines: Mapping[str, int] | None = None, order: int = 0) -> None:
+        self._library = _library(stem, tuple(sorted((defines or {}).items())))
+        self.order = order
+
+    def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
+        """As Launcher.launch."""
+        assert len(arguments) <= MAX_ARGUMENTS
+        # A pointer's value is None when it is null; a negative int32 keeps its low 32 bits.
+        values = [(argument.value or 0) & 0xFFFF_FFFF_FFFF_FFFF for argument in arguments]
+        self._library.emulator_launch(
+            ctypes.cast(getattr(self._library, kernel), ctypes.c_void_p),
+            (ctypes.c_uint * 3)(*grid),
+            (ctypes.c_uint * 3)(*block),
+            (ctypes.c_uint64 * MAX_ARGUMENTS)(*values),
+            ctypes.c_uint(self.order),
+        )
+
+
+def emulated(stem: str, defines: Mapping[str, int] | None = None, order: int = 0) -> EmulatedModule:
+    """An EmulatedModule, or a skipped test where there is no host compiler or no CUDA headers."""
+    if _host_compiler() is None:
+        pytest.skip("no host C++ compiler (CXX, c++) to emulate the kernels with")
+    try:
+        include_dirs()
+    except FaserError as error:
+        pytest.skip(str(error))
+    return EmulatedModule(stem, defines, order)
+
+
+def _host_compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+@functools.cache
+def _library(stem: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
+    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
+    flags += [f"-D{name}={value}" for name, value in defines]
+    for folder in (source_dir(), EMULATOR_DIR):
+        flags += ["-I", str(folder)]
+    for folder in include_dirs():
+        flags += ["-isystem", str(folder)]
+    digest = hashlib.sha256(repr(flags).encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    target = cache_dir() / "emulated" / f"{stem}-{digest}.so"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_suffix(f".{os.getpid()}.tmp")
+        command = [str(_host_compiler()), *flags, "-o", str(scratch), "-x", "c++", str(sources[0])]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        os.replace(scratch, target)
+    return ctypes.CDLL(str(target))
