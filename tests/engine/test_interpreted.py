@@ -29,7 +29,7 @@ from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.sampling.table import SamplingTable
-from tests.builder.network.networks import load_trt, options
+from tests.builder.network.networks import load_trt, one_thread, options  # noqa: F401
 from tests.checkpoints import make_pair
 from tests.executor.harness import Collector, ErraticPolicy
 

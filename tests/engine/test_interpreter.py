@@ -22,7 +22,7 @@ from faser_trtllm.engine import interpreted
 from faser_trtllm.engine.interpreted import InterpretedEngine
 from faser_trtllm.engine.interpreter import Interpreter
 from faser_trtllm.models.reference import ReferenceModel
-from tests.builder.network.networks import CASES, build, load_trt, make_model, new_builder, options
+from tests.builder.network.networks import CASES, build, load_trt, make_model, new_builder, one_thread, options  # noqa: F401
 from tests.builder.network.scenario import RAGGED, Rows, Scenario
 
 trt = load_trt()

@@ -14,7 +14,7 @@ from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.engine.interpreter import Interpreter
 from faser_trtllm.errors import ConfigError
-from tests.builder.network.networks import load_trt, make_model, new_builder, options
+from tests.builder.network.networks import load_trt, make_model, new_builder, one_thread, options  # noqa: F401
 from tests.builder.network.plugin_stand_in import StandInNetwork, StandInTrt
 
 trt = load_trt()
