@@ -1,0 +1,96 @@
+"""Dropping rows between two segments on the device: hidden rows and the ragged arrays of the batch, in one launch.
+
+Moves num_kept rows of hidden_size values once in and once out, which bounds its time. Not run on a GPU yet: its
+arithmetic is tested on the CPU (tests/ops/cuda).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from faser_trtllm.ops.arrays import Float32Array, Int32Array
+from faser_trtllm.ops.compact_rows import compact_rows_reference as hidden_reference
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.tensors import dtype_suffix, pointer
+
+STEM = "compact_rows"
+NUM_THREADS = 128
+
+
+class CompactedRows(NamedTuple):
+    """What the next segment runs.
+
+    hidden [num_kept, hidden_size]; positions, request_ids int32 [num_kept]; cu_q_lens int32 [num_requests + 1]; kv_lens
+    int32 [num_requests].
+    """
+
+    hidden: Any
+    positions: Any
+    request_ids: Any
+    cu_q_lens: Any
+    kv_lens: Any
+
+
+def compact_rows(
+    launcher: Launcher,
+    hidden: Any,
+    positions: Any,
+    rows: Any,
+    cu_q_lens: Any,
+    kv_lens: Any,
+    max_seq_len: int,
+    *,
+    kept: CompactedRows,
+    stream: int = 0,
+) -> None:
+    """Writes the rows listed, and what describes them, to the tensors of `kept`.
+
+    hidden [num_rows, hidden_size] torch.bfloat16, float16 or float32; positions int32 [num_rows]; rows int32 [num_kept]:
+    ascending indices, then -1 for the dummies that fill a bucket; each request keeps a prefix of its rows. cu_q_lens
+    int32 [num_requests + 1], kv_lens int32 [num_requests]: past and new. A dummy has a hidden row of zeros, position
+    max_seq_len (no cache has it, so that nothing is written for it) and request id -1, and is behind cu_q_lens. No output
+    may overlap an input. Contiguous device tensors; asynchronous on the stream.
+    """
+    dtype_suffix("hidden", hidden, ("bf16", "fp16", "fp32"))
+    dtype = str(hidden.dtype).removeprefix("torch.")
+    num_rows, hidden_size = hidden.shape
+    num_kept, num_requests = rows.shape[0], kv_lens.shape[0]
+    arguments = (
+        pointer("hidden", hidden, dtype, (None, None)),
+        pointer("positions", positions, "int32", (num_rows,)),
+        pointer("rows", rows, "int32", (None,)),
+        pointer("cu_q_lens", cu_q_lens, "int32", (num_requests + 1,)),
+        pointer("kv_lens", kv_lens, "int32", (None,)),
+        *map(ctypes.c_int32, (num_rows, num_kept, num_requests, hidden_size * hidden.element_size(), max_seq_len)),
+        pointer("kept.hidden", kept.hidden, dtype, (num_kept, hidden_size)),
+        pointer("kept.positions", kept.positions, "int32", (num_kept,)),
+        pointer("kept.request_ids", kept.request_ids, "int32", (num_kept,)),
+        pointer("kept.cu_q_lens", kept.cu_q_lens, "int32", (num_requests + 1,)),
+        pointer("kept.kv_lens", kept.kv_lens, "int32", (num_requests,)),
+    )
+    launcher.launch("compact_rows", (max(1, num_kept), 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def compact_rows_reference(
+    hidden: Float32Array,
+    positions: Int32Array,
+    rows: Int32Array,
+    cu_q_lens: Int32Array,
+    kv_lens: Int32Array,
+    max_seq_len: int,
+) -> CompactedRows:
+    """compact_rows in numpy; InvalidArgumentError unless the rows that are no dummies ascend and exist."""
+    listed = rows[rows >= 0]
+    kept_hidden = np.zeros((rows.size, hidden.shape[1]), hidden.dtype)
+    kept_hidden[: listed.size] = hidden_reference(hidden, listed)
+    kept_positions = np.full(rows.size, max_seq_len, np.int32)
+    kept_positions[: listed.size] = positions[listed]
+    request_ids = np.full(rows.size, -1, np.int32)
+    request_ids[: listed.size] = np.searchsorted(cu_q_lens, listed, side="right") - 1
+    num_kept = np.array([np.count_nonzero(request_ids == b) for b in range(kv_lens.size)], np.int32)
+    kept_cu_q_lens = np.concatenate([[0], np.cumsum(num_kept)]).astype(np.int32)
+    kept_kv_lens = (kv_lens - (np.diff(cu_q_lens) - num_kept)).astype(np.int32)
+    return CompactedRows(kept_hidden, kept_positions, request_ids, kept_cu_q_lens, kept_kv_lens)

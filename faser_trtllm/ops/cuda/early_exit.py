@@ -1,0 +1,98 @@
+"""Early exit on the device: scores of a few candidate tokens from hidden rows between two segments.
+
+The kernels read each candidate's LM head row once: num_rows * num_candidates * hidden_size weights, which bounds their
+time. Not run on a GPU yet: their arithmetic is tested on the CPU (tests/ops/cuda).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.arrays import Float32Array, Int32Array
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.tensors import bits_of, dtype_suffix, pointer
+from faser_trtllm.ops.early_exit import early_exit_reference as scores_reference
+
+STEM = "early_exit"
+NUM_THREADS = 256
+MAX_CANDIDATES = 32
+
+
+def early_exit(
+    launcher: Launcher,
+    hidden: Any,
+    rows: Any,
+    final_norm: Any,
+    lm_head: Any,
+    candidates: Any,
+    drafted_place: Any,
+    rms_norm_eps: float,
+    *,
+    scores: Any,
+    rank: Any,
+    gap: Any,
+    stream: int = 0,
+) -> None:
+    """Scores of candidates, and how the drafted one does among them, written to scores, rank and gap.
+
+    hidden [num_hidden_rows, hidden_size], final_norm [hidden_size], lm_head [vocab_size, hidden_size]: torch.bfloat16 or
+    torch.float16, all the same. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows, num_candidates],
+    num_candidates 1 to 32, -1 for none; drafted_place int32 [num_rows]: the drafted token's place among them. scores
+    fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. See early_exit_reference for their
+    meaning. Contiguous device tensors; asynchronous on the stream.
+    """
+    suffix = dtype_suffix("hidden", hidden, ("bf16", "fp16"))
+    dtype = str(hidden.dtype).removeprefix("torch.")
+    num_rows, num_candidates = candidates.shape
+    if not 1 <= num_candidates <= MAX_CANDIDATES:
+        raise InvalidArgumentError(
+            f"candidates has {num_candidates} per row, it must have 1 to {MAX_CANDIDATES}; pass fewer"
+        )
+    num_hidden_rows, hidden_size = hidden.shape
+    vocab_size = lm_head.shape[0]
+    arguments = (
+        pointer("hidden", hidden, dtype, (None, None)),
+        pointer("rows", rows, "int32", (num_rows,)),
+        pointer("final_norm", final_norm, dtype, (hidden_size,)),
+        pointer("lm_head", lm_head, dtype, (None, hidden_size)),
+        pointer("candidates", candidates, "int32", (None, None)),
+        pointer("drafted_place", drafted_place, "int32", (num_rows,)),
+        *map(ctypes.c_int32, (num_rows, num_hidden_rows, hidden_size, vocab_size, num_candidates)),
+        ctypes.c_int32(bits_of(rms_norm_eps)),
+        pointer("scores", scores, "float32", (num_rows, num_candidates)),
+        pointer("rank", rank, "int32", (num_rows,)),
+        pointer("gap", gap, "float32", (num_rows,)),
+    )
+    if num_rows:
+        launcher.launch(f"early_exit_{suffix}", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def early_exit_reference(
+    hidden: Float32Array,
+    rows: Int32Array,
+    final_norm: Float32Array,
+    lm_head: Float32Array,
+    candidates: Int32Array,
+    drafted_place: Int32Array,
+    rms_norm_eps: float,
+) -> tuple[Float32Array, Int32Array, Float32Array]:
+    """early_exit in numpy -> scores, rank, gap.
+
+    A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0: the
+    best score minus the drafted one's, inf if only the drafted one has none, 0 if nothing has. A drafted_place that does
+    not exist counts as a candidate without a score.
+    """
+    exists = (rows >= 0) & (rows < hidden.shape[0])
+    known = np.where((candidates >= 0) & (candidates < lm_head.shape[0]) & exists[:, None], candidates, -1)
+    scores = scores_reference(hidden[np.where(exists, rows, 0)], final_norm, lm_head, known, rms_norm_eps)
+    has_place = (drafted_place >= 0) & (drafted_place < candidates.shape[1])
+    places = np.where(has_place, drafted_place, 0)
+    drafted = np.where(has_place, np.take_along_axis(scores, places[:, None], 1)[:, 0], -np.inf)
+    rank = (scores > drafted[:, None]).sum(1, dtype=np.int32)
+    with np.errstate(invalid="ignore"):
+        gap = np.where(rank > 0, scores.max(1) - drafted, 0).astype(np.float32)
+    return scores, rank, gap

@@ -1,0 +1,112 @@
+// What a block of threads computes together: reductions and scans over 64-bit integers, so that every result is the
+// same whatever the order of the additions, and loops over a row.
+#ifndef FASER_CUDA_BLOCK_CUH_
+#define FASER_CUDA_BLOCK_CUH_
+
+#include <cstdint>
+
+#include "common.cuh"
+
+// A block's threads; a test may compile for fewer.
+#ifndef FASER_BLOCK_THREADS
+#define FASER_BLOCK_THREADS 512
+#endif
+
+namespace faser {
+
+constexpr int kThreads = FASER_BLOCK_THREADS;
+constexpr int kWarps = kThreads / kWarpSize;
+static_assert(kThreads % kWarpSize == 0 && kWarps >= 1, "a block is made of whole warps");
+
+struct Max {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+struct Min {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a < b ? a : b; }
+};
+struct Sum {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+
+template <typename Combine>
+__device__ uint64_t warp_reduce(uint64_t value, Combine combine) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    value = combine(value,
+                    static_cast<uint64_t>(__shfl_xor_sync(kFullMask, static_cast<unsigned long long>(value), offset)));
+  }
+  return value;
+}
+
+// Every thread gets the result. All threads of the block must call, as in the functions below.
+template <typename Combine>
+__device__ uint64_t block_reduce(uint64_t value, Combine combine) {
+  __shared__ uint64_t warp_values[kWarps];
+  value = warp_reduce(value, combine);
+  if (threadIdx.x % kWarpSize == 0) warp_values[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  value = warp_values[0];
+  for (int warp = 1; warp < kWarps; ++warp) value = combine(value, warp_values[warp]);
+  __syncthreads();
+  return value;
+}
+
+// The sum of the values of the threads before this one; total: of all.
+__device__ inline uint64_t block_exclusive_sum(uint64_t value, uint64_t* total) {
+  __shared__ uint64_t warp_sums[kWarps];
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  uint64_t inclusive = value;
+#pragma unroll
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+    const uint64_t other = __shfl_up_sync(kFullMask, static_cast<unsigned long long>(inclusive), offset);
+    if (lane >= offset) inclusive += other;
+  }
+  if (lane == kWarpSize - 1) warp_sums[warp] = inclusive;
+  __syncthreads();
+  uint64_t before = 0, sum = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == warp) before = sum;
+    sum += warp_sums[w];
+  }
+  __syncthreads();
+  *total = sum;
+  return before + inclusive - value;
+}
+
+// Sixteen bytes of a row.
+template <typename T>
+struct alignas(16) Pack {
+  T entry[16 / sizeof(T)];
+};
+
+// x must be aligned to 16 bytes.
+template <typename T>
+__device__ inline Pack<T> load_pack(const T* x) {
+  const uint4 words = *reinterpret_cast<const uint4*>(x);
+  Pack<T> pack;
+  memcpy(&pack, &words, sizeof pack);
+  return pack;
+}
+
+__device__ inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// f(index, value as float) for each entry of x [n], spread over the block in no particular order.
+template <typename T, typename F>
+__device__ void for_each_entry(const T* x, int32_t n, F f) {
+  constexpr int kPack = 16 / sizeof(T);
+  int32_t done = 0;
+  if (is_aligned(x)) {
+    const int32_t num_packs = n / kPack;
+    for (int32_t pack = threadIdx.x; pack < num_packs; pack += kThreads) {
+      const Pack<T> entries = load_pack(x + static_cast<int64_t>(pack) * kPack);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) f(pack * kPack + i, to_float(entries.entry[i]));
+    }
+    done = num_packs * kPack;
+  }
+  for (int32_t i = done + static_cast<int32_t>(threadIdx.x); i < n; i += kThreads) f(i, to_float(x[i]));
+}
+
+}  // namespace faser
+
+#endif  // FASER_CUDA_BLOCK_CUH_

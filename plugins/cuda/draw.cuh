@@ -1,0 +1,140 @@
+// Drawing one token from a row, by a block.
+#ifndef FASER_CUDA_DRAW_CUH_
+#define FASER_CUDA_DRAW_CUH_
+
+#include <cmath>
+
+#include "block.cuh"
+#include "law.cuh"
+#include "philox.cuh"
+
+namespace faser {
+
+struct DrawShared {
+  uint64_t warp_mass[kWarps];
+  int32_t token;
+};
+
+// The first index at which the running sum of mass(0), mass(1), ... exceeds u times their total; -1 if the total is 0.
+// mass: index -> uint64, with a total below 2^64; n at most kMaxPositions. u = uniform_bits * 2^-53.
+template <typename Mass>
+__device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawShared* shared) {
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int32_t part = ceil_div(n, kWarps);
+  const int32_t begin = clamp(warp * part, 0, n), end = clamp(begin + part, 0, n);
+  uint64_t sum = 0;
+  for (int32_t i = begin + lane; i < end; i += kWarpSize) sum += mass(i);
+  sum = warp_reduce(sum, Sum());
+  if (lane == 0) shared->warp_mass[warp] = sum;
+  if (threadIdx.x == 0) shared->token = -1;
+  __syncthreads();
+  uint64_t total = 0;
+  for (int w = 0; w < kWarps; ++w) total += shared->warp_mass[w];
+  if (total == 0) {
+    __syncthreads();
+    return -1;
+  }
+  const uint64_t wanted = drawn_mass(uniform_bits, total);
+  uint64_t reached = 0;
+  int chosen = 0;
+  while (chosen < kWarps - 1 && reached + shared->warp_mass[chosen] <= wanted) reached += shared->warp_mass[chosen++];
+
+  // The part that the draw falls into, a few consecutive entries per thread.
+  const int32_t piece = ceil_div(part, kThreads);
+  const int32_t part_end = clamp((chosen + 1) * part, 0, n);
+  const int32_t first = clamp(chosen * part + static_cast<int32_t>(threadIdx.x) * piece, 0, part_end);
+  const int32_t last = clamp(first + piece, 0, part_end);
+  uint64_t own = 0;
+  for (int32_t i = first; i < last; ++i) own += mass(i);
+  uint64_t part_total;
+  uint64_t running = reached + block_exclusive_sum(own, &part_total);
+  if (running <= wanted && wanted < running + own) {
+    for (int32_t i = first; i < last; ++i) {
+      running += mass(i);
+      if (running > wanted) {
+        shared->token = i;
+        break;
+      }
+    }
+  }
+  __syncthreads();
+  const int32_t token = shared->token;
+  __syncthreads();
+  return token;
+}
+
+// At least -log(1 - u) / p for every u that begins with the word, at most 1e-5 of it above for small ones.
+__host__ __device__ inline float race_time_above(uint32_t word, float p) {
+#ifdef __CUDA_ARCH__
+  const float u = __fmul_rn(__ull2float_ru(static_cast<unsigned long long>(word) + 1), 0x1p-32f);
+#else
+  const uint64_t next = static_cast<uint64_t>(word) + 1;
+  float rounded = static_cast<float>(next);
+  if (static_cast<uint64_t>(rounded) < next) rounded = float_of(bits_of(rounded) + 1);
+  const float u = rounded * 0x1p-32f;
+#endif
+  return -log1pf(-u) / p * 1.00001f;
+}
+
+// Whether a number that begins with the word can be the time `bound` or less: -log(1 - u) >= u.
+__host__ __device__ inline bool can_win_race(uint32_t word, float p, float bound) {
+  return static_cast<float>(word >> 8) * 0x1p-24f <= bound * p * 1.00001f;
+}
+
+// The exponential race: argmin over p_v > 0 of E_v / p_v, E_v = -log(1 - U(key, position, v)), the lowest id on ties;
+// -1 if no p is positive. p: index -> float. A first pass bounds the winner's time in fp32, so that only the few tokens
+// that can win get a logarithm in fp64.
+template <typename P>
+__device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p) {
+  const int32_t num_counters = (n + 63) / 64 * 16;
+  float bound = INFINITY;
+  for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
+    float probability[4];
+    bool any = false;
+    for (int word = 0; word < 4; ++word) {
+      const int32_t token = race_token_of(counter, word);
+      probability[word] = token < n ? p(token) : 0.0f;
+      any |= probability[word] > 0.0f;
+    }
+    if (!any) continue;
+    const PhiloxWords words = race_words(key, position, counter);
+    for (int word = 0; word < 4; ++word) {
+      if (probability[word] > 0.0f) bound = fminf(bound, race_time_above(words.word[word], probability[word]));
+    }
+  }
+  bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(bound), Min())));
+
+  double best = INFINITY;
+  int32_t best_token = -1;
+  for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
+    float probability[4];
+    bool any = false;
+    for (int word = 0; word < 4; ++word) {
+      const int32_t token = race_token_of(counter, word);
+      probability[word] = token < n ? p(token) : 0.0f;
+      any |= probability[word] > 0.0f;
+    }
+    if (!any) continue;
+    const PhiloxWords words = race_words(key, position, counter);
+    for (int word = 0; word < 4; ++word) {
+      if (!(probability[word] > 0.0f) || !can_win_race(words.word[word], probability[word], bound)) continue;
+      const int32_t token = race_token_of(counter, word);
+      const double u = race_uniform(key, position, token, words.word[word]);
+      const double time = -log1p(-u) / static_cast<double>(probability[word]);
+      if (time < best || (time == best && token < best_token)) {
+        best = time;
+        best_token = token;
+      }
+    }
+  }
+  uint64_t time_bits;
+  memcpy(&time_bits, &best, sizeof time_bits);  // times are not negative: their bits are ordered as they are
+  const uint64_t least = block_reduce(time_bits, Min());
+  const bool wins = best_token >= 0 && time_bits == least;
+  const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(best_token) : ~uint64_t{0}, Min());
+  return token == ~uint64_t{0} ? -1 : static_cast<int32_t>(token);
+}
+
+}  // namespace faser
+
+#endif  // FASER_CUDA_DRAW_CUH_

@@ -1,0 +1,112 @@
+// What a request does to its row of logits before the temperature: penalties, bias, bad words, min_tokens.
+#ifndef FASER_CUDA_EDIT_CUH_
+#define FASER_CUDA_EDIT_CUH_
+
+#include <cmath>
+
+#include "block.cuh"
+#include "law.cuh"
+#include "sampling.cuh"
+
+namespace faser {
+
+__host__ __device__ inline bool has_penalties(const Sampling& s) {
+  return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+}
+
+__host__ __device__ inline bool bans_end_ids(const Sampling& s, int32_t num_tokens) {
+  return s.num_end_ids > 0 && num_tokens - s.prompt_len < s.min_tokens;
+}
+
+__host__ __device__ inline bool has_edits(const Sampling& s, int32_t num_tokens) {
+  return has_penalties(s) || s.num_bias > 0 || s.num_bad_words > 0 || bans_end_ids(s, num_tokens);
+}
+
+__host__ __device__ inline bool in_vocabulary(int32_t token, int32_t vocab_size) {
+  return token >= 0 && token < vocab_size;
+}
+
+// An edit of a finite logit stays finite; what the model has ruled out stays ruled out.
+__host__ __device__ inline float clamp_edit(float before, float after) {
+  return before == -INFINITY ? before : fminf(fmaxf(after, -kLargest), kLargest);
+}
+
+__host__ __device__ inline float penalised(const Sampling& s, float before, int32_t count) {
+  if (count == 0) return before;
+  float after = before > 0.0f ? divide_rn(before, s.repetition_penalty) : multiply_rn(before, s.repetition_penalty);
+  after = add_rn(after, -s.presence_penalty);
+  after = add_rn(after, -multiply_rn(s.frequency_penalty, static_cast<float>(count)));
+  return clamp_edit(before, after);
+}
+
+// Whether the word's last token is banned behind the tokens; last: that token.
+__host__ __device__ inline bool bans_word(const Sampling& s, int32_t word, int32_t num_tokens, int32_t* last) {
+  const int32_t* ids = s.bad_words + s.cu_bad_words[word];
+  const int32_t prefix_len = s.cu_bad_words[word + 1] - s.cu_bad_words[word] - 1;
+  if (prefix_len < 0 || prefix_len > num_tokens) return false;
+  *last = ids[prefix_len];
+  for (int32_t i = 0; i < prefix_len; ++i) {
+    if (ids[i] != s.tokens[num_tokens - prefix_len + i]) return false;
+  }
+  return true;
+}
+
+__host__ __device__ inline bool is_finite_logit(float x) { return x < INFINITY; }
+
+// edited [vocab_size] = logits with the request's edits, given its first num_tokens tokens. False if the logits hold a
+// NaN or +inf.
+template <typename T>
+__device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size, int32_t num_tokens, float* edited) {
+  // The counts of tokens live where the edited logits will be: one buffer, touched by this block only.
+  bool finite = true;
+  if (has_penalties(s)) {
+    uint32_t* counts = reinterpret_cast<uint32_t*>(edited);
+    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) counts[v] = 0;
+    __syncthreads();
+    for (int32_t t = threadIdx.x; t < num_tokens; t += kThreads) {
+      if (in_vocabulary(s.tokens[t], vocab_size)) atomicAdd(&counts[s.tokens[t]], 1u);
+    }
+    __syncthreads();
+    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) {
+      const float x = to_float(logits[v]);
+      finite &= is_finite_logit(x);
+      edited[v] = penalised(s, x, static_cast<int32_t>(counts[v]));
+    }
+  } else {
+    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) {
+      edited[v] = to_float(logits[v]);
+      finite &= is_finite_logit(edited[v]);
+    }
+  }
+  if (__syncthreads_or(!finite)) return false;
+
+  // A token that is listed twice is edited twice, in order, by the thread of its first entry.
+  for (int32_t b = threadIdx.x; b < s.num_bias; b += kThreads) {
+    const int32_t token = s.bias_ids[b];
+    bool first = in_vocabulary(token, vocab_size);
+    for (int32_t other = 0; first && other < b; ++other) first = s.bias_ids[other] != token;
+    if (!first) continue;
+    float value = edited[token];
+    for (int32_t other = b; other < s.num_bias; ++other) {
+      if (s.bias_ids[other] == token) value = clamp_edit(value, add_rn(value, s.bias_values[other]));
+    }
+    edited[token] = value;
+  }
+  __syncthreads();
+
+  for (int32_t word = threadIdx.x; word < s.num_bad_words; word += kThreads) {
+    int32_t last;
+    if (bans_word(s, word, num_tokens, &last) && in_vocabulary(last, vocab_size)) edited[last] = -INFINITY;
+  }
+  if (bans_end_ids(s, num_tokens)) {
+    for (int32_t e = threadIdx.x; e < s.num_end_ids; e += kThreads) {
+      if (in_vocabulary(s.end_ids[e], vocab_size)) edited[s.end_ids[e]] = -INFINITY;
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
+}  // namespace faser
+
+#endif  // FASER_CUDA_EDIT_CUH_

@@ -1,0 +1,47 @@
+// What one request samples with: faser_sampling of plugins/cpu/faser_cpu.h, field for field, with device pointers.
+#ifndef FASER_CUDA_SAMPLING_CUH_
+#define FASER_CUDA_SAMPLING_CUH_
+
+#include <cstdint>
+
+namespace faser {
+
+enum SamplingMode : int32_t { kGreedy = 0, kSeeded = 1, kSampled = 2 };
+
+enum RowStatus : int32_t {
+  kRowOk = 0,
+  kRowNan = 1,      // NaN or +inf in the row
+  kRowEmpty = 2,    // every token is banned
+  kRowRefused = 3,  // a slot, count, draft token or missing buffer that would have indexed memory wrongly
+};
+
+enum Outcome : int32_t { kCarried = 0, kRecovered = 1, kBonus = 2, kFailed = 3 };
+
+struct Sampling {
+  const int32_t* tokens;
+  const float* draft_probs;
+  float* draft_margins;
+  int32_t* draft_candidates;
+  const int32_t* end_ids;
+  const int32_t* bias_ids;
+  const float* bias_values;
+  const int32_t* bad_words;
+  const int32_t* cu_bad_words;
+  uint64_t key;
+  uint64_t draft_counter;
+  int32_t num_end_ids, num_bias, num_bad_words;
+  int32_t prompt_len;
+  int32_t min_tokens;
+  int32_t mode;
+  int32_t top_k;
+  float temperature;
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+};
+
+}  // namespace faser
+
+#endif  // FASER_CUDA_SAMPLING_CUH_

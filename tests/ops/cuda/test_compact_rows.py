@@ -1,0 +1,164 @@
+"""The compact_rows kernel, run on the CPU as it is, against the numpy reference; and on a GPU where there is one."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from faser_trtllm.core.batch import RaggedBatch, keep_rows
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows, compact_rows_reference
+from tests.ops.cuda.emulation import emulated
+
+MAX_SEQ_LEN = 512
+
+
+def batch_of(rows_per_request, past, hidden_size, dtype=torch.bfloat16, seed=0):
+    """hidden, positions, cu_q_lens, kv_lens of requests with this many new rows behind this many old ones."""
+    cu_q_lens = np.cumsum([0, *rows_per_request]).astype(np.int32)
+    positions = [np.arange(p, p + n) for n, p in zip(rows_per_request, past, strict=True)]
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(int(cu_q_lens[-1]), hidden_size, generator=generator).to(dtype)
+    kv_lens = np.array(past, np.int32) + np.array(rows_per_request, np.int32)
+    positions = np.concatenate([np.zeros(0), *positions]).astype(np.int32)
+    return hidden, torch.tensor(positions), torch.tensor(cu_q_lens), torch.tensor(kv_lens, dtype=torch.int32)
+
+
+def listed_rows(cu_q_lens, num_kept, bucket):
+    starts = cu_q_lens[:-1].tolist()
+    rows = [row for start, n in zip(starts, num_kept, strict=True) for row in range(start, start + n)]
+    return torch.tensor(rows + [-1] * (bucket - len(rows)), dtype=torch.int32)
+
+
+def run(launcher, hidden, positions, rows, cu_q_lens, kv_lens, device="cpu"):
+    num_kept, num_requests = rows.numel(), kv_lens.numel()
+    memory = [
+        torch.full((num_kept + 1, hidden.shape[1]), 7, dtype=hidden.dtype, device=device),
+        *(torch.full((n + 1,), 77, dtype=torch.int32, device=device) for n in (num_kept, num_kept)),
+        *(torch.full((n + 1,), 77, dtype=torch.int32, device=device) for n in (num_requests + 1, num_requests)),
+    ]
+    kept = CompactedRows(*(tensor[:-1] for tensor in memory))
+    tensors = [tensor.to(device) for tensor in (hidden, positions, rows, cu_q_lens, kv_lens)]
+    compact_rows(launcher, *tensors, MAX_SEQ_LEN, kept=kept)
+    assert (memory[0][-1] == 7).all(), "written behind the last row"
+    assert all(tensor[-1] == 77 for tensor in memory[1:])
+    return CompactedRows(*(tensor.cpu() for tensor in kept))
+
+
+def assert_is_the_reference(found, hidden, positions, rows, cu_q_lens, kv_lens):
+    arrays = (hidden.float().numpy(), positions.numpy(), rows.numpy(), cu_q_lens.numpy(), kv_lens.numpy())
+    wanted = compact_rows_reference(*arrays, MAX_SEQ_LEN)
+    for name in CompactedRows._fields:
+        np.testing.assert_array_equal(getattr(found, name).float().numpy(), getattr(wanted, name), name)
+
+
+@st.composite
+def prunings(draw):
+    requests = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=0, max_size=6))
+    kept = [draw(st.integers(0, n)) for n, _ in requests]
+    return requests, kept, sum(kept) + draw(st.integers(0, 5)), draw(st.sampled_from([1, 8, 74, 264]))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(prunings(), st.sampled_from([torch.bfloat16, torch.float32]))
+def test_the_kernel_is_the_reference(case, dtype):
+    requests, num_kept, bucket, hidden_size = case
+    batch = batch_of([n for n, _ in requests], [past for _, past in requests], hidden_size, dtype)
+    hidden, positions, cu_q_lens, kv_lens = batch
+    arguments = (hidden, positions, listed_rows(cu_q_lens, num_kept, bucket), cu_q_lens, kv_lens)
+    assert_is_the_reference(run(emulated("compact_rows"), *arguments), *arguments)
+
+
+def test_the_reference_is_what_the_host_does():
+    """A batch compacted on the device is the batch that keep_rows gives, and what it says of the cache is true."""
+    new, past, num_kept = [4, 1, 7, 3], [10, 0, 33, 2], [2, 1, 7, 1]
+    hidden, positions, cu_q_lens, kv_lens = batch_of(new, past, 16)
+    rows = listed_rows(cu_q_lens, num_kept, sum(num_kept))
+    found = run(emulated("compact_rows"), hidden, positions, rows, cu_q_lens, kv_lens)
+    num_rows = int(cu_q_lens[-1])
+    none, table = np.zeros(0, np.int32), np.zeros((4, 1), np.int32)
+    batch = RaggedBatch(
+        np.arange(4, dtype=np.int32),
+        cu_q_lens.numpy(),
+        np.zeros(num_rows, np.int32),
+        positions.numpy(),
+        none,
+        table,
+    )
+    host = keep_rows(batch, rows.numpy(), num_kept)
+    assert found.cu_q_lens.tolist() == host.cu_rows.tolist()
+    assert found.positions.tolist() == host.positions.tolist()
+    assert found.kv_lens.tolist() == [p + k for p, k in zip(past, num_kept, strict=True)]
+    assert found.request_ids.tolist() == [b for b, n in enumerate(num_kept) for _ in range(n)]
+
+
+def test_dummies_are_behind_every_request():
+    hidden, positions, cu_q_lens, kv_lens = batch_of([3, 2], [5, 6], 8)
+    found = run(emulated("compact_rows"), hidden, positions, listed_rows(cu_q_lens, [1, 1], 8), cu_q_lens, kv_lens)
+    assert found.cu_q_lens.tolist() == [0, 1, 2]
+    assert found.positions.tolist() == [5, 6] + [MAX_SEQ_LEN] * 6
+    assert found.request_ids.tolist() == [0, 1] + [-1] * 6
+    assert (found.hidden[2:] == 0).all()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_order_of_threads_does_not_matter(order):
+    hidden, positions, cu_q_lens, kv_lens = batch_of([5, 9, 1], [1, 2, 3], 300)
+    arguments = (hidden, positions, listed_rows(cu_q_lens, [3, 2, 1], 8), cu_q_lens, kv_lens)
+    ascending, other = (run(emulated("compact_rows", order=o), *arguments) for o in (0, order))
+    assert all(torch.equal(a, b) for a, b in zip(ascending, other, strict=True))
+
+
+def check_arbitrary_data(launcher, device="cpu"):
+    """What a builder may feed: nothing outside the outputs is touched, and lookups stay within bounds."""
+    rng = np.random.default_rng(0)
+    hidden, positions, cu_q_lens, kv_lens = batch_of([4, 4], [0, 0], 16)
+    for _ in range(50):
+        rows, cu, lens = (
+            torch.tensor(rng.integers(-(2**31), 2**31, n), dtype=torch.int32) for n in (6, cu_q_lens.numel(), 2)
+        )
+        found = run(launcher, hidden, positions, rows, cu, lens, device)
+        assert ((found.cu_q_lens >= 0) & (found.cu_q_lens <= 6)).all()
+        assert ((found.request_ids >= -1) & (found.request_ids < 2)).all()
+
+
+def test_arbitrary_data_is_harmless():
+    check_arbitrary_data(emulated("compact_rows"))
+
+
+def test_wrong_tensors_are_refused():
+    hidden, positions, cu_q_lens, kv_lens = batch_of([3, 2], [5, 6], 8)
+    rows = listed_rows(cu_q_lens, [1, 1], 2)
+    with pytest.raises(InvalidArgumentError, match=r"positions has shape \(4,\), it must be \(5,\)"):
+        run(None, hidden, positions[:4], rows, cu_q_lens, kv_lens)
+    with pytest.raises(InvalidArgumentError, match=r"cu_q_lens has shape \(2,\), it must be \(3,\)"):
+        run(None, hidden, positions, rows, cu_q_lens[:2], kv_lens)
+    with pytest.raises(InvalidArgumentError, match="hidden has dtype torch.float64"):
+        run(None, hidden.double(), positions, rows, cu_q_lens, kv_lens)
+    with pytest.raises(InvalidArgumentError, match="ascending"):
+        compact_rows_reference(
+            hidden.float().numpy(),
+            positions.numpy(),
+            np.array([3, 1], np.int32),
+            cu_q_lens.numpy(),
+            kv_lens.numpy(),
+            MAX_SEQ_LEN,
+        )
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    rng = np.random.default_rng()
+    with Module(compile_stem("compact_rows", device_arch()).path) as module:
+        for hidden_size, dtype in ((4096, torch.bfloat16), (75, torch.float16), (2048, torch.float32)):
+            new = rng.integers(0, 17, 200)
+            num_kept = [int(rng.integers(0, n + 1)) for n in new]
+            hidden, positions, cu_q_lens, kv_lens = batch_of(new.tolist(), [3] * 200, hidden_size, dtype)
+            rows = listed_rows(cu_q_lens, num_kept, sum(num_kept) + 13)
+            arguments = (hidden, positions, rows, cu_q_lens, kv_lens)
+            assert_is_the_reference(run(module, *arguments, device="cuda"), *arguments)
+        check_arbitrary_data(module, "cuda")

@@ -1,0 +1,165 @@
+"""The early_exit kernels, run on the CPU as they are, against the numpy reference; and on a GPU where there is one."""
+
+import numpy as np
+import pytest
+import torch
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES, early_exit, early_exit_reference
+from faser_trtllm.ops.early_exit import rank_and_gap
+from tests.ops.cuda.emulation import emulated
+
+EPS = 1e-5
+
+
+def inputs(
+    seed, *, num_hidden_rows=7, num_rows=5, hidden_size=64, vocab_size=50, num_candidates=8, dtype=torch.bfloat16
+):
+    rng = np.random.default_rng(seed)
+    hidden = torch.tensor(rng.standard_normal((num_hidden_rows, hidden_size)) * 3).to(dtype)
+    final_norm = torch.tensor(rng.standard_normal(hidden_size) * 0.3 + 1).to(dtype)
+    lm_head = torch.tensor(rng.standard_normal((vocab_size, hidden_size))).to(dtype)
+    rows = rng.integers(0, num_hidden_rows, num_rows).astype(np.int32)
+    candidates = rng.integers(0, vocab_size, (num_rows, num_candidates)).astype(np.int32)
+    places = rng.integers(0, num_candidates, num_rows).astype(np.int32)
+    return [hidden, torch.tensor(rows), final_norm, lm_head, torch.tensor(candidates), torch.tensor(places)]
+
+
+def run(launcher, arguments, device="cpu"):
+    num_rows, num_candidates = arguments[4].shape
+    arguments = [tensor.to(device) for tensor in arguments]
+    scores = torch.full((num_rows + 1, num_candidates), 77.0, device=device)
+    rank = torch.full((num_rows + 1,), 77, dtype=torch.int32, device=device)
+    gap = torch.full((num_rows + 1,), 77.0, device=device)
+    outputs = {"scores": scores[:-1], "rank": rank[:-1], "gap": gap[:-1]}
+    early_exit(launcher, *arguments, EPS, **outputs)
+    assert (scores[-1] == 77).all(), "written behind the last row"
+    assert rank[-1] == gap[-1] == 77
+    return [tensor.cpu().numpy() for tensor in outputs.values()]
+
+
+def expected(arguments):
+    floats = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in arguments]
+    return early_exit_reference(*floats, EPS)
+
+
+def assert_equal_but_for_rounding(found, wanted):
+    (scores, rank, gap), (wanted_scores, wanted_rank, wanted_gap) = found, wanted
+    scale = np.abs(wanted_scores[np.isfinite(wanted_scores)]).max(initial=1)
+    np.testing.assert_allclose(scores, wanted_scores, rtol=1e-5, atol=1e-5 * scale)
+    assert rank.tolist() == wanted_rank.tolist()
+    np.testing.assert_allclose(gap, wanted_gap, rtol=1e-5, atol=2e-5 * scale)
+
+
+def check(launcher, device="cpu", dtype=torch.bfloat16):
+    for seed, shape in enumerate(
+        [
+            {},
+            {"hidden_size": 75},  # not a whole number of packs: entry by entry
+            {"hidden_size": 2112, "num_candidates": 3, "vocab_size": 9},
+            {"num_candidates": 1},
+            {"num_candidates": MAX_CANDIDATES, "num_rows": 2},
+            {"num_rows": 0},
+        ]
+    ):
+        arguments = inputs(seed, dtype=dtype, **shape)
+        assert_equal_but_for_rounding(run(launcher, arguments, device), expected(arguments))
+
+
+def check_what_does_not_exist(launcher, device="cpu"):
+    arguments = inputs(3, num_rows=8)
+    _, rows, _, _, candidates, places = arguments
+    rows[1], rows[2] = -1, 7
+    candidates[3] = -1
+    candidates[4, 2:] = -1
+    candidates[5, 0], candidates[5, 1] = 50, -(2**31)
+    candidates[6, 3] = 2**31 - 1
+    places[4], places[5], places[6], places[7] = 5, 0, 8, -3
+    wanted = expected(arguments)
+    assert np.isneginf(wanted[0][1]).all()
+    assert np.isinf(wanted[2][4:8]).all(), "each of these rows must tell a drafted token without a score"
+    assert_equal_but_for_rounding(run(launcher, arguments, device), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_is_the_reference(dtype):
+    check(emulated("early_exit"), dtype=dtype)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_order_of_threads_does_not_matter(order):
+    arguments = inputs(1, hidden_size=200)
+    for ascending, other in zip(
+        run(emulated("early_exit"), arguments), run(emulated("early_exit", order=order), arguments), strict=True
+    ):
+        np.testing.assert_array_equal(ascending, other)
+
+
+def test_what_does_not_exist_has_no_score():
+    check_what_does_not_exist(emulated("early_exit"))
+
+
+def test_a_row_does_not_depend_on_the_others():
+    launcher, arguments = emulated("early_exit"), inputs(2)
+    hidden, rows, final_norm, lm_head, candidates, places = arguments
+    together = run(launcher, arguments)[0]
+    for i in range(5):
+        one = slice(i, i + 1)
+        alone = run(
+            launcher, [hidden, rows[one].clone(), final_norm, lm_head, candidates[one].clone(), places[one].clone()]
+        )
+        np.testing.assert_array_equal(alone[0][0], together[i])
+
+
+def test_memory_that_is_not_aligned_is_read_entry_by_entry():
+    arguments = inputs(5)
+    aligned = run(emulated("early_exit"), arguments)
+    lm_head = arguments[3]
+    shifted = torch.zeros(lm_head.numel() + 1, dtype=lm_head.dtype)[1:].view(lm_head.shape)
+    shifted.copy_(lm_head)
+    assert shifted.data_ptr() % 16
+    arguments[3] = shifted
+    assert_equal_but_for_rounding(run(emulated("early_exit"), arguments), aligned)
+
+
+def test_the_reference_has_the_host_s_rank_and_gap():
+    arguments = inputs(6, num_rows=30)
+    scores, rank, gap = expected(arguments)
+    wanted_rank, wanted_gap = rank_and_gap(scores, arguments[5].numpy())
+    assert rank.tolist() == wanted_rank.tolist()
+    assert gap.tolist() == wanted_gap.tolist()
+    assert rank.max() > 3
+
+
+def test_wrong_tensors_are_refused():
+    class NotLaunched:
+        def launch(self, *arguments):
+            raise AssertionError("launched")
+
+    wrong = {
+        "hidden has dtype torch.float32, it must be torch.bfloat16 or torch.float16": (0, lambda t: t.float()),
+        r"rows has shape \(4,\), it must be \(5,\)": (1, lambda t: t[:4]),
+        "final_norm has dtype torch.float16, it must be torch.bfloat16": (2, lambda t: t.half()),
+        r"lm_head has shape \(50, 32\), it must be \('any', 64\)": (3, lambda t: t[:, :32]),
+        "lm_head has strides": (3, lambda t: t.T.contiguous().T),
+        "candidates has dtype torch.int64": (4, lambda t: t.long()),
+        "candidates has 40 per row, it must have 1 to 32": (4, lambda t: t.repeat(1, 5)),
+    }
+    for message, (index, change) in wrong.items():
+        arguments = inputs(1)
+        arguments[index] = change(arguments[index])
+        with pytest.raises(InvalidArgumentError, match=message):
+            run(NotLaunched(), arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu(dtype):
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    with Module(compile_stem("early_exit", device_arch()).path) as module:
+        check(module, "cuda", dtype)
+        check_what_does_not_exist(module, "cuda")
+        arguments = inputs(9, num_hidden_rows=300, num_rows=257, hidden_size=4096, vocab_size=128_256, dtype=dtype)
+        assert_equal_but_for_rounding(run(module, arguments, "cuda"), expected(arguments))
