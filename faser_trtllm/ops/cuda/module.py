@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from faser_trtllm.errors import ConfigError, FaserError
 
-Argument = ctypes.c_void_p | ctypes.c_int32
+# c_void_p or c_int32; a type checker has no name for what lists of both have in common.
+Argument = Any
 Dim3 = tuple[int, int, int]
 
 

@@ -1,8 +1,8 @@
 """verify_attention: attention of ragged frontiers and context chunks over a paged KV cache.
 
 Row i of a request's n rows stands at position kv_lens[b] - n + i and sees what is before it and itself, within the
-window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits a
-tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth. Speed: not
+window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits
+a tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth. Speed: not
 measured.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
 from faser_trtllm.ops.cuda.kv_cache import address_of, expect, kv_values, same_type, type_name
+from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,7 +188,7 @@ def verify_attention_reference(
     """
     import torch
 
-    shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window, any_head_dim=True)
+    shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window, any_shape=True)
     scale = default_scale(shape.head_dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     offsets = cu_q_lens.clamp(0, shape.num_rows).tolist()
@@ -224,7 +224,7 @@ def shape_of(
     cu_q_lens: Tensor,
     kv_lens: Tensor,
     window: int = 0,
-    any_head_dim: bool = False,
+    any_shape: bool = False,
 ) -> AttentionShape:
     """The sizes of tensors that fit each other; InvalidArgumentError names the one that does not."""
     if q.dim() != 3 or k_cache.dim() != 4:
@@ -234,7 +234,7 @@ def shape_of(
         )
     num_rows, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
-    if not any_head_dim and head_dim not in HEAD_DIMS:
+    if not any_shape and head_dim not in HEAD_DIMS:
         raise InvalidArgumentError(f"head_dim is {head_dim}; the kernels have {HEAD_DIMS}")
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise InvalidArgumentError(f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, {num_kv_heads}")
@@ -243,6 +243,8 @@ def shape_of(
     if window < 0:
         raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none)")
     dtype, kv_dtype = type_name("q", q), type_name("k_cache", k_cache)
+    if not any_shape and dtype not in ("bf16", "fp16"):
+        raise InvalidArgumentError(f"q has type {dtype}; the kernels have bf16 and fp16")
     if kv_dtype not in (dtype, "e4m3"):
         raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be q's, {dtype}, or e4m3")
     batch_size = kv_lens.shape[0]

@@ -1,0 +1,201 @@
+"""append_kv: rope of new rows' queries and keys, and the write of keys and values to a paged KV cache."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX, address_of, expect, same_type, type_name
+from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
+from faser_trtllm.ops.cuda.verify_attention import float_bits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_THREADS = 128
+_PAIRS_PER_THREAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AppendShape:
+    """Sizes of one launch."""
+
+    num_rows: int
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int
+    tokens_per_block: int
+    max_blocks_per_seq: int
+    max_seq_len: int
+    dtype: str
+    kv_dtype: str
+
+
+def kernel_name(shape: AppendShape) -> str:
+    """The entry point for a shape's types."""
+    types = shape.dtype if shape.kv_dtype == shape.dtype else f"{shape.dtype}_{shape.kv_dtype}"
+    return f"append_kv_{types}"
+
+
+def grid(shape: AppendShape) -> Dim3:
+    """Blocks of kernel_name(): rows, parts of a row."""
+    threads = (shape.num_heads + 2 * shape.num_kv_heads) * (shape.head_dim // (2 * _PAIRS_PER_THREAD))
+    return (shape.num_rows, -(-threads // NUM_THREADS), 1)
+
+
+def scalars(shape: AppendShape, k_scale: float = 1.0, v_scale: float = 1.0) -> list[int]:
+    """The int32 arguments between the inputs and the outputs, floats as their bits."""
+    sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.num_blocks]
+    sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.max_seq_len]
+    return [*sizes, float_bits(k_scale), float_bits(v_scale)]
+
+
+def launch(
+    module: Launcher,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cu_q_lens: Tensor,
+    block_table: Tensor,
+    kv_lens: Tensor,
+    q_rotated: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    stream: int = 0,
+) -> None:
+    """As append_kv_reference, into q_rotated [num_rows, num_heads, head_dim] and the caches; asynchronous on `stream`.
+
+    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError for what no kernel serves.
+    """
+    shape = shape_of(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
+    _check_scales(k_scale, v_scale)
+    if shape.num_rows == 0:
+        return
+    inputs = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache)
+    arguments: list[Argument] = [ctypes.c_void_p(address_of(tensor)) for tensor in inputs]
+    arguments += [ctypes.c_int32(value) for value in scalars(shape, k_scale, v_scale)]
+    arguments += [ctypes.c_void_p(address_of(tensor)) for tensor in (q_rotated, k_cache, v_cache)]
+    module.launch(kernel_name(shape), grid(shape), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def append_kv_reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cu_q_lens: Tensor,
+    block_table: Tensor,
+    kv_lens: Tensor,
+    q_rotated: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Rotate q and k of every row (Hugging Face's half-split rope, in fp32) and write k and v at the rows' positions.
+
+    qkv [num_rows, (num_heads + 2 num_kv_heads) * head_dim] bf16 or fp16; cos, sin fp32 [max_seq_len, head_dim / 2];
+    positions int32 [num_rows]; cu_q_lens int32 [batch_size + 1]; block_table int32 [batch_size, max_blocks_per_seq];
+    kv_lens int32 [batch_size], past and new; q_rotated [num_rows, num_heads, head_dim] of qkv's type; k_cache, v_cache
+    [num_blocks, num_kv_heads, tokens_per_block, head_dim] of qkv's type, or e4m3, which then hold K / k_scale and
+    V / v_scale, saturated at 448. Nothing is written for a row of no request, for a position outside [0, kv_len) or
+    [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest position in range.
+    """
+    import torch
+
+    shape = shape_of(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
+    _check_scales(k_scale, v_scale)
+    heads = qkv.float().view(shape.num_rows, -1, shape.head_dim)
+    angles = positions.long().clamp(0, shape.max_seq_len - 1)
+    c, s = cos[angles][:, None], sin[angles][:, None]
+    low, high = heads.chunk(2, -1)
+    rotated = torch.cat((low * c - high * s, high * c + low * s), -1)
+    q_rotated.copy_(rotated[:, : shape.num_heads])
+    keys = rotated[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
+    values = heads[:, shape.num_heads + shape.num_kv_heads :]
+    if shape.kv_dtype == "e4m3":
+        keys = (keys / k_scale).clamp(-E4M3_MAX, E4M3_MAX)
+        values = (values / v_scale).clamp(-E4M3_MAX, E4M3_MAX)
+    offsets, lens, table, places = cu_q_lens.tolist(), kv_lens.tolist(), block_table.tolist(), positions.tolist()
+    for b in range(shape.batch_size):
+        for row in range(max(0, offsets[b]), min(offsets[b + 1], shape.num_rows)):
+            position = places[row]
+            slot, offset = divmod(position, shape.tokens_per_block)
+            if not 0 <= position < min(lens[b], shape.max_seq_len) or slot >= shape.max_blocks_per_seq:
+                continue
+            if 0 <= (block := table[b][slot]) < shape.num_blocks:
+                k_cache[block, :, offset] = keys[row].to(k_cache.dtype)
+                v_cache[block, :, offset] = values[row].to(v_cache.dtype)
+
+
+def shape_of(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cu_q_lens: Tensor,
+    block_table: Tensor,
+    kv_lens: Tensor,
+    q_rotated: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> AppendShape:
+    """The sizes of tensors that fit each other; InvalidArgumentError names the one that does not."""
+    if q_rotated.dim() != 3 or k_cache.dim() != 4 or cos.dim() != 2:
+        raise InvalidArgumentError(
+            f"q_rotated has {q_rotated.dim()}, k_cache {k_cache.dim()} and cos {cos.dim()} dimensions; "
+            "they need 3 (rows, heads, head_dim), 4 (blocks, KV heads, tokens_per_block, head_dim) and 2"
+        )
+    num_rows, num_heads, head_dim = q_rotated.shape
+    num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
+    max_seq_len, batch_size = cos.shape[0], kv_lens.shape[0]
+    if head_dim % (2 * _PAIRS_PER_THREAD):
+        raise InvalidArgumentError(f"head_dim is {head_dim}; it must be a multiple of {2 * _PAIRS_PER_THREAD}")
+    if tokens_per_block == 0 or max_seq_len == 0:
+        raise InvalidArgumentError(
+            f"tokens_per_block is {tokens_per_block} and max_seq_len {max_seq_len}; both must be at least 1"
+        )
+    dtype, kv_dtype = type_name("qkv", qkv), type_name("k_cache", k_cache)
+    if dtype not in ("bf16", "fp16"):
+        raise InvalidArgumentError(f"qkv has type {dtype}; it must be bf16 or fp16")
+    if kv_dtype not in (dtype, "e4m3"):
+        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be qkv's, {dtype}, or e4m3")
+    expect("qkv", qkv, (num_rows, (num_heads + 2 * num_kv_heads) * head_dim), dtype)
+    expect("cos", cos, (max_seq_len, head_dim // 2), "fp32")
+    same_type("sin", sin, cos)
+    expect("positions", positions, (num_rows,), "int32")
+    expect("kv_lens", kv_lens, (batch_size,), "int32")
+    expect("cu_q_lens", cu_q_lens, (batch_size + 1,), "int32")
+    expect("block_table", block_table, (batch_size, block_table.shape[-1]), "int32")
+    expect("q_rotated", q_rotated, (num_rows, num_heads, head_dim), dtype)
+    expect("k_cache", k_cache, (num_blocks, num_kv_heads, tokens_per_block, head_dim), kv_dtype)
+    same_type("v_cache", v_cache, k_cache)
+    return AppendShape(
+        num_rows,
+        batch_size,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        num_blocks,
+        tokens_per_block,
+        block_table.shape[-1],
+        max_seq_len,
+        dtype,
+        kv_dtype,
+    )
+
+
+def _check_scales(k_scale: float, v_scale: float) -> None:
+    for name, value in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not (value > 0 and math.isfinite(value)):
+            raise InvalidArgumentError(f"{name} is {value}; it must be finite and above 0")

@@ -1,0 +1,178 @@
+// Rotates the queries and keys of new rows and writes keys and values to a paged cache, in one pass over qkv.
+//
+// A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Bound
+// by memory: qkv is read once, as much is written. Speed: not measured.
+//
+// limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 0
+#include "common.cuh"
+
+namespace faser {
+
+constexpr int kVector = 8;
+
+struct AppendArguments {
+  const void* qkv;
+  const float* cos;
+  const float* sin;
+  const int32_t* positions;
+  const int32_t* cu_q_lens;
+  const int32_t* block_table;
+  const int32_t* kv_lens;
+  int num_rows, batch_size, num_heads, num_kv_heads, head_dim, num_blocks, tokens_per_block, max_blocks_per_seq;
+  int max_seq_len;
+  float k_scale, v_scale;
+  void* q_rotated;
+  void* k_cache;
+  void* v_cache;
+};
+
+// The last request that begins at or before the row, or -1 if the row is behind its end. Any cu_q_lens will do.
+__device__ inline int request_of(const int32_t* cu_q_lens, int batch_size, int row) {
+  int low = 0, high = batch_size;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cu_q_lens[middle] <= row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int request = low - 1;
+  return request >= 0 && row < cu_q_lens[request + 1] ? request : -1;
+}
+
+// Where the row's position lies in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1: nowhere,
+// since the row is a dummy or a number is out of range.
+__device__ inline int64_t token_slot(const AppendArguments& args, int row, int position) {
+  const int request = request_of(args.cu_q_lens, args.batch_size, row);
+  if (request < 0 || position < 0 || position >= args.max_seq_len || position >= args.kv_lens[request]) return -1;
+  const int slot = position / args.tokens_per_block;
+  if (slot >= args.max_blocks_per_seq) return -1;
+  const int block = args.block_table[static_cast<int64_t>(request) * args.max_blocks_per_seq + slot];
+  if (block < 0 || block >= args.num_blocks) return -1;
+  return static_cast<int64_t>(block) * args.num_kv_heads * args.tokens_per_block + position % args.tokens_per_block;
+}
+
+template <typename T>
+__device__ inline void load_vector(const T* source, float values[kVector]) {
+  alignas(16) T raw[kVector];
+  *reinterpret_cast<uint4*>(raw) = *reinterpret_cast<const uint4*>(source);
+#pragma unroll
+  for (int i = 0; i < kVector; i++) values[i] = to_float(raw[i]);
+}
+
+__device__ inline void load_vector(const float* source, float values[kVector]) {
+#pragma unroll
+  for (int i = 0; i < kVector; i += 4) {
+    const float4 part = *reinterpret_cast<const float4*>(source + i);
+    values[i] = part.x;
+    values[i + 1] = part.y;
+    values[i + 2] = part.z;
+    values[i + 3] = part.w;
+  }
+}
+
+template <typename T>
+__device__ inline void store_vector(T* target, const float values[kVector]) {
+  alignas(16) T raw[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; i++) raw[i] = from_float<T>(values[i]);
+  if constexpr (sizeof(T) == 2) {
+    *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(raw);
+  } else {
+    *reinterpret_cast<uint2*>(target) = *reinterpret_cast<const uint2*>(raw);
+  }
+}
+
+template <typename T, typename Kv>
+__device__ void append(const AppendArguments& args) {
+  const int row = blockIdx.x, half = args.head_dim / 2, chunks = half / kVector;
+  const int all_heads = args.num_heads + 2 * args.num_kv_heads;
+  const int unit = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  if (unit >= all_heads * chunks) return;
+  const int head = unit / chunks, first = unit % chunks * kVector;
+  const T* source =
+      static_cast<const T*>(args.qkv) + (static_cast<int64_t>(row) * all_heads + head) * args.head_dim + first;
+  float low[kVector], high[kVector];
+  load_vector(source, low);
+  load_vector(source + half, high);
+
+  const int position = args.positions[row];
+  const bool is_query = head < args.num_heads, is_value = head >= args.num_heads + args.num_kv_heads;
+  if (!is_value) {
+    const int64_t angle = static_cast<int64_t>(clamp(position, 0, args.max_seq_len - 1)) * half + first;
+    float cos[kVector], sin[kVector];
+    load_vector(args.cos + angle, cos);
+    load_vector(args.sin + angle, sin);
+#pragma unroll
+    for (int i = 0; i < kVector; i++) {
+      const float x = low[i], y = high[i];
+      low[i] = x * cos[i] - y * sin[i];
+      high[i] = y * cos[i] + x * sin[i];
+    }
+  }
+  if (is_query) {
+    T* target =
+        static_cast<T*>(args.q_rotated) + (static_cast<int64_t>(row) * args.num_heads + head) * args.head_dim + first;
+    store_vector(target, low);
+    store_vector(target + half, high);
+    return;
+  }
+
+  const int64_t slot = token_slot(args, row, position);
+  if (slot < 0) return;
+  const int kv_head = head - args.num_heads - (is_value ? args.num_kv_heads : 0);
+  Kv* cache = static_cast<Kv*>(is_value ? args.v_cache : args.k_cache);
+  Kv* target = cache + (slot + static_cast<int64_t>(kv_head) * args.tokens_per_block) * args.head_dim + first;
+  if constexpr (sizeof(Kv) == 1) {
+    const float scale = is_value ? args.v_scale : args.k_scale;
+#pragma unroll
+    for (int i = 0; i < kVector; i++) {
+      low[i] /= scale;
+      high[i] /= scale;
+    }
+  }
+  store_vector(target, low);
+  store_vector(target + half, high);
+}
+
+}  // namespace faser
+
+// Grid (num_rows, ceil((num_heads + 2 num_kv_heads) * head_dim / 16 / 128)), blocks of 128 threads. The caches that
+// come in are those that go out: a plugin's input and output at one address.
+#define FASER_APPEND_KV(NAME, T, KV)                                                                           \
+  extern "C" __global__ void __launch_bounds__(128) append_kv_##NAME(                                          \
+      const void* qkv, const float* cos, const float* sin, const int32_t* positions, const int32_t* cu_q_lens, \
+      const int32_t* block_table, const int32_t* kv_lens, const void* k_cache_in, const void* v_cache_in,      \
+      int32_t num_rows, int32_t batch_size, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,         \
+      int32_t num_blocks, int32_t tokens_per_block, int32_t max_blocks_per_seq, int32_t max_seq_len,           \
+      int32_t k_scale_bits, int32_t v_scale_bits, void* q_rotated, void* k_cache, void* v_cache) {             \
+    static_cast<void>(k_cache_in);                                                                             \
+    static_cast<void>(v_cache_in);                                                                             \
+    const faser::AppendArguments args = {qkv,                                                                  \
+                                         cos,                                                                  \
+                                         sin,                                                                  \
+                                         positions,                                                            \
+                                         cu_q_lens,                                                            \
+                                         block_table,                                                          \
+                                         kv_lens,                                                              \
+                                         num_rows,                                                             \
+                                         batch_size,                                                           \
+                                         num_heads,                                                            \
+                                         num_kv_heads,                                                         \
+                                         head_dim,                                                             \
+                                         num_blocks,                                                           \
+                                         tokens_per_block,                                                     \
+                                         max_blocks_per_seq,                                                   \
+                                         max_seq_len,                                                          \
+                                         faser::float_of_bits(k_scale_bits),                                   \
+                                         faser::float_of_bits(v_scale_bits),                                   \
+                                         q_rotated,                                                            \
+                                         k_cache,                                                              \
+                                         v_cache};                                                             \
+    faser::append<T, KV>(args);                                                                                \
+  }
+FASER_APPEND_KV(bf16, faser::bf16, faser::bf16)
+FASER_APPEND_KV(bf16_e4m3, faser::bf16, faser::e4m3)
+FASER_APPEND_KV(fp16, faser::fp16, faser::fp16)
+FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
