@@ -175,15 +175,15 @@ class PluginAttention:
         caches = [graph.add_input(f"{part}_cache_{layer_index}", dtype, *shape) for part in "kv"]
         num_heads = config.num_heads + 2 * config.num_kv_heads
         flat = graph.reshape(qkv, -1, num_heads * config.head_dim)
-        tables = (self._block_table, self._cu_q_lens, self._kv_lens)
-        block_table, cu_q_lens, kv_lens = tables
+        cu_q_lens, block_table, kv_lens = self._cu_q_lens, self._block_table, self._kv_lens
         call = self._ops.append_kv(flat, *self._rope_tables, self._positions, cu_q_lens, block_table, kv_lens, *caches)
         layer = graph.network.add_plugin(call, aot=True)
         layer.name = f"layers.{layer_index}.append_kv"
         q, *updated = (layer.get_output(i) for i in range(3))
         for part, cache in zip("kv", updated, strict=True):
             graph.mark_output(cache, f"{part}_cache_out_{layer_index}", dtype, *shape)
-        layer = graph.network.add_plugin(self._ops.verify_attention(q, *updated, *tables), aot=True)
+        call = self._ops.verify_attention(q, *updated, block_table, cu_q_lens, kv_lens)
+        layer = graph.network.add_plugin(call, aot=True)
         layer.name = f"layers.{layer_index}.verify_attention"
         return graph.reshape(layer.get_output(0), -1, config.num_heads * config.head_dim)
 

@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if type(value).__name__ in ("Dims", "Dims2", "Dims3", "Dims4"):
-        return tuple(value) if len(value) >= 0 else None
+        return tuple(value)
     if type(value).__name__ == "Permutation":
         return tuple(value[i] for i in range(len(value)))
     raise UnknownLayerError(f"a layer parameter is of the unknown type {type(value).__name__}")
