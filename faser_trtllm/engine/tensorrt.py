@@ -181,6 +181,10 @@ class TensorRTEngine:
             self._device.copy(
                 target + start * row_bytes, source + first * row_bytes, count * row_bytes, self._partition.stream
             )
+        # Dummy rows write KV that is masked, and masked NaN spreads: they must be finite.
+        num_dummies = self._buckets.rows(rows.size) - rows.size
+        if num_dummies:
+            self._device.zero(target + rows.size * row_bytes, num_dummies * row_bytes, self._partition.stream)
         self._read = 1 - self._read
         self._network_row = np.searchsorted(in_order, kept).astype(np.int32)
 

@@ -90,6 +90,9 @@ class Device:
         """Device to device; the two must not overlap."""
         self._call(self._driver.cuMemcpyDtoDAsync, target, source, num_bytes, stream)
 
+    def zero(self, address: int, num_bytes: int, stream: int) -> None:
+        self._call(self._driver.cuMemsetD8Async, address, 0, num_bytes, stream)
+
     def begin_capture(self, stream: int) -> None:
         """What the stream is given from now on is recorded, not run. Other threads may go on allocating."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

@@ -86,7 +86,7 @@ def _pad_plugin(inputs: NetworkInputs, rows: int, options: NetworkOptions) -> di
     cu_q_lens, block_table = arrays["cu_q_lens"], arrays["block_table"]
     num_idle = options.max_batch_size - (cu_q_lens.size - 1)
     return arrays | {
-        "positions": _padded(arrays["positions"], rows, options.max_seq_len),  # no position: nothing is written
+        "positions": _padded(arrays["positions"], rows, 0),
         "cu_q_lens": _padded(cu_q_lens, options.max_batch_size + 1, int(cu_q_lens[-1])),
         "kv_lens": _padded(arrays["kv_lens"], options.max_batch_size, 0),
         "block_table": np.pad(block_table, ((0, num_idle), (0, 0))).astype(np.int32),
