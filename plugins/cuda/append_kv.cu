@@ -5,6 +5,7 @@
 //
 // limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 0
 #include "common.cuh"
+#include "ragged.cuh"
 
 namespace faser {
 
@@ -26,25 +27,10 @@ struct AppendArguments {
   void* v_cache;
 };
 
-// The last request that begins at or before the row, or -1 if the row is behind its end. Any cu_q_lens will do.
-__device__ inline int request_of(const int32_t* cu_q_lens, int batch_size, int row) {
-  int low = 0, high = batch_size;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (cu_q_lens[middle] <= row) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  const int request = low - 1;
-  return request >= 0 && row < cu_q_lens[request + 1] ? request : -1;
-}
-
 // Where the row's position lies in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1: nowhere,
 // since the row is a dummy or a number is out of range.
 __device__ inline int64_t token_slot(const AppendArguments& args, int row, int position) {
-  const int request = request_of(args.cu_q_lens, args.batch_size, row);
+  const int request = request_of_row(args.cu_q_lens, args.batch_size, row);
   if (request < 0 || position < 0 || position >= args.max_seq_len || position >= args.kv_lens[request]) return -1;
   const int slot = position / args.tokens_per_block;
   if (slot >= args.max_blocks_per_seq) return -1;

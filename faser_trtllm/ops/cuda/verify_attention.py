@@ -2,8 +2,8 @@
 
 Row i of a request's n rows stands at position kv_lens[b] - n + i and sees what is before it and itself, within the
 window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits
-a tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth. Speed: not
-measured.
+a tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth. Speed:
+not measured.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _host_compiler() -> str | None:
 @functools.cache
 def _library(stem: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
-    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
     flags += [f"-D{name}={value}" for name, value in defines]
     for folder in (source_dir(), EMULATOR_DIR):
         flags += ["-I", str(folder)]

@@ -1,0 +1,309 @@
+"""verify_attention: the reference against a dense computation, the kernels (emulated, and on a GPU) against it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda import verify_attention as op
+from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.paged_cases import TOLERANCES, PagedCase, garbage, paged_case
+
+# (rows, kv_len) per request: idle ones, a first chunk, one row far behind, kv_len 0.
+BATCHES = [
+    [(1, 1)],
+    [(3, 40), (1, 130), (0, 7), (5, 5)],
+    [(0, 0), (2, 65), (0, 90), (17, 64), (1, 63)],
+    [(70, 70), (1, 200), (0, 0)],
+]
+
+
+def dense(case: PagedCase, window: int = 0) -> torch.Tensor:
+    """Every row alone, in fp64, over positions looked up one by one."""
+    out = torch.zeros(case.q.shape, dtype=torch.float64)
+    tokens_per_block, group = case.k_cache.shape[2], case.q.shape[1] // case.k_cache.shape[1]
+    for b, kv_len in enumerate(case.kv_lens.tolist()):
+        first, end = case.cu_q_lens[b].item(), case.cu_q_lens[b + 1].item()
+        for row in range(first, end):
+            last = kv_len - (end - row)
+            places = range(max(0, last - window + 1) if window else 0, last + 1)
+            for head in range(case.q.shape[1]):
+                at = [
+                    (int(case.block_table[b, p // tokens_per_block]), head // group, p % tokens_per_block)
+                    for p in places
+                ]
+                if not at:
+                    continue
+                keys = torch.stack([case.k_cache[index].double() for index in at])
+                values = torch.stack([case.v_cache[index].double() for index in at])
+                scores = keys @ case.q[row, head].double() / math.sqrt(case.q.shape[2])
+                out[row, head] = scores.softmax(0) @ values
+    return out
+
+
+def run(module, case: PagedCase, tile_rows: int, num_splits: int = 1, **options) -> torch.Tensor:
+    """launch() into memory full of NaNs."""
+    shape = op.shape_of(*case.tensors())
+    out = torch.full_like(case.q, float("nan"))
+    workspace = torch.full((op.workspace_bytes(shape, num_splits) // 4,), float("nan"), device=case.q.device)
+    op.launch(module, *case.tensors(), out, tile_rows=tile_rows, num_splits=num_splits, workspace=workspace, **options)
+    return out
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor, dtype: str, size: float = 1.0) -> None:
+    """Within the type's tolerance, times the size of V."""
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance * size, rtol=tolerance)
+
+
+@st.composite
+def batches(draw) -> list[tuple[int, int]]:
+    requests = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 150)), min_size=1, max_size=5))
+    return [(rows, rows + past) for rows, past in requests]
+
+
+def split_batch(batch: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [rows for rows, _ in batch], [kv_len for _, kv_len in batch]
+
+
+@settings(max_examples=25, deadline=None)
+@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from([0, 0, 1, 9]))
+def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window):
+    generator = torch.Generator().manual_seed(seed)
+    case = paged_case(
+        generator,
+        *split_batch(batch),
+        head_dim=4,
+        tokens_per_block=tokens_per_block,
+        dtype="fp32",
+        num_rows_of_nobody=2,
+    )
+    found = op.verify_attention_reference(*case.tensors(), window=window)
+    torch.testing.assert_close(found.double(), dense(case, window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", op.HEAD_DIMS)
+@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
+@pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
+def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
+    generator = torch.Generator().manual_seed(head_dim + tile_rows)
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": head_dim}, order=5)
+    options = {"k_scale": 0.5, "v_scale": 3.0} if kv_dtype == "e4m3" else {}
+    for batch in BATCHES[:3]:
+        case = paged_case(
+            generator, *split_batch(batch), head_dim=head_dim, kv_dtype=kv_dtype, num_rows_of_nobody=1, num_heads=6
+        )
+        wanted = op.verify_attention_reference(*case.tensors(), **options)
+        for num_splits in (1, 3):
+            assert_close(run(module, case, tile_rows, num_splits, **options), wanted, "bf16", 3.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=batches(),
+    seed=st.integers(0, 2**31),
+    heads=st.sampled_from([(1, 1), (4, 2), (7, 1), (16, 2), (20, 1)]),
+    tokens_per_block=st.sampled_from([1, 7, 16, 64, 512]),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    fp8=st.booleans(),
+    tile_rows=st.sampled_from(op.TILE_ROWS),
+    num_splits=st.sampled_from([1, 1, 2, 5, 64]),
+    window=st.sampled_from([0, 0, 1, 33, 1000]),
+    order=st.integers(0, 9),
+    spread=st.sampled_from([0.0, 1.0, 30.0]),
+)
+def test_any_batch_on_the_cpu(
+    batch, seed, heads, tokens_per_block, dtype, fp8, tile_rows, num_splits, window, order, spread
+):
+    case = paged_case(
+        torch.Generator().manual_seed(seed),
+        *split_batch(batch),
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        tokens_per_block=tokens_per_block,
+        dtype=dtype,
+        kv_dtype="e4m3" if fp8 else dtype,
+        num_rows_of_nobody=seed % 4,
+        spread=spread,
+    )
+    wanted = op.verify_attention_reference(*case.tensors(), window=window)
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
+    found = run(module, case, tile_rows, num_splits, window=window)
+    assert_close(found, wanted, dtype, 2.0)
+
+
+@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, num_splits):
+    case = paged_case(torch.Generator().manual_seed(3), [4, 2, 1], [100, 50, 30])
+    for index, block in (((0, 1), -1), ((0, 3), case.k_cache.shape[0]), ((1, 0), 2**31 - 1), ((1, 1), -(2**31))):
+        case.block_table[index] = block
+    case.kv_lens[2] = 10_000
+    wanted = op.verify_attention_reference(*case.tensors())
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
+    found = run(module, case, tile_rows, num_splits)
+    # The last request's table ends long before its kv_len, in blocks of NaNs that its rows do see.
+    assert found[:6].isfinite().all()
+    assert found[6:].isnan().all()
+    assert_close(found[:6], wanted[:6], "bf16", 2.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([1, 3]))
+def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, num_splits):
+    """What a builder may feed; memory around the outputs must not change, and the kernel must end."""
+    generator = torch.Generator().manual_seed(seed)
+    case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8)
+    for name in ("block_table", "cu_q_lens", "kv_lens"):
+        setattr(case, name, garbage(generator, getattr(case, name)))
+    shape = op.shape_of(*case.tensors())
+    around = torch.full((case.q.numel() + 512,), 7.0, dtype=case.q.dtype)
+    out = around[256:-256].view(case.q.shape)
+    scratch = torch.full((op.workspace_bytes(shape, num_splits) // 4 + 64,), 7.0)
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
+    options = {"tile_rows": tile_rows, "num_splits": num_splits, "workspace": scratch[32:-32]}
+    op.launch(module, *case.tensors(), out, **options)
+    for edge in (around[:256], around[-256:], scratch[:32], scratch[-32:]):
+        assert (edge == 7.0).all()
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    """Bit for bit: a request alone and among others, as long as the tile and the splits are the same."""
+    generator = torch.Generator().manual_seed(9)
+    case = paged_case(generator, [2, 5, 1], [60, 70, 33])
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
+    together = run(module, case, 16)
+    alone = PagedCase(
+        case.q[2:7].clone(),
+        case.k_cache,
+        case.v_cache,
+        case.block_table[1:2],
+        torch.tensor([0, 5], dtype=torch.int32),
+        case.kv_lens[1:2],
+    )
+    assert torch.equal(run(module, alone, 16), together[2:7])
+
+
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=40), st.sampled_from([1, 3, 8]), st.sampled_from(op.TILE_ROWS)
+)
+def test_the_grid_has_room_for_every_tile_and_one_more(num_rows, group, tile_rows):
+    shape = _shape(num_rows=sum(num_rows), batch_size=len(num_rows), num_heads=group, num_kv_heads=1)
+    needed = sum(-(-rows * group // tile_rows) for rows in num_rows)
+    assert needed + 1 <= op.num_tiles(shape, tile_rows)
+
+
+def test_splits_fill_the_device_only_where_that_pays():
+    few, many = _shape(num_rows=4, batch_size=1), _shape(num_rows=4096, batch_size=64)
+    assert op.choose_num_splits(few, 16, 100_000, 132) == 33
+    assert op.choose_num_splits(few, 16, 300, 132) == 2
+    assert op.choose_num_splits(few, 16, 0, 132) == 1
+    assert op.choose_num_splits(many, 64, 100_000, 132) == 1
+    assert op.workspace_bytes(few, 1) == 0
+    assert op.workspace_bytes(few, 2) == 2 * 4 * 32 * 129 * 4
+    assert op.choose_tile_rows(few, 4) == 16
+    assert op.choose_tile_rows(few, 5) == 64
+
+
+def _shape(**changes) -> op.AttentionShape:
+    sizes = {"num_rows": 1, "batch_size": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "num_blocks": 10}
+    sizes |= {"tokens_per_block": 16, "max_blocks_per_seq": 5}
+    return op.AttentionShape(**(sizes | changes), dtype="bf16", kv_dtype="bf16")
+
+
+def test_wrong_arguments_are_named():
+    class NotLaunched:
+        def launch(self, *arguments):
+            raise AssertionError("launched")
+
+    case = paged_case(torch.Generator().manual_seed(0), [2], [20])
+    wrong = [
+        ("head_dim is 32", {"q": case.q[..., :32]}, {}),
+        ("num_heads is 3", {"q": case.q[:, :3]}, {}),
+        ("q has type fp32", {"q": case.q.float(), "k_cache": case.k_cache.float()}, {}),
+        ("k_cache has type fp16", {"k_cache": case.k_cache.half()}, {}),
+        ("v_cache has type fp16", {"v_cache": case.v_cache.half()}, {}),
+        ("v_cache has shape", {"v_cache": case.v_cache[1:]}, {}),
+        ("k_cache is not contiguous", {"k_cache": case.k_cache.transpose(1, 2).contiguous().transpose(1, 2)}, {}),
+        ("cu_q_lens has type int64", {"cu_q_lens": case.cu_q_lens.long()}, {}),
+        ("block_table has shape", {"block_table": case.block_table.repeat(2, 1)}, {}),
+        ("scale is 0", {}, {"scale": 0.0}),
+        ("v_scale is nan", {}, {"v_scale": math.nan}),
+        ("tile_rows is 32", {}, {"tile_rows": 32}),
+        ("num_splits is 65", {}, {"num_splits": 65}),
+        ("window is -1", {}, {"window": -1}),
+        ("workspace holds 0 bytes; 2 splits need", {}, {"num_splits": 2}),
+    ]
+    for message, tensors, options in wrong:
+        changed = PagedCase(**(vars(case) | tensors))
+        with pytest.raises(InvalidArgumentError, match=message):
+            op.launch(NotLaunched(), *changed.tensors(), torch.empty_like(changed.q), **options)
+    storage = torch.zeros(case.q.numel() + 1, dtype=case.q.dtype)
+    with pytest.raises(InvalidArgumentError, match="not a multiple of 16"):
+        op.launch(NotLaunched(), storage[1:].view(case.q.shape), *case.tensors()[1:], torch.empty_like(case.q))
+
+
+@pytest.fixture(scope="module")
+def gpu_module():
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    with Module(compile_stem("verify_attention", device_arch()).path) as module:
+        yield module
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", op.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
+def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
+    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
+    batches = [*BATCHES, [(5, 900), (1, 2000), (0, 3), (8, 8)], [(300, 700), (33, 33), (1, 5000)]]
+    for batch in batches:
+        case = paged_case(
+            generator,
+            *split_batch(batch),
+            num_heads=8,
+            head_dim=head_dim,
+            dtype=dtype,
+            kv_dtype="e4m3" if fp8 else dtype,
+            num_rows_of_nobody=3,
+        ).to("cuda")
+        for window in (0, 50):
+            wanted = op.verify_attention_reference(*case.tensors(), window=window)
+            for num_splits in (1, 2, 7, 64):
+                stream = torch.cuda.current_stream().cuda_stream
+                found = run(gpu_module, case, tile_rows, num_splits, window=window, stream=stream)
+                torch.cuda.synchronize()
+                assert_close(found, wanted, dtype, 2.0)
+
+
+@pytest.mark.gpu
+def test_a_long_context_on_a_gpu(gpu_module):
+    """1 row and 16 rows over 100 000 positions; a constant V shows a lost or doubled position at once."""
+    generator = torch.Generator().manual_seed(1)
+    for num_rows in (1, 16):
+        case = paged_case(generator, [num_rows], [100_000], num_heads=8, head_dim=128).to("cuda")
+        case.v_cache.fill_(1.0)
+        for num_splits in (1, 64):
+            found = run(gpu_module, case, 16, num_splits)
+            torch.cuda.synchronize()
+            assert_close(found, torch.ones_like(found), "bf16")
+
+
+@pytest.mark.gpu
+def test_arbitrary_data_on_a_gpu(gpu_module):
+    """Ends, and without an illegal access."""
+    generator = torch.Generator().manual_seed(2)
+    for seed in range(50):
+        case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8, head_dim=op.HEAD_DIMS[seed % 5])
+        for name in ("block_table", "cu_q_lens", "kv_lens"):
+            setattr(case, name, garbage(generator, getattr(case, name)))
+        run(gpu_module, case.to("cuda"), op.TILE_ROWS[seed % 2], 1 + seed % 3)
+        torch.cuda.synchronize()
