@@ -1,9 +1,10 @@
 """The free test on the device: two launches, one block per row of logits and one thread per request.
 
-A row is read from memory once or twice, and then from cache: twice for greedy, 3 to 4 times for plain sampling, 6 to 9
-with top_k and top_p, which are found without sorting. Everything that ops.accept has is here: penalties, bias, bad words
-and min_tokens need `edited_logits`. All sums are over integers, so that results do not depend on the number of threads.
-Not run on a GPU yet: the kernels are tested on the CPU (tests/ops/cuda).
+A row is read from memory once, then from cache: one pass for greedy, 2 or 3 for plain sampling, 4 for seeded, up to 6
+more with top_k and top_p, which are found without sorting; many equal logits at the cut cost more. Everything that
+ops.accept has is here: penalties, bias, bad words and min_tokens need `edited_logits`. All sums are over integers, so
+that results do not depend on the number of threads. Not run on a GPU yet, time not measured: the kernels are tested on
+the CPU (tests/ops/cuda).
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ def accept(
     """ops.accept on device tensors, written to the tensors of `result`.
 
     sampling uint8 [num_slots, 136]: entries of SAMPLING_DTYPE whose pointers are the device's. slots, num_tokens,
-    num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16 or
-    fp16 with contiguous rows; rows that cu_logit_rows does not reach are not looked at. Scratch: verdicts int32
+    num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16
+    or fp16 with contiguous rows; rows that cu_logit_rows does not reach are not looked at. Scratch: verdicts int32
     [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or
-    min_tokens. What ops.accept raises for ends a request with outcome FAILED and row_status ROW_REFUSED (3) here. Tokens
-    behind a request's num_tokens are 0. Asynchronous on the stream.
+    min_tokens. What ops.accept raises for ends a request with outcome FAILED and row_status ROW_REFUSED (3) here; its
+    tokens before the row that was refused stand. Tokens behind a request's num_tokens are 0. Asynchronous on the
+    stream.
     """
     suffix = dtype_suffix("logits", logits, ("fp32", "bf16", "fp16"))
     if not 1 <= vocab_size <= min(MAX_VOCAB_SIZE, logits.shape[1]):

@@ -48,11 +48,11 @@ def compact_rows(
 ) -> None:
     """Writes the rows listed, and what describes them, to the tensors of `kept`.
 
-    hidden [num_rows, hidden_size] torch.bfloat16, float16 or float32; positions int32 [num_rows]; rows int32 [num_kept]:
-    ascending indices, then -1 for the dummies that fill a bucket; each request keeps a prefix of its rows. cu_q_lens
-    int32 [num_requests + 1], kv_lens int32 [num_requests]: past and new. A dummy has a hidden row of zeros, position
-    max_seq_len (no cache has it, so that nothing is written for it) and request id -1, and is behind cu_q_lens. No output
-    may overlap an input. Contiguous device tensors; asynchronous on the stream.
+    hidden [num_rows, hidden_size] torch.bfloat16, float16 or float32; positions int32 [num_rows]; rows int32
+    [num_kept]: ascending indices, then -1 for the dummies that fill a bucket; each request keeps a prefix of its rows.
+    cu_q_lens int32 [num_requests + 1], kv_lens int32 [num_requests]: past and new. A dummy has a hidden row of zeros,
+    position max_seq_len (no cache has it, so that nothing is written for it) and request id -1, and is behind
+    cu_q_lens. No output may overlap an input. Contiguous device tensors; asynchronous on the stream.
     """
     dtype_suffix("hidden", hidden, ("bf16", "fp16", "fp32"))
     dtype = str(hidden.dtype).removeprefix("torch.")

@@ -39,8 +39,8 @@ def early_exit(
 ) -> None:
     """Scores of candidates, and how the drafted one does among them, written to scores, rank and gap.
 
-    hidden [num_hidden_rows, hidden_size], final_norm [hidden_size], lm_head [vocab_size, hidden_size]: torch.bfloat16 or
-    torch.float16, all the same. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows, num_candidates],
+    hidden [num_hidden_rows, hidden_size], final_norm [hidden_size], lm_head [vocab_size, hidden_size]: torch.bfloat16
+    or torch.float16, all the same. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows, num_candidates],
     num_candidates 1 to 32, -1 for none; drafted_place int32 [num_rows]: the drafted token's place among them. scores
     fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. See early_exit_reference for their
     meaning. Contiguous device tensors; asynchronous on the stream.
@@ -82,8 +82,8 @@ def early_exit_reference(
 ) -> tuple[Float32Array, Int32Array, Float32Array]:
     """early_exit in numpy -> scores, rank, gap.
 
-    A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0: the
-    best score minus the drafted one's, inf if only the drafted one has none, 0 if nothing has. A drafted_place that does
+    A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0:
+    the best score minus the drafted one's, inf if the drafted one has none, 0 if nothing has. A drafted_place that does
     not exist counts as a candidate without a score.
     """
     exists = (rows >= 0) & (rows < hidden.shape[0])

@@ -113,7 +113,7 @@ def test_the_order_of_threads_does_not_matter(order):
 def check_arbitrary_data(launcher, device="cpu"):
     """What a builder may feed: nothing outside the outputs is touched, and lookups stay within bounds."""
     rng = np.random.default_rng(0)
-    hidden, positions, cu_q_lens, kv_lens = batch_of([4, 4], [0, 0], 16)
+    hidden, positions, cu_q_lens, _ = batch_of([4, 4], [0, 0], 16)
     for _ in range(50):
         rows, cu, lens = (
             torch.tensor(rng.integers(-(2**31), 2**31, n), dtype=torch.int32) for n in (6, cu_q_lens.numel(), 2)
@@ -134,7 +134,7 @@ def test_wrong_tensors_are_refused():
         run(None, hidden, positions[:4], rows, cu_q_lens, kv_lens)
     with pytest.raises(InvalidArgumentError, match=r"cu_q_lens has shape \(2,\), it must be \(3,\)"):
         run(None, hidden, positions, rows, cu_q_lens[:2], kv_lens)
-    with pytest.raises(InvalidArgumentError, match="hidden has dtype torch.float64"):
+    with pytest.raises(InvalidArgumentError, match=r"hidden has dtype torch\.float64"):
         run(None, hidden.double(), positions, rows, cu_q_lens, kv_lens)
     with pytest.raises(InvalidArgumentError, match="ascending"):
         compact_rows_reference(

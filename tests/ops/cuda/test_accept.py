@@ -1,0 +1,529 @@
+"""The accept kernels, run on the CPU as they are, against the numpy reference and the laws themselves."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from scipy.stats import chisquare
+
+from faser_trtllm import native
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.accept import AcceptResult, Outcome, RowStatus, accept_reference
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.cuda import accept as accept_module
+from faser_trtllm.ops.cuda.accept import ROW_REFUSED, accept
+from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
+from tests.ops.cuda.emulation import emulated
+from tests.ops.sampling_slots import Slots
+from tests.ops.toy_models import VOCAB_SIZE, ToyModel, target_law
+
+MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
+FIELDS = [field.name for field in dataclasses.fields(AcceptResult)]
+
+
+class SmallBlocks:
+    """The emulated kernels with 64 threads and buckets per block: quick, and the cut takes more levels."""
+
+    def __init__(self, order=0):
+        self._module = emulated("accept", {"FASER_BLOCK_THREADS": 64}, order)
+
+    def launch(self, kernel, grid, block, arguments, stream=0):
+        block = (64, 1, 1) if kernel.startswith("accept_rows") else block
+        self._module.launch(kernel, grid, block, arguments, stream)
+
+
+def run(
+    launcher, sampling, slots, logits, vocab_size, cu_logit_rows, num_tokens, num_drafts, max_draft_len, edits=True
+):
+    """accept with the arguments of the reference; a copy of what the device was given is host memory here."""
+    n, num_rows = slots.size, logits.shape[0]
+    shapes = [(n + 1, max_draft_len + 1), *[(n + 1,)] * 4]
+    memory = [torch.full(shape, 77, dtype=torch.int32) for shape in shapes]
+    table = torch.from_numpy(sampling.view(np.uint8).reshape(-1, SAMPLING_DTYPE.itemsize))
+    accept(
+        launcher,
+        table,
+        torch.from_numpy(slots),
+        logits if isinstance(logits, torch.Tensor) else torch.from_numpy(logits),
+        vocab_size,
+        *(torch.from_numpy(array) for array in (cu_logit_rows, num_tokens, num_drafts)),
+        max_draft_len,
+        result=AcceptResult(*(tensor[:-1] for tensor in memory)),
+        verdicts=torch.full((num_rows, 3), 55, dtype=torch.int32),
+        edited_logits=torch.full((num_rows, vocab_size), 55.0) if edits else None,
+    )
+    assert all((tensor[-1] == 77).all() for tensor in memory), "written behind the last request"
+    return AcceptResult(*(tensor[:-1].numpy() for tensor in memory))
+
+
+def int32(*values):
+    return np.array(values, np.int32)
+
+
+def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, **fields):
+    """(token, accepted, outcome, status) of one request with one row."""
+    vocab_size, num_tokens = len(logits), len(tokens)
+    slots = Slots(1, vocab_size, 2)
+    slots.set(0, tokens=[*tokens, *drafts], **{"mode": native.GREEDY, **fields})
+    if q is not None:
+        slots.draft_probs[0, num_tokens % 2] = q
+    rows = np.array([logits], np.float32)
+    rows = rows if dtype is None else torch.from_numpy(rows).to(dtype)
+    batch = (slots.array, int32(0), rows, vocab_size, int32(0, 1), int32(num_tokens), int32(len(drafts)), 2)
+    found = run(launcher, *batch)
+    return found.token_ids[0, 0], found.num_accepted[0], found.outcome[0], found.row_status[0]
+
+
+@st.composite
+def rounds(draw):
+    """A batch: per request a mode, edits, committed tokens, pending drafts, and drafts to verify."""
+    max_draft_len = draw(st.integers(0, 4))
+    vocab_size = draw(st.sampled_from([1, 2, 5, 33, 200, 700]))
+    token = st.integers(0, vocab_size - 1)
+    requests = []
+    for _ in range(draw(st.integers(1, 4))):
+        num_drafts = draw(st.integers(0, max_draft_len))
+        fields = {
+            "mode": draw(st.sampled_from(MODES)),
+            "key": draw(st.integers(0, 2**64 - 1)),
+            "temperature": draw(st.sampled_from([0.3, 1.0, 3.0])),
+            "top_k": draw(st.sampled_from([0, 0, 1, 3, 50, 1000])),
+            "top_p": draw(st.sampled_from([1.0, 1.0, 0.8, 0.3, 1e-6])),
+            "min_p": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        }
+        if draw(st.booleans()):
+            fields |= {
+                "repetition_penalty": draw(st.sampled_from([1.0, 1.5])),
+                "presence_penalty": draw(st.sampled_from([0.0, 0.5])),
+                "frequency_penalty": draw(st.sampled_from([0.0, -0.3])),
+                "bias": draw(st.lists(st.tuples(token, st.sampled_from([-50.0, 2.5])), max_size=3)),
+                "bad_words": draw(st.lists(st.lists(token, min_size=1, max_size=2), max_size=3)),
+                "end_ids": draw(st.lists(token, max_size=2)),
+                "min_tokens": draw(st.sampled_from([0, 3])),
+            }
+        requests.append((fields, draw(st.integers(1, 9)), num_drafts, draw(st.integers(-1, num_drafts))))
+    ties = draw(st.booleans())
+    dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
+    return max_draft_len, vocab_size, requests, ties, dtype, draw(st.integers(0, 2**32))
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(rounds())
+def test_the_kernels_are_the_reference(case):
+    max_draft_len, vocab_size, requests, ties, dtype, seed = case
+    rng = np.random.default_rng(seed)
+    num_slots = len(requests) + 2
+    order = rng.permutation(num_slots)[: len(requests)].astype(np.int32)
+    num_tokens, num_drafts = int32(*(r[1] for r in requests)), int32(*(r[2] for r in requests))
+    cu_rows = np.cumsum([0, *(verified + 1 for *_, verified in requests)]).astype(np.int32)
+    logits = rng.standard_normal((cu_rows[-1], vocab_size + 3)).astype(np.float32) * 2
+    logits = np.round(logits) if ties else logits
+    logits[rng.random(logits.shape) < 0.05] = -np.inf
+    logits = torch.from_numpy(logits).to(dtype)
+
+    slots = Slots(num_slots, vocab_size, max_draft_len)
+    for slot, (fields, known, drafts, _) in zip(order, requests, strict=True):
+        tokens = rng.integers(0, vocab_size, known + drafts)
+        slots.set(slot, tokens=tokens, prompt_len=max(1, known - 2), **fields)
+        q = rng.dirichlet(np.full(vocab_size, 0.5), max(max_draft_len, 1))
+        slots.draft_probs[slot] = q
+    batch = (slots.array, order, None, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len)
+    expected = accept_reference(*batch[:2], logits.float().numpy(), *batch[3:])
+    found = run(SmallBlocks(), *batch[:2], logits, *batch[3:])
+    for name in FIELDS:
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_the_order_of_threads_does_not_matter(order):
+    rng = np.random.default_rng(order)
+    n, vocab_size = 24, 300
+    slots = Slots(n, vocab_size, 1)
+    slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
+    for slot in range(n):
+        fields = {"top_k": 100 * (slot % 3 == 0), "top_p": 0.9 if slot % 2 else 1.0, "temperature": 4.0}
+        edits = {"frequency_penalty": 0.2, "bad_words": [[3], [5, 6]]} if slot % 5 == 0 else {}
+        slots.set(slot, tokens=rng.integers(0, vocab_size, 9), mode=MODES[slot % 3], key=slot, **fields, **edits)
+    logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)
+    ones = np.ones(n, np.int32)
+    batch = (slots.array, np.arange(n, dtype=np.int32), logits, vocab_size, np.arange(n + 1, dtype=np.int32), 8 * ones)
+    ascending, other = (run(SmallBlocks(o), *batch, ones, 1) for o in (0, order))
+    for name in FIELDS:
+        assert getattr(ascending, name).tolist() == getattr(other, name).tolist()
+
+
+def compare_whole_blocks():
+    """512 threads as on a device, over a vocabulary that takes several levels; a few rows, since it is slow."""
+    rng = np.random.default_rng(5)
+    vocab_size, settings_of = (
+        20_000,
+        [{"top_k": 700}, {"top_p": 0.97}, {"top_k": 5000, "top_p": 0.5, "min_p": 0.01}, {}],
+    )
+    n = len(settings_of) * 2
+    slots = Slots(n, vocab_size, 1)
+    slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
+    for slot in range(n):
+        mode = native.SEEDED if slot % 2 else native.SAMPLED
+        slots.set(slot, tokens=[1, 7], mode=mode, key=slot, temperature=1.5, **settings_of[slot // 2])
+    logits = torch.from_numpy(rng.standard_normal((n, vocab_size)).astype(np.float32) * 3).bfloat16()
+    slot_ids, ones = np.arange(n, dtype=np.int32), np.ones(n, np.int32)
+    rest = (vocab_size, np.arange(n + 1, dtype=np.int32), ones, ones, 1)
+    expected = accept_reference(slots.array, slot_ids, logits.float().numpy(), *rest)
+    found = run(emulated("accept"), slots.array, slot_ids, logits, *rest)
+    for name in FIELDS:
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+
+
+def test_the_kernels_are_the_reference_with_a_whole_block():
+    # In a process of its own: two builds of one kernel's templates in one process share their static memory.
+    emulated("accept")
+    script = "from tests.ops.cuda.test_accept import compare_whole_blocks; compare_whole_blocks()"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+class TestSupport:
+    """Which tokens can be drawn: every token of a row's law, and no other, over many seeds."""
+
+    @staticmethod
+    def drawn(logits, num_keys=400, mode=native.SEEDED, dtype=torch.float32, **fields):
+        vocab_size = len(logits)
+        slots = Slots(num_keys, vocab_size, 1)
+        for slot in range(num_keys):
+            slots.set(slot, tokens=[0], mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64, **fields)
+        rows = torch.tensor(np.array(logits, np.float32)).to(dtype).repeat(num_keys, 1)
+        none, ones = np.zeros(num_keys, np.int32), np.ones(num_keys, np.int32)
+        counts = np.arange(num_keys + 1, dtype=np.int32)
+        batch = (slots.array, np.arange(num_keys, dtype=np.int32), rows, vocab_size, counts, ones, none, 1)
+        found = run(SmallBlocks(), *batch)
+        assert (found.outcome == Outcome.BONUS).all()
+        return np.bincount(found.token_ids[:, 0], minlength=vocab_size)
+
+    @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
+    @pytest.mark.parametrize(
+        ("fields", "kept"),
+        [
+            ({"top_k": 1}, [3]),
+            ({"top_k": 2}, [3, 5]),  # ties go to the lower id
+            ({"top_k": 3}, [3, 5, 6]),
+            ({"top_k": 8}, range(8)),
+            ({"top_k": 99}, range(8)),
+            ({"top_p": 1e-6}, [3]),
+            ({"top_p": 0.39}, [3]),  # 1 of 2.5 is 0.4
+            ({"top_p": 0.41}, [3, 5]),
+            ({"top_p": 0.79}, [3, 5, 6]),
+            ({"top_k": 3, "top_p": 0.51}, [3, 5]),  # of what top_k leaves
+            ({"min_p": 0.5}, [3, 5, 6]),
+            ({"min_p": 0.51}, [3]),
+            ({"min_p": 0.2, "top_p": 0.81}, [3, 5, 6]),
+        ],
+    )
+    def test_filters(self, mode, fields, kept):
+        weights = np.array([0.1, 0.1, 0.1, 1, 0.1, 0.5, 0.5, 0.1])
+        with np.errstate(divide="ignore"):
+            logits = np.log2(weights) * np.log(2) + 5
+        logits[weights == 0.5] = np.nextafter(np.float32(5 - np.log(2)), np.float32(9))
+        assert np.flatnonzero(self.drawn(logits, mode=mode, **fields)).tolist() == list(kept)
+
+    @pytest.mark.parametrize("top", [{"top_k": 250}, {"top_p": 0.25}])
+    def test_a_thousand_ties_go_to_the_lower_ids(self, top):
+        """More equal logits than can be ranked pair by pair: the digits of the ids decide."""
+        counts = self.drawn(np.zeros(1000), num_keys=1000, dtype=torch.bfloat16, **top)
+        assert counts[250:].sum() == 0
+        assert counts[249] > 0
+        assert np.count_nonzero(counts) > 230
+
+    @pytest.mark.parametrize("temperature", [1e-3, 1.0, 100.0])
+    def test_huge_logits(self, temperature):
+        counts = self.drawn([3e38, -3e38, 3e38, 0], temperature=temperature)
+        assert (counts[[0, 2]] > 150).all()
+        assert counts.sum() == counts[[0, 2]].sum()
+
+    def test_impossible_tokens_are_never_drawn(self):
+        logits = np.full(200, -np.inf)
+        logits[[7, 150]] = 0
+        for mode in (native.SEEDED, native.SAMPLED):
+            assert np.flatnonzero(self.drawn(logits, mode=mode)).tolist() == [7, 150]
+
+    def test_one_token(self):
+        assert self.drawn([-4.0], num_keys=5).tolist() == [5]
+
+
+class TestRows:
+    @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
+    @pytest.mark.parametrize("where", [0, 63, 99])
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("edits", [{}, {"presence_penalty": 0.1}, {"bad_words": [[0], [63], [99]]}])
+    def test_nan_and_infinity_have_no_law(self, bad, where, mode, edits):
+        logits = np.linspace(-1, 1, 100)
+        logits[where] = bad
+        assert one_row(SmallBlocks(), logits, mode=mode, **edits)[2:] == (Outcome.FAILED, RowStatus.NAN)
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_all_banned_is_empty(self, mode):
+        banned = {"bad_words": [[0], [1], [2]]}
+        assert one_row(SmallBlocks(), [0, 1, 2], mode=mode, **banned)[2:] == (Outcome.FAILED, RowStatus.EMPTY)
+        assert one_row(SmallBlocks(), [-np.inf] * 20, mode=mode)[2:] == (Outcome.FAILED, RowStatus.EMPTY)
+
+    def test_the_lowest_id_wins_ties(self):
+        assert one_row(SmallBlocks(), [-0.0, 0.0])[0] == 0
+        assert one_row(SmallBlocks(), [0] * 70 + [5] * 30)[0] == 70
+
+    def test_a_draft_that_is_the_argmax_stands(self):
+        assert one_row(SmallBlocks(), [0, 3, 1], drafts=[1])[:3] == (1, 1, Outcome.CARRIED)
+        assert one_row(SmallBlocks(), [0, 3, 1], drafts=[2])[:3] == (1, 0, Outcome.RECOVERED)
+
+    def test_equal_laws_leave_no_residual(self):
+        """The test u q < p passes for every u < 1 when p = q; a q that is a rounding above p may fail it."""
+        q = np.full(4, np.nextafter(np.float32(0.25), np.float32(1)))
+        for key in range(20):
+            token, *_, status = one_row(SmallBlocks(), [0] * 4, mode=native.SAMPLED, key=key, drafts=[2], q=q)
+            assert status == RowStatus.OK
+            assert 0 <= token < 4
+
+    def test_no_residual_draws_from_the_law(self):
+        """q above p everywhere, as no law is: what is drawn after the rejection is the draw from p."""
+        n, law = 800, np.array([0.1, 0.3, 0.6])
+        slots = Slots(n, 3, 1)
+        slots.draft_probs[:] = 5
+        for slot in range(n):
+            slots.set(slot, tokens=[0, 0], mode=native.SAMPLED, key=slot)
+        logits = np.tile(np.log(law).astype(np.float32), (n, 1))
+        slot_ids, ones = np.arange(n, dtype=np.int32), np.ones(n, np.int32)
+        found = run(SmallBlocks(), slots.array, slot_ids, logits, 3, np.arange(n + 1, dtype=np.int32), ones, ones, 1)
+        rejected = found.outcome == Outcome.RECOVERED
+        assert rejected.sum() > 0.9 * n
+        counts = np.bincount(found.token_ids[rejected, 0], minlength=3)
+        assert chisquare(counts, counts.sum() * law).pvalue > 1e-3
+
+    def test_rows_behind_a_rejection_are_not_looked_at(self):
+        slots = Slots(1, 8, 3)
+        slots.set(0, tokens=[0, 1, 2], mode=native.GREEDY)
+        logits = np.full((3, 8), np.nan, np.float32)
+        logits[0] = np.arange(8)
+        found = run(SmallBlocks(), slots.array, int32(0), logits, 8, int32(0, 3), int32(1), int32(2), 3)
+        assert (found.outcome[0], found.row_status[0]) == (Outcome.RECOVERED, RowStatus.OK)
+        assert found.token_ids[0].tolist() == [7, 0, 0, 0]
+
+    def test_rows_without_a_request_are_padding(self):
+        slots = Slots(1, 8, 3)
+        slots.set(0, tokens=[0], mode=native.GREEDY)
+        logits = np.full((6, 8), np.nan, np.float32)
+        logits[0] = np.arange(8)
+        found = run(SmallBlocks(), slots.array, int32(0), logits, 8, int32(0, 1), int32(1), int32(0), 3)
+        assert (found.outcome[0], found.token_ids[0, 0]) == (Outcome.BONUS, 7)
+
+
+class TestRefusals:
+    """What ops.accept raises for, the device cannot: it must refuse without reading memory that is not there."""
+
+    def run(self, *, slot=0, rows=(0, 1), num_tokens=1, num_drafts=0, edits=True, drafts=(), **fields):
+        slots = Slots(1, 4, 2)
+        slots.set(0, tokens=[0, *drafts], **{name: value for name, value in fields.items() if name != "tokens"})
+        if "tokens" in fields:
+            slots.array["tokens"] = fields["tokens"]
+        logits = np.zeros((3, 4), np.float32)
+        batch = (slots.array, int32(slot), logits, 4, int32(*rows), int32(num_tokens), int32(num_drafts), 2)
+        found = run(SmallBlocks(), *batch, edits=edits)
+        return found.outcome[0], found.row_status[0], found.num_tokens[0]
+
+    def test_the_harness_accepts_what_is_right(self):
+        assert self.run() == (Outcome.BONUS, RowStatus.OK, 1)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"slot": -1},
+            {"slot": 1},
+            {"rows": (0, 2)},  # a row without a draft before it
+            {"rows": (1, 0)},
+            {"rows": (0, 9), "num_drafts": 2},
+            {"rows": (-1, 0), "num_drafts": 2},
+            {"num_tokens": 0},
+            {"num_drafts": -1},
+            {"num_drafts": 3},
+            {"num_drafts": 1, "drafts": [4]},
+            {"num_drafts": 1, "drafts": [-1], "mode": native.GREEDY},
+            {"num_drafts": 1, "draft_probs": 0},
+            {"num_drafts": 1, "tokens": 0},
+            {"presence_penalty": 1.0, "edits": False},
+        ],
+    )
+    def test_wrong_counts_are_refused(self, wrong):
+        assert self.run(**wrong) == (Outcome.FAILED, ROW_REFUSED, 0)
+
+    def test_wrong_tensors_are_refused(self):
+        slots = Slots(1, 4, 2)
+        good = [slots.array, int32(0), np.zeros((1, 4), np.float32), 4, int32(0, 1), int32(1), int32(0), 2]
+        wrong = {
+            "logits has dtype torch.float64": (2, np.zeros((1, 4))),
+            "vocab_size is 5, it must be 1 to 4": (3, 5),
+            "logits has strides": (2, torch.zeros(4, 3).T),
+            r"cu_logit_rows has shape \(3,\), it must be \(2,\)": (4, int32(0, 1, 1)),
+            "num_tokens has dtype torch.int64": (5, np.array([1])),
+            "max_draft_len is -1": (7, -1),
+        }
+        for message, (index, value) in wrong.items():
+            arguments = [*good[:index], value, *good[index + 1 :]]
+            with pytest.raises(InvalidArgumentError, match=message):
+                run(None, *arguments)
+
+
+def emitted(launcher, mode, num_slots, length, accept_with=run):
+    """Texts [num_slots, length] behind one prompt, with up to two drafts per pass and a frontier that is cut."""
+    target, draft = (np.log(ToyModel(seed).table + 0.0) for seed in (11, 12))
+    slots = Slots(num_slots, VOCAB_SIZE, 2, capacity=16)
+    for slot in range(num_slots):
+        slots.set(slot, tokens=[0, 1], prompt_len=2, mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+    committed, pending = np.full(num_slots, 2, np.int32), np.zeros(num_slots, np.int32)
+    active = np.arange(num_slots, dtype=np.int32)
+    draft = draft.astype(np.float32)
+    while active.size:
+        for _ in range(2):
+            drafting = active[pending[active] < 2]
+            known = committed[drafting] + pending[drafting]
+            contexts = (slots.tokens[drafting, known - 2], slots.tokens[drafting, known - 1])
+            if drafting.size:
+                sample_draft(slots.array, drafting, np.ascontiguousarray(draft[contexts]), VOCAB_SIZE, known, 2)
+            pending[drafting] += 1
+        # A draft of token 0 is verified by the row before it, its own row does not run.
+        verified = [next((j for j in range(2) if slots.tokens[s, committed[s] + j] == 0), 2) for s in active]
+        places = [(s, committed[s] + j) for s, v in zip(active, verified, strict=True) for j in range(v + 1)]
+        where, position = np.array(places).T
+        logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]].astype(np.float32)
+        cu_rows = np.cumsum([0, *(v + 1 for v in verified)]).astype(np.int32)
+        batch = (slots.array, active, logits, VOCAB_SIZE, cu_rows, committed[active], pending[active], 2)
+        found = accept_with(launcher, *batch)
+        for i, slot in enumerate(active.tolist()):
+            count, known = int(found.num_tokens[i]), int(committed[slot])
+            slots.tokens[slot, known : known + count] = found.token_ids[i, :count]
+            committed[slot] += count
+            pending[slot] = pending[slot] - count if found.outcome[i] == Outcome.CARRIED else 0
+        active = active[committed[active] < 2 + length]
+    return slots.tokens[:, 2 : 2 + length].copy()
+
+
+def assert_has_the_target_s_law(texts):
+    law = {text: p for text, p in target_law(ToyModel(11), (0, 1), texts.shape[1]).items() if p > 0}
+    seen, counts = np.unique(texts, axis=0, return_counts=True)
+    observed = {tuple(text): count for text, count in zip(seen.tolist(), counts.tolist(), strict=True)}
+    assert observed.keys() <= law.keys()
+    assert chisquare([observed.get(text, 0) for text in law], [len(texts) * p for p in law.values()]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
+def test_the_text_has_the_target_s_law(mode):
+    with np.errstate(divide="ignore"):
+        assert_has_the_target_s_law(emitted(SmallBlocks(), mode, 1500, 2))
+
+
+def on_device(arrays, slots, device):
+    """A sampling table on the device, with all that its pointers lead to; and what must stay alive with it."""
+    table, kept = slots.array.copy(), []
+
+    def move(array):
+        kept.append(torch.from_numpy(np.ascontiguousarray(array)).to(device))
+        return kept[-1].data_ptr()
+
+    for slot, entry in enumerate(table):
+        entry["tokens"] = move(slots.tokens[slot])
+        if entry["draft_probs"]:
+            entry["draft_probs"] = move(slots.draft_probs[slot])
+        for name, length in (("end_ids", "num_end_ids"), ("bias_ids", "num_bias"), ("bias_values", "num_bias")):
+            if entry[length]:
+                source = next(a for a in arrays if a.ctypes.data == entry[name])
+                entry[name] = move(source)
+        if entry["num_bad_words"]:
+            for name in ("bad_words", "cu_bad_words"):
+                entry[name] = move(next(a for a in arrays if a.ctypes.data == entry[name]))
+    return torch.from_numpy(table.view(np.uint8).reshape(-1, SAMPLING_DTYPE.itemsize)).to(device), kept
+
+
+def run_on_gpu(launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len):
+    table, kept = on_device(slots._kept, slots, "cuda")
+    n = slot_ids.size
+    shapes = [(n, max_draft_len + 1), *[(n,)] * 4]
+    result = AcceptResult(*(torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in shapes))
+    logits = torch.as_tensor(logits).cuda()
+    tensors = [torch.from_numpy(array).cuda() for array in (slot_ids, cu_rows, num_tokens, num_drafts)]
+    accept(
+        launcher,
+        table,
+        tensors[0],
+        logits,
+        vocab_size,
+        *tensors[1:],
+        max_draft_len,
+        result=result,
+        verdicts=torch.empty((logits.shape[0], 3), dtype=torch.int32, device="cuda"),
+        edited_logits=torch.empty((logits.shape[0], vocab_size), device="cuda"),
+    )
+    torch.cuda.synchronize()
+    del kept
+    return AcceptResult(*(getattr(result, name).cpu().numpy() for name in FIELDS))
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    @pytest.fixture
+    def module(self):
+        from faser_trtllm.ops.cuda.compiler import compile_stem
+        from faser_trtllm.ops.cuda.module import Module, device_arch
+
+        with Module(compile_stem(accept_module.STEM, device_arch()).path) as module:
+            yield module
+
+    @pytest.mark.parametrize("vocab_size", [1, 33, 1000, 32_000, 128_256])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_the_kernels_are_the_reference(self, module, vocab_size, dtype):
+        """Fresh random rows every time; the seed is in the failure."""
+        seed = int.from_bytes(os.urandom(4), "little")
+        rng = np.random.default_rng(seed)
+        n, max_draft_len = 12, 3
+        slots = Slots(n, vocab_size, max_draft_len)
+        slots.draft_probs[:] = rng.dirichlet(np.full(vocab_size, 0.5), (n, max_draft_len))
+        num_drafts = rng.integers(0, max_draft_len + 1, n).astype(np.int32)
+        num_tokens = rng.integers(1, 30, n).astype(np.int32)
+        for slot in range(n):
+            fields = {"top_k": int(rng.choice([0, 1, 50, 2000])), "top_p": float(rng.choice([1.0, 0.95, 0.5]))}
+            edits = {"repetition_penalty": 1.2, "bias": [(0, 1.0), (0, -0.5)], "bad_words": [[0]]} if slot % 3 else {}
+            tokens = rng.integers(0, vocab_size, num_tokens[slot] + num_drafts[slot])
+            edits = edits if vocab_size > 1 else {}
+            slots.set(slot, tokens=tokens, mode=MODES[slot % 3], key=int(rng.integers(2**63)), **fields, **edits)
+        cu_rows = np.cumsum([0, *(num_drafts + 1)]).astype(np.int32)
+        logits = np.round(rng.standard_normal((cu_rows[-1], vocab_size)) * 3, 2).astype(np.float32)
+        logits = torch.from_numpy(logits).to(dtype)
+        rest = (vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len)
+        slot_ids = rng.permutation(n).astype(np.int32)
+        slots_of = (slots.array, slot_ids, logits.float().numpy())
+        num_tokens[:], num_drafts[:] = num_tokens[slot_ids], np.minimum(num_drafts, num_drafts[slot_ids])
+        cu_rows[:] = np.cumsum([0, *(num_drafts + 1)])
+        expected = accept_reference(*slots_of, *rest)
+        found = run_on_gpu(module, slots, slot_ids, logits, *rest)
+        for name in FIELDS:
+            assert getattr(found, name).tolist() == getattr(expected, name).tolist(), (name, seed)
+
+    @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
+    def test_the_text_has_the_target_s_law(self, module, mode):
+        target, draft = ToyModel(11), ToyModel(12)
+        n = 20_000
+        slots = Slots(n, VOCAB_SIZE, 1)
+        for slot in range(n):
+            slots.set(slot, tokens=[0, 1], mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+        slot_ids, known = np.arange(n, dtype=np.int32), np.full(n, 2, np.int32)
+        sample_draft_reference(slots.array, slot_ids, np.tile(draft.logits((0, 1)), (n, 1)), VOCAB_SIZE, known, 1)
+        logits = np.tile(target.logits((0, 1)), (n, 1))
+        rest = (VOCAB_SIZE, np.arange(n + 1, dtype=np.int32), known, np.ones(n, np.int32), 1)
+        found = run_on_gpu(module, slots, slot_ids, logits, *rest)
+        law = target.law((0, 1))
+        counts = np.bincount(found.token_ids[:, 0], minlength=VOCAB_SIZE)
+        assert counts[law == 0].sum() == 0
+        assert chisquare(counts[law > 0], n * law[law > 0]).pvalue > 1e-3
