@@ -1,0 +1,177 @@
+"""Commands as a user types them, in a process of their own where exit codes and stderr matter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.reference import ReferenceModel
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.models.weights import CheckpointWeights
+from tests.builder.network.networks import load_trt
+from tests.checkpoints import make_pair
+
+load_trt()
+PROMPT = "and then"
+
+
+def faser(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "faser_trtllm.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def refused(*arguments: object) -> str:
+    """One sentence on stderr, exit code 2."""
+    done = faser(*arguments)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "interpreting the TensorRT networks" not in line]
+    assert len(lines) == 1, done.stderr
+    assert done.stdout == ""
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"), num_layers=3)
+
+
+@pytest.fixture(scope="module")
+def engine_dirs(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A directory per backend, built by the command."""
+    root = tmp_path_factory.mktemp("engines")
+    sizes = ("--max_batch_size", 3, "--max_num_tokens", 64, "--max_seq_len", 80, "--exit_layers", 2)
+    for name, more in {"cpu": (), "tensorrt_rtx": ("--dtype", "float32")}.items():
+        done = faser(
+            *("build", "--checkpoint_dir", pair[0], "--draft_checkpoint_dir", pair[1], "--output_dir", root / name),
+            *("--backend", name, *sizes, *more),
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == f"built {root / name}\n"
+    return {name: root / name for name in ("cpu", "tensorrt_rtx")}
+
+
+def test_check_explains_a_tensorrt_directory(engine_dirs: dict[str, Path]) -> None:
+    done = faser("check", "--engine_dir", engine_dirs["tensorrt_rtx"])
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ok: every file has the size and hash of the manifest")
+    assert lines[1] == "needs: an NVIDIA GPU of compute capability 8.0, 8.6, 8.9, 12.0 or newer, tensorrt_rtx 1.7.1.116"
+    assert "3 requests, 64 rows in a pass, 80 tokens in a request, 8 drafts, KV blocks of 80 tokens" in lines[2]
+    text = done.stdout
+    for part in (
+        "target: float32, 2 segment(s), ",
+        "  layers 0 to 1: ",
+        "  layers 2 to 2: ",
+        "native attention, no plugins, network ",
+        "  the early exit: ",
+        "k_cache_{0..1} float32 [batch, 2, 80, 16]",
+        "logits float32 [logit_rows, 320]",
+        "scores float32 [exit_rows, 8]",
+        "  profile 0: rows 1 to 64",
+        "draft: float32, 1 segment(s), ",
+    ):
+        assert part in text, part
+    assert lines[-1].startswith("note: nothing was run")
+
+
+def test_check_names_damage(engine_dirs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", engine_dirs["tensorrt_rtx"], copy], check=True)
+    path = copy / "draft" / "rank0.engine"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    done = faser("check", "--engine_dir", copy)
+    assert done.returncode == 2
+    assert "draft/rank0.engine" in done.stderr
+    assert "rebuild it with faser build" in done.stderr
+
+
+def test_interpreting_gives_the_cpu_engines_greedy_tokens(
+    engine_dirs: dict[str, Path], pair: tuple[Path, Path]
+) -> None:
+    """All of them are the torch reference's; the CPU engine's as far as no two logits are as near as its rounding."""
+    answers = {}
+    for name, more in {
+        "cpu": (),
+        "tensorrt_rtx": ("--interpret", "--checkpoint_dir", pair[0], "--draft_checkpoint_dir", pair[1]),
+    }.items():
+        for speculation in ("off", "fixed:3"):
+            done = faser(
+                *("generate", "--engine_dir", engine_dirs[name], "--prompt", PROMPT, "--max_tokens", 8),
+                *("--temperature", 0, "--speculation", speculation, "--json", *more),
+            )
+            assert done.returncode == 0, done.stderr
+            answers[name, speculation] = json.loads(done.stdout)
+            assert ("interpreting the TensorRT networks on the CPU, which is slow" in done.stderr) == bool(more)
+    prompt = Tokenizer.load(pair[0]).encode(PROMPT)
+    tokens = answers["tensorrt_rtx", "off"]["token_ids"]
+    with CheckpointWeights(pair[0]) as weights:
+        reference = ReferenceModel(load_model_config(pair[0]), weights)
+    logits = reference.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+    assert logits.argmax(-1).tolist() == tokens
+    assert answers["tensorrt_rtx", "fixed:3"]["token_ids"] == tokens
+    assert answers["tensorrt_rtx", "fixed:3"]["num_draft_tokens"] > 0
+    best = logits.topk(2).values
+    unclear = (best[:, 0] - best[:, 1] < 0.1 * logits.std()).tolist()
+    num_clear = unclear.index(True) if True in unclear else len(tokens)
+    assert num_clear >= 6
+    for speculation in ("off", "fixed:3"):
+        assert answers["cpu", speculation]["token_ids"][:num_clear] == tokens[:num_clear]
+
+
+def test_what_cannot_be_interpreted_is_named(engine_dirs: dict[str, Path], pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    generate = ("generate", "--prompt", "x", "--engine_dir")
+    rtx, cpu = engine_dirs["tensorrt_rtx"], engine_dirs["cpu"]
+    assert "checkpoint_dir is missing" in refused(*generate, rtx, "--interpret")
+    assert "draft_checkpoint_dir is missing" in refused(*generate, rtx, "--interpret", "--checkpoint_dir", target)
+    assert "add that or leave the checkpoint out" in refused(*generate, rtx, "--checkpoint_dir", target)
+    assert "holds cpu engines" in refused(*generate, cpu, "--interpret", "--checkpoint_dir", target)
+    other = refused(*generate, rtx, "--interpret", "--checkpoint_dir", draft, "--speculation", "off")
+    assert "exit_layers has 2" in other or "is not the one that" in other
+    swapped = refused(*generate, rtx, "--interpret", "--checkpoint_dir", target, "--draft_checkpoint_dir", target)
+    assert "of the draft checkpoint" in swapped
+    assert "is not the one that" in swapped
+
+
+@pytest.mark.parametrize("command", [("check",), ("generate", "--prompt", "x")])
+def test_no_directory_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
+    assert "build one with faser build" in refused(*command, "--engine_dir", tmp_path)
+
+
+def test_bad_build_flags_are_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    build = ("build", "--checkpoint_dir", pair[0], "--output_dir", tmp_path / "engines")
+    assert "exit_layers is '1,x', it must be whole numbers as in 2,4" in refused(*build, "--exit_layers", "1,x")
+    rtx = (*build, "--backend", "tensorrt_rtx")
+    assert "compute_capability has 1.0, tensorrt_rtx" in refused(*rtx, "--compute_capability", "8.6, 1.0")
+    assert not (tmp_path / "engines").exists()
+
+
+def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    done = faser(
+        *("build", "--checkpoint_dir", pair[0], "--output_dir", tmp_path / "engines"),
+        *("--backend", "tensorrt_rtx", "--dry_run"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("checked ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_it_is_said(engine_dirs: dict[str, Path]) -> None:
+    try:
+        from faser_trtllm.ops.cuda.module import device_arch
+
+        device_arch()
+    except Exception:
+        sentence = refused("generate", "--prompt", "x", "--engine_dir", engine_dirs["tensorrt_rtx"])
+        assert "which run on an NVIDIA GPU, and " in sentence
+        assert "faser generate --interpret" in sentence
+    else:
+        pytest.skip("there is a GPU")
