@@ -23,6 +23,7 @@ import numpy.typing as npt
 from faser_trtllm.errors import EngineFileError
 
 MAGIC = b"FASERENG"
+TENSORRT_MAGIC = b"FASERTRT"  # builder/plan_file.py
 VERSION = 1
 PANEL = 64
 TENSOR_ALIGNMENT = 64
@@ -228,6 +229,11 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
     if len(prefix) < _PREFIX.size:
         raise EngineFileError(f"{label}: {size} bytes are too few for an engine file; rebuild it with faser build")
     magic, version, header_len = _PREFIX.unpack(prefix)
+    if magic == TENSORRT_MAGIC:
+        raise EngineFileError(
+            f"{label} is a TensorRT engine, and what was asked for runs on cpu engines only; build with faser build "
+            "--backend cpu"
+        )
     if magic != MAGIC:
         raise EngineFileError(f"{label} is not an engine file of faser; rebuild it with faser build")
     if version != VERSION:

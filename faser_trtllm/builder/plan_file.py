@@ -19,10 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from faser_trtllm.builder.engine_file import TENSORRT_MAGIC
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
 from faser_trtllm.errors import EngineFileError, FaserError
 
-MAGIC = b"FASERTRT"
+MAGIC = TENSORRT_MAGIC
 VERSION = 1
 PLAN_ALIGNMENT = 4096
 SEGMENT = "segment"

@@ -64,6 +64,10 @@ class TensorRTBackend:
             from faser_trtllm.ops.cuda.module import device_arch
 
             arch = device_arch()  # full TensorRT measures kernels on the GPU that it builds for
+            if hasattr(trt.INetworkDefinition, "add_plugin"):
+                from faser_trtllm.builder.plugins import register
+
+                register(trt, arch)
             requirements = Requirements(name, version, (arch_capability(arch),), portable=False)
             return cls(trt, name, dtype, requirements, portable_build=True)
         if not compute_capabilities:

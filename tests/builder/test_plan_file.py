@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
 from faser_trtllm.builder.plan_file import (
     EARLY_EXIT,
@@ -147,6 +148,11 @@ def test_a_damaged_plan_is_named(path: Path) -> None:
         with pytest.raises(EngineFileError, match="the plan of layers 3 to 3 has sha256"):
             file.view(plan)
         file.view(plan, verify=False).release()
+
+
+def test_the_cpu_engine_says_what_it_was_given(path: Path) -> None:
+    with pytest.raises(EngineFileError, match=r"target/rank0\.engine is a TensorRT engine, .* --backend cpu"):
+        EngineFile.open(path)
 
 
 @pytest.mark.parametrize(("arch", "capability"), [("sm_80", "8.0"), ("sm_90a", "9.0"), ("sm_120", "12.0")])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,26 @@ def test_full_tensorrt_needs_its_gpu(options: BuildOptions, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     with pytest.raises(ConfigError, match=r"libcuda\.so\.1 is missing"):
         build_engines(dataclasses.replace(options, backend="tensorrt"))
+
+
+def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided before a network is made; the build itself needs a GPU (tests/engine/test_tensorrt_gpu.py)."""
+    from faser_trtllm.ops.cuda import module
+
+    registered = []
+    full = SimpleNamespace(
+        __name__="tensorrt", __version__="11.1.0", INetworkDefinition=SimpleNamespace(add_plugin=None)
+    )
+    plugins = SimpleNamespace(register=lambda trt, arch: registered.append((trt, arch)))
+    monkeypatch.setitem(sys.modules, "tensorrt", full)
+    monkeypatch.setitem(sys.modules, "faser_trtllm.builder.plugins", plugins)
+    monkeypatch.setattr(module, "device_arch", lambda: "sm_90")
+    backend = TensorRTBackend.load("tensorrt", "bfloat16", ())
+    assert registered == [(full, "sm_90")]
+    assert backend._requirements == plan_file.Requirements("tensorrt", "11.1.0", ("9.0",), portable=False)
+    assert [backend.tokens_per_block(wanted, 96) for wanted in (None, 64)] == [32, 64]
+    with pytest.raises(InvalidArgumentError, match="tokens_per_block is 24, it must be a multiple of 16"):
+        backend.tokens_per_block(24, 96)
 
 
 def test_a_build_that_fails_says_why(options: BuildOptions, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
