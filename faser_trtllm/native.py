@@ -9,7 +9,7 @@ from pathlib import Path
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -127,8 +127,8 @@ class FaserDraftStop(Structure):
         ("slope", c_void_p),
         ("intercept", c_void_p),
         ("prior", c_void_p),
+        ("row_price", c_void_p),
         ("step_price", c_void_p),
-        ("min_survival", c_float),
     ]
 
 

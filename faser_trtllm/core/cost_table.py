@@ -197,6 +197,10 @@ class CostTable:
         arrays = [self._array(kind, max_rows, num_requests, context_len, ALL)[: max_rows + 1] for kind in kinds]
         return np.sum(arrays, axis=0)  # type: ignore[no-any-return]
 
+    def segment_ms(self, segment: int, num_rows: int, num_requests: int, context_len: float) -> float:
+        """One segment of the target (0 is the first) on the partition "all"."""
+        return self._curve(f"segment:{segment}", ALL).at(num_rows, num_requests, context_len)
+
     def exit_ms(self, boundary: int, num_rows: int) -> float:
         """Scoring the candidates of num_rows rows at a boundary; 0 if not measured."""
         curve = self.curves.get(f"exit:{boundary}@{ALL}")

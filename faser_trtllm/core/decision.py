@@ -36,16 +36,17 @@ class DraftStop:
 
     A draft at place j (0 is the first pending one) with logit margin m (top-1 minus top-2) is estimated to be accepted
     with probability sigmoid(slope[j] * m + intercept[j]); survival is the product along the request. After each draft:
-    a request stops when its survival falls below min_survival; all stop when the sum over the active requests of
-    survival x prior[j + 1] falls below step_price[number of active requests]. Arrays are float32; slope, intercept and
-    prior [max_draft_len], step_price [max_batch_size + 1] (in tokens: price x ms of one draft step).
+    the next one is expected to be worth its survival x prior[j + 1] - row_price[j + 1]. A request stops when that is
+    negative; all stop when its sum over those that would go on is less than step_price[their number]. Arrays are
+    float32: slope, intercept, prior and row_price [max_draft_len], step_price [max_batch_size + 1]; prices in tokens
+    (price x ms of a target row, and of a draft step).
     """
 
     slope: npt.NDArray[np.float32]
     intercept: npt.NDArray[np.float32]
     prior: npt.NDArray[np.float32]
+    row_price: npt.NDArray[np.float32]
     step_price: npt.NDArray[np.float32]
-    min_survival: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class StepOutcome:
     num_drafted: int
     num_rows: int  # target rows of the pass, prompts included
     num_context_rows: int
+    num_draft_rows: int  # of the draft model's first pass: a row per request that drafts, and what it had missed
     num_waiting: int
     draft_ms: float
     verify_ms: float

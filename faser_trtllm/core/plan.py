@@ -55,6 +55,7 @@ class DraftResult:
     num_new_drafts: tuple[int, ...]
     num_draft_computed: tuple[int, ...]  # the draft model's KV covers so many tokens now
     draft_ms: float = 0.0
+    num_rows: int = 0  # of the draft model's first pass: known tokens that it had not seen
 
 
 @dataclass(frozen=True, slots=True)

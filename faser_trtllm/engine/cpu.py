@@ -237,14 +237,13 @@ class CpuEngine:
     def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
         struct = self._stop_struct
         if stop is not self._stop:
-            sizes = dict.fromkeys(("slope", "intercept", "prior"), max_draft_len)
+            sizes = dict.fromkeys(("slope", "intercept", "prior", "row_price"), max_draft_len)
             sizes["step_price"] = self._spec.max_batch_size + 1
             for name, size in sizes.items():
                 array = getattr(stop, name)
                 if array.dtype != np.float32 or array.size < size or not array.flags.c_contiguous:
                     raise ValueError(f"{name} is {array.dtype} [{array.size}], need contiguous float32 [{size}]")
                 setattr(struct, name, _address(array))
-            struct.min_survival = stop.min_survival
             self._stop = stop  # keeps the arrays alive
         return ctypes.addressof(struct)
 

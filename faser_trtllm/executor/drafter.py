@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.engine.base import Engine
@@ -22,12 +21,18 @@ class Drafter:
     """
 
     def __init__(
-        self, engine: Engine, sampling: SamplingTable, block_table: npt.NDArray[np.int32], max_draft_len: int
+        self,
+        engine: Engine,
+        sampling: SamplingTable,
+        block_table: npt.NDArray[np.int32],
+        max_draft_len: int,
+        clock: Clock,
     ) -> None:
         spec = engine.spec
         self._engine = engine
         self._sampling = sampling
         self._max_draft_len = max_draft_len
+        self._clock = clock
         self._max_num_tokens = spec.max_num_tokens
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
         self._num_tokens = np.zeros(spec.max_batch_size, np.int32)
@@ -70,15 +75,15 @@ class Drafter:
             planned.append(index)
             num_computed[index] = end
         num_drafted = [0] * len(plan.scheduled)
-        started = time.perf_counter()
+        started = self._clock.now_s()
         if planned:
             drafted = self._run(len(planned), plan.stop)
             for entry, index in enumerate(planned):
                 if self._num_new[entry]:
                     num_drafted[index] = drafted[entry]
                     num_computed[index] += drafted[entry] - 1  # the newest draft has not been run through the model
-        draft_ms = 1e3 * (time.perf_counter() - started)
-        return DraftResult(tuple(num_drafted), tuple(num_computed), draft_ms)
+        draft_ms = 1e3 * (self._clock.now_s() - started)
+        return DraftResult(tuple(num_drafted), tuple(num_computed), draft_ms, builder.num_rows)
 
     def _run(self, n: int, stop: DraftStop | None) -> list[int]:
         drafted: list[int] = self._engine.draft(

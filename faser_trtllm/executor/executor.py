@@ -78,16 +78,16 @@ class Executor:
         self._read_inbox()
         if not self._scheduler.has_work():
             return False
-        started = time.perf_counter()
+        started = self._clock.now_s()
         plan = self._scheduler.schedule()
         self._bind(plan)
-        scheduled = time.perf_counter()
+        scheduled = self._clock.now_s()
         drafting = self._drafter.draft(plan)
         result = self._verifier.verify(plan, drafting)
-        verified = time.perf_counter()
+        verified = self._clock.now_s()
         outputs = self._scheduler.update(plan, drafting.result(), result)
         self._deliver(plan, outputs)
-        self._record(plan, drafting.result(), result, (started, scheduled, verified, time.perf_counter()))
+        self._record(plan, drafting.result(), result, (started, scheduled, verified, self._clock.now_s()))
         return True
 
     def submit(

@@ -41,11 +41,13 @@ def open_executor(
     config: ExecutorConfig,
     clock: Clock | None = None,
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+    wrap_engine: Callable[[Engine, str], Engine] = lambda engine, role: engine,
     interpretation: Interpretation | None = None,
 ) -> Executor:
     """Open the engines and return an executor that is not started yet; close() frees everything.
 
-    wrap_policy: puts something around the policy, to watch its decisions and outcomes.
+    wrap_policy: puts something around the policy, to watch its decisions and outcomes. wrap_engine: around the engines
+    (role: "target" or "draft"), to price their passes in a simulation.
 
     interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
 
@@ -103,8 +105,8 @@ def open_executor(
             target, draft, enter_mode = opened.target, opened.draft, opened.enter_mode
         trace = stack.enter_context(TraceWriter(Path(config.trace_file))) if config.trace_file else None
         executor = assemble(
-            target,
-            draft,
+            wrap_engine(target, "target"),
+            wrap_engine(draft, "draft") if draft is not None else None,
             policy,
             config,
             max_seq_len=max_seq_len,
@@ -155,13 +157,13 @@ def assemble(
     )
     sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len)
     resources = resources or ExitStack()
-    stage = Drafter(draft, sampling, kv.block_table, max_draft_len) if draft is not None else NoDrafter()
+    stage = Drafter(draft, sampling, kv.block_table, max_draft_len, clock) if draft is not None else NoDrafter()
     drafter = DraftLane(stage, enter_mode)
     drafter.register(resources)
     return Executor(
         Scheduler(kv, limits, policy, clock),
         drafter,
-        Verifier(target, sampling, policy, kv.block_table, max_draft_len),
+        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock),
         sampling,
         clock,
         vocab_size=spec.vocab_size,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 from faser_trtllm.engine.base import Engine
@@ -30,11 +29,13 @@ class Verifier:
         policy: Policy,
         block_table: npt.NDArray[np.int32],
         max_draft_len: int,
+        clock: Clock,
     ) -> None:
         spec = engine.spec
         self._sampling = sampling
         self._policy = policy
         self._max_draft_len = max_draft_len
+        self._clock = clock
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
         self._pruner = Pruner(engine, policy)
         self._tester = accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len)
@@ -42,19 +43,19 @@ class Verifier:
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
         """Run the pass and the free test. Unless the mode is serial, the pass runs while drafting goes on: the frontier
         is then what was pending before, and the free test already sees what was drafted meanwhile."""
-        started = time.perf_counter()
+        started = self._clock.now_s()
         drafts = drafting.result() if plan.mode is Mode.SERIAL else None
         verified = plan.verified
         frontiers = self._frontiers(plan, verified, drafts)
         entries, tested = self._fill(plan, dict(zip(verified, frontiers, strict=True)))
-        begun = time.perf_counter()
+        begun = self._clock.now_s()
         logits, num_pruned = None, [0] * len(verified)
         if self._builder.num_requests:
             logits, num_pruned = self._pruner.forward(plan, self._builder.build(), entries, frontiers)
-        verify_ms = 1e3 * (time.perf_counter() - begun)
+        verify_ms = 1e3 * (self._clock.now_s() - begun)
         overlapped = drafts is None
         drafts = drafting.result()
-        step_ms = 1e3 * (time.perf_counter() - started) + (0.0 if overlapped else drafts.draft_ms)
+        step_ms = 1e3 * (self._clock.now_s() - started) + (0.0 if overlapped else drafts.draft_ms)
         lengths = dict(zip(verified, frontiers, strict=True))
         for index in tested:
             request = plan.scheduled[index].request

@@ -38,13 +38,15 @@ def goes_on(stop: DraftStop, margins: Sequence[Float32Array]) -> list[bool]:
     margins[a] [num_pending] fp32: of all pending drafts of request a, the newest included, for the requests that have
     just drafted a token and want another one, in the order of the batch.
     """
-    survivals = [survival(stop, pending) for pending in margins]
-    # As a float32, which is what the native structure holds.
-    going = [value >= float(np.float32(stop.min_survival)) for value in survivals]
+    worths = []
+    for pending in margins:
+        place = len(pending)
+        worths.append(survival(stop, pending) * float(stop.prior[place]) - float(stop.row_price[place]))
+    going = [worth >= 0.0 for worth in worths]
     gain = 0.0
-    for pending, value, goes in zip(margins, survivals, going, strict=True):
-        if goes:
-            gain += value * float(stop.prior[len(pending)])
+    for worth in worths:
+        if worth >= 0.0:
+            gain += worth
     if gain < float(stop.step_price[sum(going)]):
         return [False] * len(going)
     return going

@@ -6,7 +6,8 @@ from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
 
-MEMORY = 0.95  # per step looked at
+MEMORY = 0.95  # per step, of the time between steps
+STEP = 1.02  # of a scale, per step looked at
 LEARN_EVERY = 4  # steps, for the scales
 MAX_SCALE = 16.0  # of a table that is wrong altogether
 PUBLISH = 0.03  # relative change of a scale that makes new arrays
@@ -25,7 +26,6 @@ class MeasuredCosts:
         self._published = (1.0, 1.0)
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
-        self._last_s = 0.0
         self._num_steps = 0
 
     @property
@@ -49,19 +49,16 @@ class MeasuredCosts:
         """The draft's pass over num_rows tokens of one request that it has missed."""
         return self._published[0] * self._table.draft_rows_ms(num_rows, 1, context_len)
 
-    def observe(self, outcome: StepOutcome, context_len: float) -> float:
-        """Learn from a step -> its duration in ms, with the time since the last step where the two are adjoining."""
+    def observe(self, outcome: StepOutcome, context_len: float, next_s: float) -> float:
+        """Learn from a step -> its duration in ms: up to the next one, planned at next_s, where the two adjoin."""
         self._num_steps += 1
-        if outcome.mode is Mode.SERIAL and self._num_steps % LEARN_EVERY == 0:
+        plain = outcome.mode is Mode.SERIAL and outcome.num_context_rows == 0
+        if plain and self._num_steps % LEARN_EVERY == 0:
             verify = self._table.verify_ms_array(outcome.num_rows, len(outcome.decoding), context_len)
             self._learn(1, outcome.verify_ms, float(verify[outcome.num_rows]))
             if outcome.num_drafted:
-                num_steps = max(1, max(outcome.num_pending))
-                active = max(1, round(outcome.num_drafted / num_steps))
-                step = self._table.draft_step_ms_array(active, context_len)
-                self._learn(0, outcome.draft_ms, num_steps * float(step[active]))
-        elapsed = 1e3 * (outcome.now_s - self._last_s)
-        self._last_s = outcome.now_s
+                self._learn(0, outcome.draft_ms, self._draft_ms(outcome, context_len))
+        elapsed = 1e3 * (next_s - outcome.now_s)
         between = elapsed - outcome.step_ms
         drafting = 1 if outcome.num_drafted else 0
         if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
@@ -71,13 +68,33 @@ class MeasuredCosts:
         self._overhead[drafting] = new
         return elapsed
 
+    def late_ms(self, outcome: StepOutcome, context_len: float) -> float:
+        """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
+        n = len(outcome.decoding)
+        if outcome.num_draft_rows <= 2 * n:
+            return 0.0
+        table, scale = self._table, self._published[0]
+        usual = table.draft_rows_ms(2 * n, n, context_len)
+        return scale * max(0.0, table.draft_rows_ms(outcome.num_draft_rows, n, context_len) - usual)
+
+    def _draft_ms(self, outcome: StepOutcome, context_len: float) -> float:
+        """By the table: the first pass over its rows, then a step for each further draft."""
+        num_steps = max(1, max(outcome.num_pending))
+        active = max(1, round(outcome.num_drafted / num_steps))
+        step_ms = float(self._table.draft_step_ms_array(active, context_len)[active])
+        first_ms = step_ms
+        if outcome.num_draft_rows > active:
+            first_ms = max(step_ms, self._table.draft_rows_ms(outcome.num_draft_rows, active, context_len))
+        return first_ms + (num_steps - 1) * step_ms
+
     def _learn(self, which: int, measured_ms: float, predicted_ms: float) -> None:
+        """A step up or down towards the median ratio: a pass with a late prompt or a busy neighbour moves it no further
+        than any other."""
         if measured_ms <= 0.0 or predicted_ms <= 0.0:
             return
-        seen = min(MAX_SCALE, max(1.0 / MAX_SCALE, measured_ms / predicted_ms))
         scale = self._scale
-        # A step stretched by a busy neighbour counts as twice the usual at most.
-        scale[which] += (1.0 - MEMORY) * (min(seen, 2.0 * scale[which]) - scale[which])
+        moved = scale[which] * (STEP if measured_ms > scale[which] * predicted_ms else 1.0 / STEP)
+        scale[which] = min(MAX_SCALE, max(1.0 / MAX_SCALE, moved))
         if abs(scale[which] / self._published[which] - 1.0) > PUBLISH:
             self._published = (scale[0], scale[1])
             self._cache.clear()

@@ -55,7 +55,7 @@ MIN_PROBE_COST = 0.1  # of its time, however much it promises
 MAX_URGENCY = 4.0
 PROMPT_ROWS = 64  # of a pass of the draft model over a prompt, for its cost per row
 PLAN_STEPS = 8  # a plan holds so long, if the batch stays: what it rests on is learnt no faster
-MARGINS = {"price": 0.0, "off": 0.01, "uniform": 0.02} | dict.fromkeys(MODE_ARMS, 0.03)
+MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
 class PricePolicy:
@@ -131,7 +131,7 @@ class PricePolicy:
         # Prompt rows are worth as much as tokens while others wait for their end: the price rises, drafts are fewer.
         base_tokens = float(n + view.num_context_rows) if view.num_waiting else float(n)
         choice = self._choose(view, costs, base_tokens)
-        prompt_ms = self._prompt_ms_per_token(decoding)
+        prompt_ms = self._catch_up_ms_per_token(decoding)
         pays = _charged(choice.goodput, prompt_ms) > choice.off_goodput * (1.0 + (0.0 if self._pays else MIN_GAIN))
         # Of a step of decoding; the prompts' share is charged where arms are compared, not where they are judged.
         goodput = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
@@ -139,7 +139,7 @@ class PricePolicy:
         limit = max(request.draft_limit for request in decoding)
         expected = self.estimator.expected(0.0)
         uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
-        goodput["uniform"] = uniform.goodput
+        goodput["uniform"] = min(uniform.goodput, choice.goodput)  # these requests' survivals are not the population's
         if uniform.lengths[0]:
             drafting.add("uniform")
         if self._auto_mode and pays and self._costs.table.interference:
@@ -211,14 +211,17 @@ class PricePolicy:
         promised = self._promised if outcome.num_context_rows == 0 and not self._probing else 0.0
         self._unsettled.append((outcome, self._arm, promised, self._context_len))
         if len(self._unsettled) > self._settling_steps:
-            self._learn(*self._unsettled.popleft())
+            settled = self._unsettled.popleft()
+            self._learn(*settled, self._unsettled[0][0].now_s)
 
-    def _learn(self, outcome: StepOutcome, arm: str, promised: float, context_len: float) -> None:
+    def _learn(self, outcome: StepOutcome, arm: str, promised: float, context_len: float, next_s: float) -> None:
         """What a step cost, once all the drafts that were pending in it are tested."""
         self._exits.observe(outcome)
-        ms = self._costs.observe(outcome, context_len)
+        ms = self._costs.observe(outcome, context_len, next_s)
         self._probe_credit_ms = min(self._probe_credit_ms + PROBE_SHARE * ms, MAX_PROBE_STEPS * ms)
         if promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
+            # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
+            ms -= self._costs.late_ms(outcome, context_len)
             self.controller.record(len(outcome.decoding), arm, _num_tokens(outcome), promised, ms)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> Choice:
@@ -235,12 +238,18 @@ class PricePolicy:
             survival *= weights[:, None]
         return best_slots(survival, base_tokens, costs)
 
-    def _prompt_ms_per_token(self, decoding: Sequence[Request]) -> float:
-        """What a request's prompt costs the draft model, shared among the tokens that it may generate."""
-        num_prompt = sum(request.prompt_len for request in decoding)
+    def _catch_up_ms_per_token(self, decoding: Sequence[Request]) -> float:
+        """What drafting costs the draft model beside its steps, per token generated.
+
+        While drafting goes on: each newcomer's prompt, shared among the tokens that it may generate. To begin: all that
+        these requests have missed; those that come after them will share in it, so it is spread over whole outputs.
+        """
+        num_rows = sum(request.prompt_len for request in decoding)
+        if not self._drafting:
+            num_rows = max(num_rows, sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding))
         num_output = sum(request.max_num_tokens - request.prompt_len for request in decoding)
         rows = PROMPT_ROWS
-        return self._costs.table.draft_rows_ms(rows, 1, rows) / rows * num_prompt / max(1, num_output)
+        return self._costs.table.draft_rows_ms(rows, 1, rows) / rows * num_rows / max(1, num_output)
 
     def _weights(self, view: StepView) -> FloatArray | None:
         """How much a token of each request counts: more where its deadline comes before its likely end; None if all 1.
@@ -295,17 +304,24 @@ class PricePolicy:
         return [self._probe_len if i in chosen else 0 for i in range(n)]
 
     def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
-        """Drafting on must pay for the draft step and for the rows that it adds, at the mean ms of a row up to a little
-        beyond the plan: over a stair, not on it."""
-        price = choice.goodput
-        last = min(choice.num_slots + num_requests, len(costs.verify) - 1)
-        row_ms = float(costs.verify[last] - costs.verify[0]) / max(1, last)
+        """Drafting on must pay for the draft step and for the rows that it adds.
+
+        A row of the plan costs the mean of the plan's rows (over a stair, not on it); a row beyond the plan what the
+        next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it.
+        """
+        price, slots, verify = choice.goodput, choice.num_slots, costs.verify
+        last = min(slots + num_requests, len(verify) - 1)
+        planned_ms = float(verify[slots] - verify[0]) / max(1, slots)
+        further_ms = float(verify[last] - verify[slots]) / max(1, last - slots)
+        reach = np.bincount(choice.lengths, minlength=self._max_draft_len + 1)[::-1].cumsum()[::-1][1:] / num_requests
+        row_price = price * (further_ms + reach * (planned_ms - further_ms))
         step_price = np.zeros(self._max_batch_size + 1, np.float32)
         step_price[: num_requests + 1] = costs.draft_step
-        step_price[: num_requests + 1] += row_ms * np.arange(num_requests + 1)
         step_price *= price
         estimator = self.estimator
-        return DraftStop(estimator.slope, estimator.intercept, estimator.prior, step_price, price * row_ms)
+        return DraftStop(
+            estimator.slope, estimator.intercept, estimator.prior, row_price.astype(np.float32), step_price
+        )
 
 
 def _charged(goodput: float, prompt_ms: float) -> float:

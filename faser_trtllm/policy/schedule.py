@@ -23,6 +23,7 @@ class SchedulePolicy(StatelessPolicy):
         self._version = 0
         self._context_len = 1.0
         self._num_idle = 0
+        self._last: tuple[StepOutcome, float] | None = None  # until the next step tells when it was over
 
     def plan(self, view: StepView) -> DraftPlan:
         n = len(view.decoding)
@@ -52,4 +53,6 @@ class SchedulePolicy(StatelessPolicy):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.estimator.observe(outcome)
-        self._costs.observe(outcome, self._context_len)
+        if self._last is not None:
+            self._costs.observe(*self._last, outcome.now_s)
+        self._last = outcome, self._context_len

@@ -27,6 +27,7 @@ def step_outcome(plan: SchedulerOutput, drafts: DraftResult, result: VerifyResul
         sum(drafts.num_new_drafts),
         num_context_rows + len(verified) + sum(result.num_verified),
         num_context_rows,
+        drafts.num_rows,
         plan.view.num_waiting,
         drafts.draft_ms,
         result.verify_ms,

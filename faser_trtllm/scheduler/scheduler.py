@@ -129,7 +129,7 @@ class Scheduler:
             tuple(paused),
             decision.mode,
             decision.stop,
-            not decoding or any(decision.lengths),
+            any(decision.lengths),
             finished,
         )
 

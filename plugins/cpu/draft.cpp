@@ -89,7 +89,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     if (status != FASER_OK) break;
     // Compacts the list to the requests that go on; out_num_new is what their last row has shown.
     int32_t num_left = 0;
-    double gain = 0.0;  // tokens that the next step is expected to bring
+    double gain = 0.0;  // tokens that the next step is expected to bring beyond what its rows cost
     for (int32_t a = 0; a < num_active; ++a) {
       const int32_t i = scratch.requests[a];
       if (scratch.token_ids[a] < 0 || ++out_num_new[i] == num_new_drafts[i]) continue;
@@ -97,9 +97,11 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
         const int32_t place = num_drafts[i] + out_num_new[i] - 1;
         const float margin = sampling[scratch.slots[a]].draft_margins[scratch.num_known[a]];
         const double survival = scratch.survival[a] * faser::acceptance(*stop, place, margin);
-        if (survival < static_cast<double>(stop->min_survival)) continue;
+        const double worth =
+            survival * static_cast<double>(stop->prior[place + 1]) - static_cast<double>(stop->row_price[place + 1]);
+        if (worth < 0.0) continue;
         scratch.survival[num_left] = survival;
-        gain += survival * static_cast<double>(stop->prior[place + 1]);
+        gain += worth;
       }
       scratch.requests[num_left] = i;
       scratch.slots[num_left] = scratch.slots[a];

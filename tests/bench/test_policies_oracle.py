@@ -31,6 +31,7 @@ def step(verified, accepted, pending=None, context_rows=0, mode=Mode.SERIAL, dra
         num_drafted=sum(verified),
         num_rows=rows,
         num_context_rows=context_rows,
+        num_draft_rows=n,
         num_waiting=0,
         draft_ms=draft_ms,
         verify_ms=verify_ms,

@@ -10,9 +10,14 @@ from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, su
 from tests.ops.sampling_slots import Slots
 
 
-def stop(slope=(1.0, 1.0, 1.0), intercept=(0.0, 0.0, 0.0), prior=(0.8, 0.5, 0.25), step_price=(0, 0, 0), floor=0.0):
-    arrays = [np.array(values, np.float32) for values in (slope, intercept, prior, step_price)]
-    return DraftStop(*arrays, floor)
+def stop(
+    slope=(1.0, 1.0, 1.0),
+    intercept=(0.0, 0.0, 0.0),
+    prior=(0.8, 0.5, 0.25),
+    row_price=(0.0, 0.0, 0.0),
+    step_price=(0, 0, 0, 0),
+):
+    return DraftStop(*(np.array(values, np.float32) for values in (slope, intercept, prior, row_price, step_price)))
 
 
 def margins(*values):
@@ -34,11 +39,11 @@ def test_the_largest_margins_do_not_overflow():
     assert acceptance(steep, 1, 1e4) == 0.0
 
 
-def test_a_request_stops_below_the_floor():
-    """At margin 0 each draft survives with 1/2."""
-    rule = stop(floor=0.25)
+def test_a_request_stops_when_its_next_row_costs_more_than_it_is_worth():
+    """At margin 0 each draft survives with 1/2, so the next ones are worth 1/2 x prior[1] and 1/4 x prior[2]."""
+    rule = stop(row_price=(9, 0.25, 0.0625))
     assert goes_on(rule, [margins(0), margins(0, 0), margins(0, -0.01)]) == [True, True, False]
-    assert goes_on(stop(floor=1.0), [margins(0)]) == [False]
+    assert goes_on(stop(row_price=(0, 0.26, 0)), [margins(0), margins(0, 0)]) == [False, True]
 
 
 def test_all_stop_when_a_step_does_not_pay():
@@ -46,9 +51,10 @@ def test_all_stop_when_a_step_does_not_pay():
     both = [margins(0), margins(0, 0)]
     assert goes_on(stop(step_price=(0, 0, 0.3125)), both) == [True, True]
     assert goes_on(stop(step_price=(0, 0, 0.32)), both) == [False, False]
-    # The request below the floor counts neither in the gain nor in the price.
-    assert goes_on(stop(step_price=(0, 0.25, 9), floor=0.3), both) == [True, False]
-    assert goes_on(stop(step_price=(0, 0.26, 0), floor=0.3), both) == [False, False]
+    # Rows are paid before the step is; a request that stops counts neither in the gain nor in the price.
+    dear = (0, 0.125, 0.1)
+    assert goes_on(stop(step_price=(0, 0.125, 9), row_price=dear), both) == [True, False]
+    assert goes_on(stop(step_price=(0, 0.13, 0), row_price=dear), both) == [False, False]
     assert goes_on(stop(step_price=(1, 0, 0)), []) == []
 
 

@@ -1,5 +1,7 @@
 """The price in a simulated world: pays, backs off, stays within limits, and is never far below its baselines."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,9 +84,15 @@ def test_waiting_prompts_make_drafts_dearer():
     world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.7))
     world.run(300)
     decoding = list(world.requests)
-    alone = sum(world.policy.plan(StepView(decoding, 0, 0, world.now_s)).lengths)
-    crowded = sum(world.policy.plan(StepView(decoding, 64, 5, world.now_s)).lengths)
-    assert crowded <= alone
+    slots, prices = [], []
+    for num_context_rows, num_waiting in ((0, 0), (64, 5)):
+        view = StepView(decoding, num_context_rows, num_waiting, world.now_s)
+        costs = world.policy._costs.costs(4, 4 + num_context_rows, 64)
+        choice = world.policy._choose(view, costs, 4.0 + (num_context_rows if num_waiting else 0))
+        slots.append(choice.num_slots)
+        prices.append(choice.goodput)
+    assert slots[1] < slots[0]
+    assert prices[1] > prices[0]
 
 
 def test_a_request_near_its_deadline_gets_the_slots():
@@ -140,23 +148,56 @@ def test_a_doubted_draft_loses_its_row_and_all_behind_it_and_none_before():
 
 
 def test_a_mode_that_promises_and_does_not_keep_is_given_up():
-    controller = Controller({"price": 0.0, "draft_ahead": 0.03}, window=32)
+    controller = Controller({"price": 0.0, "draft_ahead": 0.03})
     used = []
-    for _ in range(3000):
+    for _ in range(1000):
         arm = controller.choose(32, {"price": 1.0, "draft_ahead": 1.5})
         used.append(arm)
         controller.record(32, arm, 32, {"price": 1.0, "draft_ahead": 1.5}[arm], 32.0 if arm == "price" else 40.0)
-    assert 30 < used.count("draft_ahead") < 400
+    assert 10 < used.count("draft_ahead") < 100
     assert used[-1] == "price"
 
 
 def test_a_mode_that_keeps_its_promise_stays():
-    controller = Controller({"price": 0.0, "draft_ahead": 0.03}, window=32)
+    controller = Controller({"price": 0.0, "draft_ahead": 0.03})
     for _ in range(300):
         arm = controller.choose(32, {"price": 1.0, "draft_ahead": 1.2})
         controller.record(32, arm, 32, {"price": 1.0, "draft_ahead": 1.2}[arm], 32.0 if arm == "price" else 27.0)
     assert arm == "draft_ahead"
     assert controller.choose(32, {"price": 1.0}) == "price"  # it cannot run any more
+
+
+def test_an_arm_that_was_unlucky_is_tried_again():
+    """One bad stretch of measurements fades while others run."""
+    controller = Controller({"price": 0.0, "off": 0.0})
+    predicted = {"price": 1.1, "off": 1.0}
+    while controller.choose(4, predicted) == "price":
+        controller.record(4, "price", 8, 1.1, 9.0)
+    used = []
+    for _ in range(40000):
+        used.append(controller.choose(4, predicted))
+        controller.record(4, used[-1], 8, predicted[used[-1]], 8.0 / predicted[used[-1]])
+    assert used[0] == "off"
+    assert used[-1] == "price"
+
+
+def test_a_small_difference_does_not_change_the_incumbent():
+    controller = Controller({"price": 0.0, "off": 0.0})
+    for predicted in ({"price": 1.0, "off": 1.005}, {"price": 1.0, "off": 0.99}) * 200:
+        assert controller.choose(4, predicted) == "price"
+        controller.record(4, "price", 8, 1.0, 8.0)
+
+
+def test_a_change_dwells():
+    """Two arms that leapfrog each other with every step are not followed: a change costs the draft its catching up."""
+    controller = Controller({"price": 0.0, "off": 0.0})
+    used = []
+    for step in range(400):
+        predicted = {"price": 1.0, "off": 1.2 if step % 2 else 0.8}
+        used.append(controller.choose(4, predicted))
+        controller.record(4, used[-1], 8, predicted[used[-1]], 8.0)
+    changes = sum(a != b for a, b in itertools.pairwise(used))
+    assert 1 <= changes <= 8
 
 
 def test_overlap_is_predicted_only_from_measured_lanes():

@@ -25,7 +25,7 @@ def feed(estimator, rng, requests, num_steps, truth, num_drafts=6):
             tested.append(min(a + 1, num_drafts))
         n = len(requests)
         estimator.observe(
-            StepOutcome(requests, [num_drafts] * n, [num_drafts] * n, [0] * n, tested, accepted, 0, 0, 0, 0,
+            StepOutcome(requests, [num_drafts] * n, [num_drafts] * n, [0] * n, tested, accepted, 0, 0, 0, 0, 0,
                         1.0, 1.0, 2.0, Mode.SERIAL, 0.0)
         )  # fmt: skip
 

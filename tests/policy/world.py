@@ -95,10 +95,12 @@ class World:
         rows = len(self.requests) + sum(verified)
         noise = 1.0 + self.noise * abs(self.rng.standard_normal())
         verify_ms = self.target(rows) * noise
+        started_s = self.now_s
         self.now_s += 1e-3 * (spent_ms * noise + verify_ms + self.overhead_ms)
         outcome = StepOutcome(
             self.requests, pending, verified, [0] * len(pending), tested, accepted, sum(new), rows, 0,
-            self.num_waiting, spent_ms * noise, verify_ms, spent_ms * noise + verify_ms, Mode.SERIAL, self.now_s,
+            sum(n > 0 for n in new), self.num_waiting, spent_ms * noise, verify_ms, spent_ms * noise + verify_ms,
+            Mode.SERIAL, started_s,
         )  # fmt: skip
         self.policy.observe(outcome)
         for i, (r, p, t, a, n) in enumerate(zip(self.requests, pending, tested, accepted, tokens, strict=True)):
@@ -143,9 +145,10 @@ class World:
                     m = r.draft_margins[r.num_tokens : r.num_tokens + r.num_drafts + new[i]]
                     k = len(m)
                     survival[i] = float(np.prod(1 / (1 + np.exp(-(stop.slope[:k] * m + stop.intercept[:k])))))
-                going = [i for i in going if survival[i] >= stop.min_survival]
-                gain = sum(survival[i] * stop.prior[self.requests[i].num_drafts + new[i]] for i in going)
-                if gain < stop.step_price[len(going)]:
+                places = {i: self.requests[i].num_drafts + new[i] for i in going}
+                worth = {i: survival[i] * stop.prior[places[i]] - stop.row_price[places[i]] for i in going}
+                going = [i for i in going if worth[i] >= 0.0]
+                if sum(worth[i] for i in going) < stop.step_price[len(going)]:
                     going = []
         return new, spent
 

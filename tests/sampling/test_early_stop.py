@@ -93,8 +93,8 @@ def random_stop(seed):
         rng.uniform(0, 2, MAX_DRAFT_LEN).astype(np.float32),
         rng.uniform(-1, 1.5, MAX_DRAFT_LEN).astype(np.float32),
         rng.uniform(0.3, 1, MAX_DRAFT_LEN).astype(np.float32),
+        rng.uniform(0, rng.choice([0.0, 0.3, 0.6]), MAX_DRAFT_LEN).astype(np.float32),
         (price * np.sqrt(np.arange(NUM_SLOTS + 1))).astype(np.float32),
-        float(rng.choice([0.0, 0.1, 0.3, 0.5])),
     )
 
 
@@ -133,12 +133,12 @@ def flat(value, size=MAX_DRAFT_LEN):
 
 
 def test_the_ends_of_the_scale(harness):
-    never = DraftStop(flat(0), flat(0), flat(1), flat(0, NUM_SLOTS + 1), 0.0)
+    never = DraftStop(flat(0), flat(0), flat(1), flat(0), flat(0, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, never) == NUM_NEW
-    too_dear = DraftStop(flat(0), flat(0), flat(1), flat(100, NUM_SLOTS + 1), 0.0)
+    too_dear = DraftStop(flat(0), flat(0), flat(1), flat(0), flat(100, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, too_dear) == [1, 1, 1, 0, 1]
     # Each draft halves the survival: three halves reach 1/8, pending drafts included.
-    halving = DraftStop(flat(0), flat(0), flat(1), flat(0, NUM_SLOTS + 1), 0.2)
+    halving = DraftStop(flat(0), flat(0), flat(1), flat(0.2), flat(0, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, halving) == [3, 2, 1, 0, 1]
 
 
@@ -172,11 +172,11 @@ def test_candidates_cost_no_memory_unless_wanted():
 
 def test_a_stop_of_the_wrong_size_or_without_margins_is_refused(harness):
     rig = Rig(harness)
-    short = DraftStop(flat(0), flat(0, 3), flat(1), flat(0, NUM_SLOTS + 1), 0.0)
+    short = DraftStop(flat(0), flat(0, 3), flat(1), flat(0), flat(0, NUM_SLOTS + 1))
     with pytest.raises(ValueError, match=r"intercept is float32 \[3\], need contiguous float32 \[6\]"):
         rig.draft(NUM_PENDING, NUM_NEW, short)
     with pytest.raises(ValueError, match="step_price"):
-        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(flat(0), flat(0), flat(1), flat(0, NUM_SLOTS), 0.0))
+        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(flat(0), flat(0), flat(1), flat(0), flat(0, NUM_SLOTS)))
     rig.table.array["draft_margins"][2] = 0
     with pytest.raises(InvalidArgumentError):
         rig.draft(NUM_PENDING, NUM_NEW, random_stop(0))

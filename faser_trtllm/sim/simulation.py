@@ -1,0 +1,37 @@
+"""Opens an executor whose engines compute for real and whose time is a cost table's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.engine.base import Engine
+from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.policy.base import Policy
+from faser_trtllm.sim.priced_engine import PricedEngine
+from faser_trtllm.sim.priced_policy import PricedPolicy
+
+
+def open_simulation(
+    engine_dir: Path,
+    config: ExecutorConfig,
+    costs: CostTable,
+    clock: ManualClock,
+    wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+) -> Executor:
+    """Tokens, drafts and confidences are the engines' own; only time is simulated, so a run repeats itself exactly.
+
+    What is left out: the host's time per step is the table's overhead, the same for every policy.
+    """
+
+    def price(engine: Engine, role: str) -> Engine:
+        return PricedEngine(engine, costs, clock)
+
+    def charge(policy: Policy) -> Policy:
+        return PricedPolicy(wrap_policy(policy), clock, costs.overhead_ms)
+
+    return open_executor(engine_dir, config, clock, charge, price)
