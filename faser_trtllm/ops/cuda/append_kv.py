@@ -115,7 +115,7 @@ def append_kv_reference(
 
     shape = shape_of(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
     _check_scales(k_scale, v_scale)
-    heads = qkv.float().view(shape.num_rows, -1, shape.head_dim)
+    heads = qkv.float().view(shape.num_rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
     angles = positions.long().clamp(0, shape.max_seq_len - 1)
     c, s = cos[angles][:, None], sin[angles][:, None]
     low, high = heads.chunk(2, -1)

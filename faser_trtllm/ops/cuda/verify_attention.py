@@ -184,7 +184,7 @@ def verify_attention_reference(
     max_blocks_per_seq]; cu_q_lens int32 [batch_size + 1]; kv_lens int32 [batch_size], past and new. scale: of the
     scores, by default 1 / sqrt(head_dim). A position in a block that does not exist reads as zeros; one past the table
     is not seen; a row that sees nothing, or belongs to no request, is zeros. K and V behind a request's kv_len are
-    never read.
+    never read; those before it must be finite, since a kernel multiplies what a row does not see yet by zero.
     """
     import torch
 

@@ -27,8 +27,10 @@ class EmulatedModule:
     `order` is the order of a block's threads (0 ascending, 1 descending, else shuffled): results must not depend on it.
     """
 
-    def __init__(self, stem: str, defines: Mapping[str, int] | None = None, order: int = 0) -> None:
-        self._library = _library(stem, tuple(sorted((defines or {}).items())))
+    def __init__(
+        self, stem: str, defines: Mapping[str, int] | None = None, order: int = 0, sources: Path | None = None
+    ) -> None:
+        self._library = _library(stem, tuple(sorted((defines or {}).items())), sources or source_dir())
         self.order = order
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
@@ -45,7 +47,9 @@ class EmulatedModule:
         )
 
 
-def emulated(stem: str, defines: Mapping[str, int] | None = None, order: int = 0) -> EmulatedModule:
+def emulated(
+    stem: str, defines: Mapping[str, int] | None = None, order: int = 0, sources: Path | None = None
+) -> EmulatedModule:
     """An EmulatedModule, or a skipped test where there is no host compiler or no CUDA headers."""
     if _host_compiler() is None:
         pytest.skip("no host C++ compiler (CXX, c++) to emulate the kernels with")
@@ -53,7 +57,7 @@ def emulated(stem: str, defines: Mapping[str, int] | None = None, order: int = 0
         include_dirs()
     except FaserError as error:
         pytest.skip(str(error))
-    return EmulatedModule(stem, defines, order)
+    return EmulatedModule(stem, defines, order, sources)
 
 
 def _host_compiler() -> str | None:
@@ -61,14 +65,13 @@ def _host_compiler() -> str | None:
 
 
 @functools.cache
-def _library(stem: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-    sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
+def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
+    sources = [folder / f"{stem}.cu", *sorted(folder.glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
     flags += [f"-D{name}={value}" for name, value in defines]
-    for folder in (source_dir(), EMULATOR_DIR):
-        flags += ["-I", str(folder)]
-    for folder in include_dirs():
-        flags += ["-isystem", str(folder)]
+    flags += ["-I", str(folder), "-I", str(EMULATOR_DIR)]
+    for include in include_dirs():
+        flags += ["-isystem", str(include)]
     digest = hashlib.sha256(repr(flags).encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     target = cache_dir() / "emulated" / f"{stem}-{digest}.so"
     if not target.is_file():

@@ -1,0 +1,240 @@
+"""append_kv: the reference against Hugging Face's rope, the kernels (emulated, and on a GPU) against the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda import append_kv as op
+from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.paged_cases import TORCH_TYPES, garbage
+
+MAX_SEQ_LEN = 96
+
+
+@dataclass
+class AppendCase:
+    """Inputs and outputs of append_kv, in its order."""
+
+    qkv: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+    cu_q_lens: torch.Tensor
+    block_table: torch.Tensor
+    kv_lens: torch.Tensor
+    q_rotated: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+    def copy(self, device: str = "cpu") -> AppendCase:
+        return AppendCase(*[tensor.clone().to(device) for tensor in self.tensors()])
+
+
+def append_case(
+    generator, num_rows, kv_lens, *, heads=(4, 2), head_dim=64, tokens_per_block=16, dtype="bf16", fp8=False, dummies=0
+) -> AppendCase:
+    """New rows at the end of each request's context; dummies are rows of nobody at max_seq_len. Caches hold ones."""
+    num_heads, num_kv_heads = heads
+    batch_size, total = len(num_rows), sum(num_rows) + dummies
+    blocks_per_seq = -(-max(kv_lens) // tokens_per_block) + 1
+    num_blocks = batch_size * blocks_per_seq + 1
+    table = torch.randperm(num_blocks, generator=generator)[: batch_size * blocks_per_seq].view(batch_size, -1)
+    angles = torch.arange(MAX_SEQ_LEN)[:, None] * 10_000 ** (-torch.arange(head_dim // 2) * 2 / head_dim)
+    positions = [kv_len - rows + i for rows, kv_len in zip(num_rows, kv_lens, strict=True) for i in range(rows)]
+    kv_type = TORCH_TYPES["e4m3" if fp8 else dtype]
+    qkv = 4 * torch.randn((total, (num_heads + 2 * num_kv_heads) * head_dim), generator=generator)
+    return AppendCase(
+        qkv.to(TORCH_TYPES[dtype]),
+        angles.cos().float(),
+        angles.sin().float(),
+        torch.tensor(positions + [MAX_SEQ_LEN] * dummies, dtype=torch.int32),
+        torch.tensor([0, *num_rows]).cumsum(0).to(torch.int32),
+        table.to(torch.int32),
+        torch.tensor(kv_lens, dtype=torch.int32),
+        torch.full((total, num_heads, head_dim), float("nan"), dtype=TORCH_TYPES[dtype]),
+        torch.ones((num_blocks, num_kv_heads, tokens_per_block, head_dim)).to(kv_type),
+        torch.ones((num_blocks, num_kv_heads, tokens_per_block, head_dim)).to(kv_type),
+    )
+
+
+def assert_same(found: AppendCase, wanted: AppendCase) -> None:
+    """Within one rounding of the type: a GPU fuses the multiplication and addition of the rotation."""
+    for name in ("q_rotated", "k_cache", "v_cache"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float8_e4m3fn: 2**-3}[a.dtype]
+        atol = 2**-9 if a.dtype == torch.float8_e4m3fn else 1e-5
+        torch.testing.assert_close(a.float(), b.float(), rtol=step, atol=atol, equal_nan=True)
+
+
+@st.composite
+def batches(draw):
+    requests = draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 80)), min_size=1, max_size=5))
+    return [rows for rows, _ in requests], [rows + past for rows, past in requests]
+
+
+def test_the_reference_is_hugging_face_s_rope():
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    case = append_case(torch.Generator().manual_seed(0), [3, 0, 2], [10, 4, 40])
+    op.append_kv_reference(*case.tensors())
+    q, k, v = case.qkv.float().view(5, 8, 64).split([4, 2, 2], 1)
+    cos, sin = (table[case.positions.long()].repeat(1, 2)[None] for table in (case.cos, case.sin))
+    q, k = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
+    q, k = q[0].transpose(0, 1), k[0].transpose(0, 1)
+    torch.testing.assert_close(case.q_rotated, q.to(torch.bfloat16))
+    written = torch.zeros(case.k_cache.shape[::2], dtype=torch.bool)
+    for row, (b, position) in enumerate([(0, 7), (0, 8), (0, 9), (2, 38), (2, 39)]):
+        block, offset = case.block_table[b, position // 16], position % 16
+        written[block, offset] = True
+        torch.testing.assert_close(case.k_cache[block, :, offset], k[row].to(torch.bfloat16))
+        torch.testing.assert_close(case.v_cache[block, :, offset], v[row].to(torch.bfloat16))
+    for cache in (case.k_cache, case.v_cache):
+        assert (cache.transpose(1, 2)[~written] == 1).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=batches(),
+    seed=st.integers(0, 2**31),
+    heads=st.sampled_from([(1, 1), (4, 2), (7, 1), (32, 8)]),
+    head_dim=st.sampled_from([64, 80, 96, 128, 256]),
+    tokens_per_block=st.sampled_from([1, 7, 16, 96]),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    fp8=st.booleans(),
+    dummies=st.integers(0, 3),
+)
+def test_any_batch_on_the_cpu(batch, seed, heads, head_dim, tokens_per_block, dtype, fp8, dummies):
+    generator = torch.Generator().manual_seed(seed)
+    wanted = append_case(
+        generator,
+        *batch,
+        heads=heads,
+        head_dim=head_dim,
+        tokens_per_block=tokens_per_block,
+        dtype=dtype,
+        fp8=fp8,
+        dummies=dummies,
+    )
+    found = wanted.copy()
+    scales = {"k_scale": 0.25, "v_scale": 0.01} if fp8 else {}
+    op.append_kv_reference(*wanted.tensors(), **scales)
+    op.launch(emulated("append_kv"), *found.tensors(), **scales)
+    assert_same(found, wanted)
+
+
+def test_what_is_out_of_range_is_not_written():
+    case = append_case(torch.Generator().manual_seed(1), [6, 3], [20, 9])
+    before = case.k_cache.clone(), case.v_cache.clone()
+    case.positions[:6] = torch.tensor([-1, 20, MAX_SEQ_LEN, 2**31 - 1, -(2**31), 50])
+    case.block_table[1] = torch.tensor([-1, 2**31 - 1, case.k_cache.shape[0]])
+    case.positions[6:] = torch.tensor([0, 8, 8])
+    reference = case.copy()
+    op.append_kv_reference(*reference.tensors())
+    op.launch(emulated("append_kv"), *case.tensors())
+    assert torch.equal(case.k_cache, before[0])
+    assert torch.equal(case.v_cache, before[1])
+    assert_same(case, reference)
+    assert case.q_rotated.isfinite().all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31))
+def test_arbitrary_data_stays_within_the_caches(seed):
+    """What a builder may feed; the memory around must not change."""
+    generator = torch.Generator().manual_seed(seed)
+    case = append_case(generator, [3, 0, 2], [10, 20, 15], tokens_per_block=4, head_dim=64)
+    for name in ("positions", "cu_q_lens", "block_table", "kv_lens"):
+        setattr(case, name, garbage(generator, getattr(case, name)))
+    edges = []
+    for name in ("q_rotated", "k_cache", "v_cache"):
+        tensor = getattr(case, name)
+        around = torch.full((tensor.numel() + 4096,), 7.0, dtype=tensor.dtype)
+        around[2048:-2048] = tensor.flatten()
+        setattr(case, name, around[2048:-2048].view(tensor.shape))
+        edges += [around[:2048], around[-2048:]]
+    wanted = case.copy()
+    op.launch(emulated("append_kv"), *case.tensors())
+    assert all((edge == 7.0).all() for edge in edges)
+    # Requests that overlap write one position twice; where they do not, the reference says what is written.
+    if (case.cu_q_lens.diff() >= 0).all():
+        op.append_kv_reference(*wanted.tensors())
+        assert_same(case, wanted)
+
+
+def test_fp8_saturates():
+    case = append_case(torch.Generator().manual_seed(2), [1], [1], fp8=True)
+    case.qkv[:] = 1e4
+    op.launch(emulated("append_kv"), *case.tensors(), v_scale=0.5)
+    assert (case.v_cache[case.block_table[0, 0], :, 0].float() == 448).all()
+
+
+def test_wrong_arguments_are_named():
+    class NotLaunched:
+        def launch(self, *arguments):
+            raise AssertionError("launched")
+
+    case = append_case(torch.Generator().manual_seed(0), [2], [20])
+    wrong = [
+        ("head_dim is 8", {"q_rotated": case.q_rotated[..., :8]}, {}),
+        ("qkv has type fp32", {"qkv": case.qkv.float()}, {}),
+        ("qkv has shape", {"qkv": case.qkv[:, :64]}, {}),
+        ("cos has type bf16", {"cos": case.cos.bfloat16()}, {}),
+        ("sin has shape", {"sin": case.sin[1:]}, {}),
+        ("positions has type int64", {"positions": case.positions.long()}, {}),
+        ("k_cache has type fp16", {"k_cache": case.k_cache.half()}, {}),
+        ("v_cache has shape", {"v_cache": case.v_cache[1:]}, {}),
+        ("block_table has shape", {"block_table": case.block_table.repeat(2, 1)}, {}),
+        ("max_seq_len 0", {"cos": case.cos[:0], "sin": case.sin[:0]}, {}),
+        ("k_scale is 0", {}, {"k_scale": 0.0}),
+        ("v_scale is inf", {}, {"v_scale": math.inf}),
+    ]
+    for message, tensors, options in wrong:
+        changed = AppendCase(**(vars(case) | tensors))
+        with pytest.raises(InvalidArgumentError, match=message):
+            op.launch(NotLaunched(), *changed.tensors(), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_on_a_gpu(head_dim, dtype, fp8):
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
+    with Module(compile_stem("append_kv", device_arch()).path) as module:
+        for arbitrary in (False, True):
+            for _ in range(5):
+                case = append_case(
+                    generator,
+                    [7, 0, 30, 1],
+                    [7, 5, 90, 64],
+                    heads=(16, 4),
+                    head_dim=head_dim,
+                    dtype=dtype,
+                    fp8=fp8,
+                    dummies=3,
+                )
+                if arbitrary:
+                    case.positions = garbage(generator, case.positions)
+                    case.block_table = garbage(generator, case.block_table)
+                wanted = case.copy()
+                op.append_kv_reference(*wanted.tensors())
+                found = case.copy("cuda")
+                op.launch(module, *found.tensors(), stream=torch.cuda.current_stream().cuda_stream)
+                torch.cuda.synchronize()
+                # Two rows may have one arbitrary position: which is written last is not said.
+                if not arbitrary:
+                    assert_same(found.copy("cpu"), wanted)
