@@ -38,7 +38,7 @@ class TensorRTEngine:
 
     Every input and output has its place in device memory for life: captured graphs hold the addresses. Hidden rows
     alternate between two buffers; a cache output is bound to its input. A pass is padded to a bucket (tensorrt_buckets)
-    and, the second time its sizes come, replayed as a graph captured on the partition's stream.
+    and, from the third time that its sizes come, a replay of the graph captured on the partition's stream.
     """
 
     def __init__(
@@ -266,16 +266,16 @@ class TensorRTEngine:
         key = (index, self._read, self._partition.name, *sorted(inputs.sizes.items()))
         if key in self._graphs:
             self._device.launch_graph(self._graphs[key], stream)
-        elif key in self._seen and self._plans.is_capturable(index, profile, self._partition):
-            self._graphs[key] = self._capture(index, profile, inputs)
-            self._device.launch_graph(self._graphs[key], stream)
-        else:
-            # The first run compiles and allocates what the shape needs, which must not happen while capturing.
-            self._execute(index, profile, inputs)
-            if self._buckets.has_graph(rows):
-                self._seen.add(key)
+            return
+        # The first run after shapes changed brings TensorRT's own state up to date, which must not be captured.
+        self._bind(index, profile, inputs)
+        self._plans.enqueue(index, profile, self._partition)
+        if key in self._seen and self._plans.is_capturable(index, profile, self._partition):
+            self._graphs[key] = self._capture(index, profile)
+        elif self._buckets.has_graph(rows):
+            self._seen.add(key)
 
-    def _execute(self, index: int, profile: int, inputs: PaddedInputs) -> None:
+    def _bind(self, index: int, profile: int, inputs: PaddedInputs) -> None:
         info = self._file.plans[index].info
         shapes = {
             spec.name: tuple(inputs.sizes[size] if isinstance(size, str) else size for size in spec.shape)
@@ -283,13 +283,14 @@ class TensorRTEngine:
             if spec.is_dynamic
         }
         addresses = {spec.name: self._memory.address(spec.name, self._read) for spec in (*info.inputs, *info.outputs)}
-        self._plans.execute(index, profile, self._partition, shapes, addresses)
+        self._plans.bind(index, profile, self._partition, shapes, addresses)
 
-    def _capture(self, index: int, profile: int, inputs: PaddedInputs) -> int:
+    def _capture(self, index: int, profile: int) -> int:
+        """A graph of what was just run; it is not run again."""
         stream = self._partition.stream
         self._device.begin_capture(stream)
         try:
-            self._execute(index, profile, inputs)
+            self._plans.enqueue(index, profile, self._partition)
         except BaseException:
             with contextlib.suppress(FaserError):  # the first error says more
                 self._device.destroy_graph(self._device.end_capture(stream))

@@ -62,7 +62,7 @@ class Plans:
             self._contexts[key] = context
         return self._contexts[key]
 
-    def execute(
+    def bind(
         self,
         index: int,
         profile: int,
@@ -70,7 +70,7 @@ class Plans:
         shapes: Mapping[str, tuple[int, ...]],
         addresses: Mapping[str, int],
     ) -> None:
-        """Run plan `index` on the partition's stream. shapes: of its inputs; addresses: of its inputs and outputs."""
+        """What enqueue() runs plan `index` on. shapes: of its inputs; addresses: of its inputs and outputs."""
         context = self.context(index, profile, partition)
         for name, shape in shapes.items():
             if not context.set_input_shape(name, shape):
@@ -81,11 +81,14 @@ class Plans:
         missing = context.infer_shapes()
         if missing:
             raise FaserError(f"{self._name(index)}: {', '.join(missing)} has no shape or address")
-        if not context.execute_async_v3(partition.stream):
+
+    def enqueue(self, index: int, profile: int, partition: GpuPartition) -> None:
+        """Run plan `index` on the partition's stream, as it was bound last."""
+        if not self.context(index, profile, partition).execute_async_v3(partition.stream):
             raise FaserError(f"{self._name(index)} did not run ({self._last_error()})")
 
     def is_capturable(self, index: int, profile: int, partition: GpuPartition) -> bool:
-        """Whether what execute() does can be recorded in a graph."""
+        """Whether what enqueue() does can be recorded in a graph."""
         context = self.context(index, profile, partition)
         return not hasattr(context, "is_stream_capturable") or bool(context.is_stream_capturable(partition.stream))
 

@@ -108,6 +108,9 @@ class StandInDevice:
         del self.graphs[graph]
         self.log.append("graph")
 
+    def is_capturing(self, stream: int) -> bool:
+        return stream in self._captured
+
     def enqueue(self, stream: int, operation: Callable[[], Any]) -> None:
         self._captured.get(stream, self.queues[stream]).append(operation)
 
@@ -232,6 +235,7 @@ class _Context:
         self._profile = -1
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
+        self._last_run: Any = None
         weakref.finalize(self, trt.device.log.append, "context")
         trt.contexts.append(weakref.ref(self))
 
@@ -267,6 +271,9 @@ class _Context:
         assert self.scratch is not None
         info, shapes, addresses = self._engine.info, dict(self._shapes), dict(self._addresses)
         interpreter = self._engine.interpreter
+        if self._trt.device.is_capturing(stream):
+            assert self._last_run == (shapes, addresses), "TensorRT's first run on a shape must not be captured"
+        self._last_run = (shapes, addresses)
         for spec in info.outputs:
             if "_cache_out_" in spec.name:
                 assert addresses[spec.name] == addresses[spec.name.replace("_out", "")], "caches are updated in place"

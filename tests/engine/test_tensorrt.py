@@ -37,6 +37,7 @@ from tests.executor.harness import Collector, ErraticPolicy
 trt = load_trt()
 TOLERANCE = 5e-5
 SEGMENTS = (0, 1, 3, 4)
+EXTRA = ("enqueue", "is_capturing")  # what the stand-in's runtime asks its device
 BLOCK = 16
 
 
@@ -420,5 +421,5 @@ def test_the_stand_in_has_the_devices_methods() -> None:
         return {name: list(inspect.signature(member).parameters) for name, member in members if name[0] != "_"}
 
     theirs = signatures(Device)
-    mine = {name: parameters for name, parameters in signatures(StandInDevice).items() if name != "enqueue"}
+    mine = {name: parameters for name, parameters in signatures(StandInDevice).items() if name not in EXTRA}
     assert mine == theirs
