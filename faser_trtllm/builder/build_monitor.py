@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -77,23 +78,33 @@ def run_builder(
     result: list[Any] = []
     failure: list[BaseException] = []
 
+    # Not Thread.join: Python 3.10 to 3.12 take a thread for dead if Ctrl-C interrupts it.
+    finished = threading.Event()
+
     def run() -> None:
         try:
             result.append(build())
         except BaseException as error:
             failure.append(error)
+        finally:
+            finished.set()
 
-    thread = threading.Thread(target=run, name="faser-tensorrt-builder")
-    thread.start()
+    threading.Thread(target=run, name="faser-tensorrt-builder").start()
     try:
-        while thread.is_alive():
+        while not finished.wait(poll_s):
             if progress is not None:
                 progress(*phases.state)
-            thread.join(poll_s)
     finally:
         cancelled.set()
-        thread.join()
+        _wait_for(finished)
         config.progress_monitor = None
     if failure:
         raise failure[0]
     return result[0]
+
+
+def _wait_for(finished: threading.Event) -> None:
+    """However often Ctrl-C is pressed meanwhile: TensorRT aborts the process if Python ends while it builds."""
+    while not finished.is_set():
+        with contextlib.suppress(KeyboardInterrupt):
+            finished.wait()

@@ -36,8 +36,16 @@ def staged_directory(final: Path) -> Iterator[Path]:
         _sync(final.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        _remove(staging)
         raise
+
+
+def _remove(path: Path) -> None:
+    """However often Ctrl-C is pressed meanwhile."""
+    while path.exists():
+        with contextlib.suppress(KeyboardInterrupt):
+            shutil.rmtree(path, ignore_errors=True)
+            return
 
 
 def _remove_leftovers(final: Path) -> None:
