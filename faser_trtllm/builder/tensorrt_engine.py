@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,7 @@ class TensorRTBackend:
         return {
             "engine_file_version": VERSION,
             "requirements": _plain(asdict(self._requirements)),
-            "specifications": {
-                source.role: [network.specification for _, network in self._networks(source, build_config)]
-                for source in sources
-            },
+            "specifications": {source.role: self._specifications(source, build_config) for source in sources},
         }
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
@@ -121,7 +118,7 @@ class TensorRTBackend:
         with PlanFileWriter(path, self._requirements, options) as writer:
             for done, (kind, first, last) in enumerate(parts):
                 builder = self._trt.Builder(logger(self._trt))
-                network = self._network(builder, kind, source, first, last, options)
+                network = self._network(builder, kind, first, last, source, options)
                 info, config = self._configure(builder, network, kind, first, last)
 
                 def report(fraction: float, phase: str, done: int = done, info: PlanInfo = info) -> None:
@@ -156,14 +153,16 @@ class TensorRTBackend:
         parts = [(SEGMENT, first, last) for first, last in ranges]
         return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(ranges) > 1 else parts
 
-    def _networks(self, source: Source, build_config: BuildConfig) -> Iterator[tuple[str, Any]]:
+    def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
         options = self._options(build_config)
-        for kind, first, last in self._parts(source):
-            builder = self._trt.Builder(logger(self._trt))
-            yield kind, self._network(builder, kind, source, first, last, options)
+        # Each network, and so its weights, is gone before the next is made.
+        return [
+            self._network(self._trt.Builder(logger(self._trt)), *part, source, options).specification
+            for part in self._parts(source)
+        ]
 
     def _network(
-        self, builder: Any, kind: str, source: Source, first: int, last: int, options: NetworkOptions
+        self, builder: Any, kind: str, first: int, last: int, source: Source, options: NetworkOptions
     ) -> SegmentNetwork:
         network = create_network(self._trt, builder)
         if kind == EARLY_EXIT:
