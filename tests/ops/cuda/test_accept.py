@@ -277,6 +277,13 @@ class TestRows:
         assert one_row(SmallBlocks(), [-0.0, 0.0])[0] == 0
         assert one_row(SmallBlocks(), [0] * 70 + [5] * 30)[0] == 70
 
+    def test_a_token_is_biased_as_often_as_it_is_listed(self):
+        bias = [(0, 5.0), (0, -5.0), (2, 0.5), (99, 9.0), (-1, 9.0)]
+        assert one_row(SmallBlocks(), [0, 1, 0], bias=bias)[0] == 1
+        assert one_row(SmallBlocks(), [0, 1, 0], bias=[*bias, (2, 1.0)])[0] == 2
+        assert one_row(SmallBlocks(), [-3e38, 0], bias=[(0, 3e38), (0, 3e38)])[0] == 0
+        assert one_row(SmallBlocks(), [3e38, 0], bias=[(0, 3e38), (0, -3e38)])[0] == 0
+
     def test_a_draft_that_is_the_argmax_stands(self):
         assert one_row(SmallBlocks(), [0, 3, 1], drafts=[1])[:3] == (1, 1, Outcome.CARRIED)
         assert one_row(SmallBlocks(), [0, 3, 1], drafts=[2])[:3] == (1, 0, Outcome.RECOVERED)

@@ -1,0 +1,69 @@
+"""Our CUDA kernels as TensorRT plugins: quickly deployable, ahead of time, so that no Python runs at inference.
+
+register() makes them known to a TensorRT module; a network then calls trt.plugin.op.faser.<name>. README.md has the
+inputs, outputs and limits. Validated without a GPU; no engine with a plugin has been built or run yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from faser_trtllm.builder.plugins import append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.builder.plugins.kernel_code import KernelCode
+from faser_trtllm.errors import ConfigError
+
+__all__ = ["PLUGIN_IDS", "KernelCode", "register"]
+
+_DESCRIPTORS = {
+    "faser::append_kv": append_kv,
+    "faser::verify_attention": verify_attention,
+    "faser::early_exit": early_exit,
+    "faser::compact_rows": compact_rows,
+}
+PLUGIN_IDS = tuple(_DESCRIPTORS)
+
+_registered: dict[Any, KernelCode] = {}
+
+
+def register(trt: Any, arch: str | None = None, kind: str = "ptx") -> tuple[str, ...]:
+    """Register the plugins with a tensorrt module (10.13 or newer) -> their ids.
+
+    arch: what kernels are compiled for, like "sm_90"; None: device 0's. kind: "ptx", which newer GPUs run too, or
+    "cubin", for that architecture alone. Kernels are compiled when an engine that uses them is built. Registering the
+    same again has no effect. ConfigError if the module has no such plugins, or they are registered for another target.
+    """
+    if arch is None:
+        from faser_trtllm.ops.cuda.module import device_arch
+
+        arch = device_arch()
+    code = KernelCode(arch, kind)
+    known = _registered.get(trt)
+    if known is not None and known != code:
+        raise ConfigError(
+            f"the plugins are registered for {known.arch} ({known.kind}) and cannot be for {arch} ({kind}) as well; "
+            "build for one target per process"
+        )
+    if known is None:
+        trtp = _plugin_module(trt)
+        for descriptor in _DESCRIPTORS.values():
+            descriptor.register(trt, trtp, code)
+        _registered[trt] = code
+    return PLUGIN_IDS
+
+
+def _plugin_module(trt: Any) -> Any:
+    try:
+        trtp = importlib.import_module(f"{trt.__name__}.plugin")
+    except ImportError as error:
+        raise _no_plugins(trt) from error
+    if not hasattr(trtp, "aot_impl"):
+        raise _no_plugins(trt)
+    return trtp
+
+
+def _no_plugins(trt: Any) -> ConfigError:
+    return ConfigError(
+        f"{trt.__name__} {trt.__version__} has no ahead-of-time plugins; install tensorrt 10.13 or newer, or build "
+        "with --backend tensorrt_rtx, which needs none"
+    )

@@ -1,0 +1,77 @@
+"""How a plugin's functions become a descriptor of tensorrt.plugin, and what they have in common."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from faser_trtllm.errors import InvalidArgumentError
+
+Function = Callable[..., Any]
+
+
+def register_plugin(
+    trtp: Any,
+    plugin_id: str,
+    describe: Function,
+    implement: Function,
+    *,
+    num_outputs: int,
+    attributes: Mapping[str, type] | None = None,
+    autotune: Function | None = None,
+) -> None:
+    """Register a plugin's functions with tensorrt.plugin; their parameters are tensors but for the attributes.
+
+    TensorRT reads types from annotations, as objects: they are attached here, since its module is not there when ours
+    are imported.
+    """
+    attributes = attributes or {}
+    describe.__annotations__ = {
+        name: attributes.get(name, trtp.TensorDesc) for name in inspect.signature(describe).parameters
+    } | {"return": tuple[(trtp.TensorDesc,) * num_outputs]}  # type: ignore[misc]
+    implement.__annotations__ = {"return": tuple[str, bytes, trtp.KernelLaunchParams, trtp.SymIntExprs]}
+    trtp.register(plugin_id)(describe)
+    trtp.aot_impl(plugin_id)(implement)
+    if autotune is not None:
+        trtp.autotune(plugin_id)(autotune)
+
+
+def launch_params(trtp: Any, grid: Sequence[Any], num_threads: int) -> Any:
+    """trtp.KernelLaunchParams of a grid (x, y, z), each an int or a symbolic expression."""
+    params = trtp.KernelLaunchParams()
+    params.grid_x, params.grid_y, params.grid_z = grid
+    params.block_x = num_threads
+    return params
+
+
+def scalars(trtp: Any, values: Sequence[Any]) -> Any:
+    """trtp.SymIntExprs of the int32 arguments that stand between a kernel's inputs and its outputs."""
+    arguments = trtp.SymIntExprs(len(values))
+    for i, value in enumerate(values):
+        arguments[i] = trtp.SymInt32(value)
+    return arguments
+
+
+def constant(name: str, size: Any) -> int:
+    """A dimension as a number; InvalidArgumentError if the network leaves it open."""
+    if size.is_fake or not size.is_constant:
+        raise InvalidArgumentError(f"{name} is dynamic; the plugins need it fixed when the network is built")
+    return int(size.constant_value())
+
+
+def type_name(trt: Any, name: str, dtype: Any) -> str:
+    """How kernels spell a tensor's type: "bf16" or "fp16"; InvalidArgumentError for others."""
+    names = {trt.DataType.BF16: "bf16", trt.DataType.HALF: "fp16"}
+    if dtype not in names:
+        raise InvalidArgumentError(f"{name} has type {dtype}; the plugins have kernels for BF16 and HALF")
+    return names[dtype]
+
+
+def expect(plugin_id: str, **tensors: tuple[Any, Any, int]) -> None:
+    """InvalidArgumentError, naming the input, unless each (descriptor, dtype, number of dimensions) agrees."""
+    for name, (desc, dtype, ndim) in tensors.items():
+        if desc.dtype != dtype:
+            raise InvalidArgumentError(f"{name} of {plugin_id} has type {desc.dtype}; it must be {dtype}")
+        if desc.ndim != ndim:
+            raise InvalidArgumentError(f"{name} of {plugin_id} has {desc.ndim} dimensions; it must have {ndim}")

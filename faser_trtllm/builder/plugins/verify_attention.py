@@ -1,0 +1,76 @@
+"""The plugin faser::verify_attention: attention of ragged rows over a paged cache, in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from faser_trtllm.builder.plugins.descriptor import constant, expect, launch_params, register_plugin, scalars, type_name
+from faser_trtllm.builder.plugins.kernel_code import KernelCode
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda import verify_attention
+
+PLUGIN_ID = "faser::verify_attention"
+
+# Tactics are numbers above 0; which tile is faster depends on the rows, so TensorRT measures. 0: not autotuned.
+TILE_ROWS = {0: 64, 1: 64, 2: 16}
+
+
+def register(trt: Any, trtp: Any, code: KernelCode) -> None:
+    """Register the descriptor with tensorrt.plugin."""
+    i32 = trt.DataType.INT32
+
+    def describe(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens):  # type: ignore[no-untyped-def]
+        type_name(trt, "q", q.dtype)
+        expect(
+            PLUGIN_ID,
+            q=(q, q.dtype, 3),
+            k_cache=(k_cache, q.dtype, 4),
+            v_cache=(v_cache, q.dtype, 4),
+            block_table=(block_table, i32, 2),
+            cu_q_lens=(cu_q_lens, i32, 1),
+            kv_lens=(kv_lens, i32, 1),
+        )
+        return (q.like(),)
+
+    def autotune(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, outputs):  # type: ignore[no-untyped-def]
+        values = type_name(trt, "q", q.dtype).upper()
+        types = [values] * 3 + ["INT32"] * 3 + [values]
+        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", [1, 2])]
+
+    def implement(  # type: ignore[no-untyped-def]
+        q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, outputs, tactic
+    ):
+        num_rows, batch_size = q.shape_expr[0], kv_lens.shape_expr[0]
+        num_blocks, num_kv_heads, tokens_per_block, head_dim = k_cache.shape_expr
+        num_heads, num_kv_heads = constant("num_heads", q.shape_expr[1]), constant("num_kv_heads", num_kv_heads)
+        head_dim = constant("head_dim", head_dim)
+        if head_dim not in verify_attention.HEAD_DIMS:
+            raise InvalidArgumentError(
+                f"head_dim is {head_dim}; {PLUGIN_ID} has kernels for {verify_attention.HEAD_DIMS}, build with "
+                "--backend tensorrt_rtx for others"
+            )
+        if num_heads % num_kv_heads:
+            raise InvalidArgumentError(f"num_heads is {num_heads}; it must be a multiple of {num_kv_heads} KV heads")
+        dtype = type_name(trt, "q", q.dtype)
+        shape = verify_attention.AttentionShape(
+            num_rows=num_rows,
+            batch_size=batch_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_blocks=num_blocks,
+            tokens_per_block=tokens_per_block,
+            max_blocks_per_seq=block_table.shape_expr[1],
+            dtype=dtype,
+            kv_dtype=dtype,
+        )
+        tile_rows = TILE_ROWS[tactic]
+        # verify_attention.num_tiles, symbolically.
+        padding = trtp.min(num_rows, batch_size) * (tile_rows - 1)
+        num_tiles = (num_rows * shape.group + padding) // tile_rows + 1
+        params = launch_params(trtp, (num_tiles, num_kv_heads, 1), verify_attention.block_threads(shape, tile_rows))
+        arguments = verify_attention.scalars(shape, 1, verify_attention.default_scale(head_dim), 1.0, 1.0)
+        kernel = verify_attention.kernel_name(shape, tile_rows)
+        return kernel, code.of("verify_attention", FASER_HEAD_DIM=head_dim), params, scalars(trtp, arguments)
+
+    register_plugin(trtp, PLUGIN_ID, describe, implement, num_outputs=1, autotune=autotune)
