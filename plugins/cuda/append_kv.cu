@@ -111,11 +111,11 @@ __device__ void append(const AppendArguments& args) {
   Kv* cache = static_cast<Kv*>(is_value ? args.v_cache : args.k_cache);
   Kv* target = cache + (slot + static_cast<int64_t>(kv_head) * args.tokens_per_block) * args.head_dim + first;
   if constexpr (sizeof(Kv) == 1) {
-    const float scale = is_value ? args.v_scale : args.k_scale;
+    const float inverse = 1.0f / (is_value ? args.v_scale : args.k_scale);
 #pragma unroll
     for (int i = 0; i < kVector; i++) {
-      low[i] /= scale;
-      high[i] /= scale;
+      low[i] *= inverse;
+      high[i] *= inverse;
     }
   }
   store_vector(target, low);

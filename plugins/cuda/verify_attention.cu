@@ -12,8 +12,11 @@
 //
 // FASER_HEAD_DIM=H compiles the kernels of one head size only.
 //
-// limits of *_h256_*: registers <= 255, spill_bytes <= 0, shared_bytes <= 36864
-// limits of verify_attention_combine_*: registers <= 40, spill_bytes <= 0, shared_bytes <= 0
+// The first: 64 rows of 256 values are more than the registers hold; a few addresses are read back once per tile.
+// limits of *_h256_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 36864
+// limits of *_h256_m16: registers <= 255, spill_bytes <= 0, shared_bytes <= 36864
+// limits of *_h128_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
+// limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
 // limits: registers <= 168, spill_bytes <= 0, shared_bytes <= 36864
 #include "common.cuh"
 
@@ -96,6 +99,8 @@ struct Tiling {
   static constexpr int kKvWarps = kRowWarps > 1 ? 1 : kTileTokens / 16;
   static constexpr int kNumThreads = kRowWarps * kKvWarps * kWarpSize;
   static constexpr int kWarpTokens = kTileTokens / kKvWarps;
+  // Per multiprocessor: three keep enough copies under way. Larger heads do not fit the registers that often.
+  static constexpr int kMinBlocks = kHeadDim * kTileRows < 96 * 64 ? 3 : 1;
   // 16 bytes more than a row: then the eight rows that ldmatrix reads lie in different banks.
   static constexpr int kStride = kHeadDim + 8;
   static constexpr int kTileBytes = kTileTokens * kStride * 2;
@@ -481,7 +486,8 @@ __device__ void combine(const float* partial, int num_rows, int num_heads, int h
 // Grid (tiles, num_kv_heads, num_splits) with tiles = (num_rows * group + min(num_rows, batch_size) * (tile_rows - 1))
 // / tile_rows + 1, at least one more than there can be. scale_bits: the softmax scale times that of an e4m3 K.
 #define FASER_VERIFY_ATTENTION(NAME, T, KV, HEAD_DIM, TILE_ROWS)                                                     \
-  extern "C" __global__ void __launch_bounds__(faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kNumThreads)                  \
+  extern "C" __global__ void __launch_bounds__(faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kNumThreads,                  \
+                                               faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kMinBlocks)                   \
       verify_attention_##NAME##_h##HEAD_DIM##_m##TILE_ROWS(                                                          \
           const void* q, const void* k_cache, const void* v_cache, const int32_t* block_table,                       \
           const int32_t* cu_q_lens, const int32_t* kv_lens, int32_t num_rows, int32_t batch_size, int32_t num_heads, \

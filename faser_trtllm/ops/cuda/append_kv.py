@@ -124,8 +124,10 @@ def append_kv_reference(
     keys = rotated[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
     values = heads[:, shape.num_heads + shape.num_kv_heads :]
     if shape.kv_dtype == "e4m3":
-        keys = (keys / k_scale).clamp(-E4M3_MAX, E4M3_MAX)
-        values = (values / v_scale).clamp(-E4M3_MAX, E4M3_MAX)
+        # The reciprocal in fp32, as the kernel has it.
+        k_inverse, v_inverse = torch.tensor([k_scale, v_scale], dtype=torch.float32).reciprocal().tolist()
+        keys = (keys * k_inverse).clamp(-E4M3_MAX, E4M3_MAX)
+        values = (values * v_inverse).clamp(-E4M3_MAX, E4M3_MAX)
     offsets, lens, table, places = cu_q_lens.tolist(), kv_lens.tolist(), block_table.tolist(), positions.tolist()
     for b in range(shape.batch_size):
         for row in range(max(0, offsets[b]), min(offsets[b + 1], shape.num_rows)):
