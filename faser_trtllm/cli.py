@@ -156,6 +156,9 @@ def policies(
     bursty: Annotated[bool, typer.Option("--bursty/--no-bursty", help="the trace whose load swings 35x")] = True,
     minutes: Annotated[float, typer.Option("--minutes", help="of measuring; what fits is reported")] = 20.0,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="take times from the cost tables, tokens from the engines")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
 ) -> None:
     """Compare the policies with each other by load, and with the oracle."""
@@ -171,6 +174,7 @@ def policies(
         bursty=bursty,
         minutes=minutes,
         num_threads=num_threads,
+        simulated=simulated,
         command_line=tuple(sys.argv),
     )
     run_policy_bench(options.quick() if quick else options, lambda line: print(line, file=sys.stderr, flush=True))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from faser_trtllm.core.decision import DraftStop, Mode, StepView
 from faser_trtllm.core.request import FinishReason, Request
@@ -62,13 +60,13 @@ class DraftResult:
 class VerifyResult:
     """What a target pass found, in the order of SchedulerOutput.scheduled.
 
-    token_ids [num_scheduled, max_draft_len + 1] int32: committed tokens, of which the first num_tokens[i] count and
-    the first num_accepted[i] were drafts. carried[i]: untested drafts stay pending. A context chunk that does not
-    reach the end has num_tokens 0. failed[i]: a sentence if the request cannot go on ("" if it can).
-    exhausted[i]: no token was allowed (all banned), so the request ends with "length".
+    token_ids[i]: committed tokens, of which the first num_tokens[i] count and the first num_accepted[i] were drafts.
+    carried[i]: untested drafts stay pending. A context chunk that does not reach the end has num_tokens 0. failed[i]: a
+    sentence if the request cannot go on ("" if it can). exhausted[i]: no token was allowed (all banned), so the request
+    ends with "length".
     """
 
-    token_ids: npt.NDArray[np.int32]
+    token_ids: Sequence[Sequence[int]]
     num_tokens: tuple[int, ...]
     num_accepted: tuple[int, ...]
     num_verified: tuple[int, ...]  # pending drafts whose rows the pass ran to the end (L)

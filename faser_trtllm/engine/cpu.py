@@ -57,6 +57,9 @@ class CpuEngine:
         self._logits = np.zeros((num_logits, stride), np.float32)
         self._logits_address = self._logits.ctypes.data
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
+        self._num_new_address = _address(self._num_new)
+        self._sampling: npt.NDArray[np.void] | None = None
+        self._sampling_at = 0
         self._batch = native.FaserBatch()
         self._batch_address = ctypes.addressof(self._batch)
         self._stop: DraftStop | None = None
@@ -184,14 +187,14 @@ class CpuEngine:
             self._handle,
             self._core_set.handle,
             self._batch_address,
-            _address(sampling),
+            self._sampling_address(sampling),
             _address(num_tokens),
             _address(num_drafts),
             _address(num_new_drafts),
             max_draft_len,
             None if stop is None else self._stop_address(stop, max_draft_len),
             self._logits_address,
-            _address(self._num_new),
+            self._num_new_address,
         )
         if status:
             native.check(status, "drafting")
@@ -233,6 +236,11 @@ class CpuEngine:
         if self._handle is None:
             raise ValueError("the engine is closed")
         return self._handle
+
+    def _sampling_address(self, sampling: npt.NDArray[np.void]) -> int:
+        if sampling is not self._sampling:  # one table for life; numpy describes every field to give its address
+            self._sampling, self._sampling_at = sampling, int(sampling.ctypes.data)
+        return self._sampling_at
 
     def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
         struct = self._stop_struct

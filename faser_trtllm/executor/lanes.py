@@ -19,8 +19,8 @@ class DraftStage(Protocol):
 class Drafting:
     """A draft that is done or under way; result() waits for it."""
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
+    def __init__(self, *, threaded: bool = False) -> None:
+        self._done = threading.Event() if threaded else None
         self._result: DraftResult | None = None
         self._error: BaseException | None = None
 
@@ -29,10 +29,12 @@ class Drafting:
             self._result = stage.draft(plan)
         except BaseException as error:
             self._error = error
-        self._done.set()
+        if self._done is not None:
+            self._done.set()
 
     def result(self) -> DraftResult:
-        self._done.wait()
+        if self._done is not None:
+            self._done.wait()
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -58,7 +60,7 @@ class DraftLane:
         if plan.mode is not self._mode:
             self._enter_mode(plan.mode)
             self._mode = plan.mode
-        drafting = Drafting()
+        drafting = Drafting(threaded=plan.mode is not Mode.SERIAL)
         if plan.mode is Mode.SERIAL:
             drafting.run(self._stage, plan)
         else:

@@ -16,6 +16,7 @@ from faser_trtllm.ops import accept
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
+CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # comparing enums takes ten times as long
 NAN_LOGITS = "the target model returned NaN or infinite logits for this request; check the checkpoint's weights"
 
 
@@ -109,21 +110,22 @@ class Verifier:
         times_ms: tuple[float, float],
     ) -> VerifyResult:
         n = len(plan.scheduled)
-        token_ids = np.zeros((n, self._max_draft_len + 1), np.int32)
+        token_ids: list[list[int]] = [[]] * n
         num_tokens, num_accepted, carried, exhausted = [0] * n, [0] * n, [False] * n, [False] * n
         failed = [""] * n
         if tested:
             assert logits is not None
             found = self._tester.run(self._sampling.array, logits)
-            token_ids[tested] = found.token_ids
+            found_ids = found.token_ids.tolist()
             found_tokens, found_accepted = found.num_tokens.tolist(), found.num_accepted.tolist()
             outcomes = found.outcome.tolist()
             for row, index in enumerate(tested):
+                token_ids[index] = found_ids[row]
                 num_tokens[index] = found_tokens[row]
                 num_accepted[index] = found_accepted[row]
-                if outcomes[row] == accept.Outcome.CARRIED:
+                if outcomes[row] == CARRIED:
                     carried[index] = True
-                elif outcomes[row] == accept.Outcome.FAILED:
+                elif outcomes[row] == FAILED:
                     exhausted[index] = bool(found.row_status[row] == accept.RowStatus.EMPTY)
                     failed[index] = "" if exhausted[index] else NAN_LOGITS
         return VerifyResult(

@@ -112,6 +112,32 @@ def num_paying(survival_sorted: FloatArray, verify_ms: FloatArray, price: float)
     return best + 1 if worth[best] > -price * float(verify_ms[0]) else 0
 
 
+def num_paying_few(survival_sorted: list[float], verify_ms: Sequence[float] | FloatArray, price: float) -> int:
+    """num_paying in a plain loop; verify_ms [>= n + 1]."""
+    if not survival_sorted:
+        return 0
+    best, best_worth, gained = 0, -price * verify_ms[0], 0.0
+    for n, survival in enumerate(survival_sorted, 1):
+        gained += survival
+        worth = gained - price * verify_ms[n]
+        if worth > best_worth:
+            best, best_worth = n, worth
+    return best
+
+
+def top_prefixes_few(survival: list[list[float]], num_slots: int) -> list[int]:
+    """top_prefixes in plain loops; survival[i] holds the slots of request i only."""
+    lengths = [len(slots) for slots in survival]
+    if num_slots >= sum(lengths):
+        return lengths
+    flat = [(-value, index) for index, slots in enumerate(survival) for value in slots]
+    flat.sort()
+    lengths = [0] * len(survival)
+    for _, index in flat[:num_slots]:
+        lengths[index] += 1
+    return lengths
+
+
 def top_prefixes(survival: FloatArray, num_slots: int) -> list[int]:
     """Slots per request if the num_slots best run; survival as in best_slots. Earlier requests win ties.
 

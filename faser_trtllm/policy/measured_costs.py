@@ -11,6 +11,7 @@ STEP = 1.02  # of a scale, per step looked at
 LEARN_EVERY = 4  # steps, for the scales
 MAX_SCALE = 16.0  # of a table that is wrong altogether
 PUBLISH = 0.03  # relative change of a scale that makes new arrays
+FEW_REQUESTS = 12
 CACHE_SIZE = 512
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
 
@@ -35,7 +36,7 @@ class MeasuredCosts:
     def costs(self, num_requests: int, base_rows: int, context_len: float) -> StepCosts:
         """For a step of num_requests decoding requests on base_rows rows before any draft (prompt rows included).
 
-        Lists for one request, which a plain loop reads faster; arrays otherwise.
+        Lists for a few requests, which a plain loop reads faster; arrays otherwise.
         """
         key = (num_requests, base_rows, int(context_len) // CONTEXT_BUCKET)
         found = self._cache.get(key)
@@ -107,6 +108,6 @@ class MeasuredCosts:
         off, drafting = self._overhead
         verify = verify_scale * verify[base_rows : last + 1]
         draft = draft_scale * draft[: num_requests + 1]
-        if num_requests == 1:
+        if num_requests <= FEW_REQUESTS:
             return StepCosts(verify.tolist(), draft.tolist(), drafting, off)
         return StepCosts(verify, draft, drafting, off)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,10 +34,12 @@ from faser_trtllm.policy.goodput import (
     best_slots,
     best_uniform,
     num_paying,
+    num_paying_few,
     stop_along,
     top_prefixes,
+    top_prefixes_few,
 )
-from faser_trtllm.policy.measured_costs import MeasuredCosts
+from faser_trtllm.policy.measured_costs import FEW_REQUESTS, MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 
@@ -54,7 +57,7 @@ PROBE_RUN = 16  # probes in a row for the same requests, so that their catching 
 MIN_PROBE_COST = 0.1  # of its time, however much it promises
 MAX_URGENCY = 4.0
 PROMPT_ROWS = 64  # of a pass of the draft model over a prompt, for its cost per row
-PLAN_STEPS = 8  # a plan holds so long, if the batch stays: what it rests on is learnt no faster
+PLAN_STEPS = 12  # a plan holds so long: what it rests on is learnt no faster
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
@@ -96,8 +99,12 @@ class PricePolicy:
         self._warm_up_len = min(WARM_UP_LEN, max_draft_len)
         self._plan = DraftPlan([])
         self._plan_age = 0
-        self._plan_key: tuple[int, int, bool] = (0, 0, False)
+        self._planned_size = 0
+        self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
+        self._ratio_of: tuple[Request, ...] = ()
+        self._ratio_lists: list[list[float]] = []  # up to where the price looks, for a few requests
+        self._mean_ratio: list[float] = []
         self._ratio = np.ones((1, max_draft_len))  # expected survival by place over that of the first, by request
 
     @property
@@ -111,19 +118,30 @@ class PricePolicy:
         if n == 0:
             return DraftPlan([])
         self._plan_age += 1
-        decoded = tuple(decoding)
-        key = (n, view.num_context_rows, view.num_waiting > 0)
-        if self._plan_age >= PLAN_STEPS or key != self._plan_key or decoded != self._plan_decoding:
-            self._plan_age, self._plan_key, self._plan_decoding = 0, key, decoded
+        prompts = view.num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
+        planned = len(self._plan_decoding)
+        resized = abs(n - planned) > planned // 8
+        if self._plan_age >= PLAN_STEPS or resized or prompts != self._plan_prompts:
+            self._plan_age, self._plan_prompts, self._plan_decoding = 0, prompts, tuple(decoding)
             self._plan = self._decide(view)
+        elif self._plan_decoding != tuple(decoding):
+            self._plan = self._carried_over(decoding)
         self._probing = False
         if self._drafting:
             return self._plan
         probe = self._probe(decoding, self._context_len)
         return self._plan if probe is None else DraftPlan(probe)
 
+    def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
+        """The plan for a batch that lost or won a few requests: newcomers get what is usual."""
+        lengths = self._plan.lengths
+        usual = round(sum(lengths) / len(lengths))
+        known = dict(zip(self._plan_decoding, lengths, strict=True))
+        self._plan_decoding = tuple(decoding)
+        return replace(self._plan, lengths=[known.get(request, usual) for request in decoding])
+
     def _decide(self, view: StepView) -> DraftPlan:
-        """The plan for the next steps, until the batch changes."""
+        """The plan for the next steps."""
         decoding = view.decoding
         n = len(decoding)
         context_len = self._context_len = sum(request.num_tokens for request in decoding) / n
@@ -149,6 +167,7 @@ class PricePolicy:
         predicted = {arm: _charged(g, prompt_ms) if arm in drafting else g for arm, g in goodput.items()}
         arm = self._arm = self.controller.choose(n, predicted)
         self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
+        self._planned_size = n
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off" and (uniform.lengths[0] > 0 if arm == "uniform" else pays)
@@ -162,6 +181,10 @@ class PricePolicy:
         if n > 1:
             survival = self.estimator.expected_many(self.estimator.offsets(list(decoding)))
             self._ratio = survival / np.maximum(survival[:, :1], 1e-9)
+            self._ratio_of = self._plan_decoding
+            if n <= FEW_REQUESTS:
+                reached = self._ratio[:, : min(self._horizon + SLACK, self._max_draft_len)]
+                self._ratio_lists, self._mean_ratio = reached.tolist(), reached.mean(0).tolist()
         stop = self._draft_stop(choice, costs, n)
         if n == 1:
             wanted = [self._max_draft_len]  # the price decides how far
@@ -183,18 +206,31 @@ class PricePolicy:
             ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
             return [stop_along(survival, ratio, costs.verify, self._price)]
         requests = list(decoding)
+        weights = self._weights(view)
+        if n <= FEW_REQUESTS and weights is None:
+            return self._few_frontiers(requests, num_pending, costs)
         live = self.estimator.survivals(requests, list(num_pending))
         ratios = self._ratio
-        if len(ratios) != n or tuple(requests) != self._plan_decoding:  # half of the batch, or someone has left
-            ratios = np.tile(ratios.mean(0), (n, 1))
+        if self._ratio_of != tuple(requests):  # half of the batch, or someone has come or left
+            ratios = ratios.mean(0, keepdims=True)
         ahead = live[:, :1] * ratios[:, : min(self._horizon + SLACK, self._max_draft_len)]
-        weights = self._weights(view)
         if weights is not None:
             live *= weights[:, None]
             ahead *= weights[:, None]
         ranked = -np.sort(-ahead.ravel())
         num_slots = num_paying(ranked, np.asarray(costs.verify), self._price)
         return top_prefixes(live, num_slots)
+
+    def _few_frontiers(self, requests: list[Request], num_pending: Sequence[int], costs: StepCosts) -> list[int]:
+        """The same for a few requests, for which numpy would take longer than plain loops."""
+        live = [self.estimator.survival(r, n) if n else [] for r, n in zip(requests, num_pending, strict=True)]
+        if self._ratio_of == tuple(requests):
+            ratios = self._ratio_lists
+        else:
+            ratios = [self._mean_ratio] * len(requests)
+        ahead = [s[0] * x for s, ratio in zip(live, ratios, strict=True) if s for x in ratio]
+        ahead.sort(reverse=True)
+        return top_prefixes_few(live, num_paying_few(ahead, costs.verify, self._price))
 
     def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
         if not self._exits.active or num_rows == len(view.decoding) or self._probing:
@@ -208,7 +244,8 @@ class PricePolicy:
         if not outcome.decoding:
             return
         self.estimator.observe(outcome)  # looks at tested drafts only
-        promised = self._promised if outcome.num_context_rows == 0 and not self._probing else 0.0
+        as_planned = outcome.num_context_rows == 0 and not self._probing and len(outcome.decoding) == self._planned_size
+        promised = self._promised if as_planned else 0.0
         self._unsettled.append((outcome, self._arm, promised, self._context_len))
         if len(self._unsettled) > self._settling_steps:
             settled = self._unsettled.popleft()

@@ -95,6 +95,7 @@ class SurvivalEstimator:
         self._tests: list[int] = []
         self._wins: list[int] = []
         self._steps = 0
+        self._num_steps = 0
         self._kept: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray]] = []
         self._num_kept = 0
         self._num_flushes = 0
@@ -156,7 +157,10 @@ class SurvivalEstimator:
         return np.cumprod(p, axis=1, out=p)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in the drafts that the step tested; learn now and then."""
+        """Take in the drafts that the step tested; learn now and then. Once settled, every other step is enough."""
+        self._num_steps += 1
+        if self._num_steps % 2 and self._num_seen[self._pooled] >= SETTLED:
+            return
         for request, tested, accepted in zip(outcome.decoding, outcome.num_tested, outcome.num_accepted, strict=True):
             if tested and request.slot >= 0:
                 first = request.num_tokens

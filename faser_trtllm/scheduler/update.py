@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from faser_trtllm.core.plan import DraftResult, ScheduledRequest, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request
 
@@ -24,9 +26,10 @@ def _commit(
     request: Request, index: int, result: VerifyResult, now_s: float
 ) -> tuple[tuple[int, ...], FinishReason | None]:
     old, num_new, num_accepted = request.num_tokens, result.num_tokens[index], result.num_accepted[index]
+    token_ids = result.token_ids[index]
     if num_new:
-        # Accepted drafts are in place already; what follows them is the one token that was drawn.
-        request.tokens[old + num_accepted : old + num_new] = result.token_ids[index, num_accepted:num_new]
+        if num_new > num_accepted:  # accepted drafts are in place already, the one token that was drawn is not
+            request.tokens[old + num_accepted] = token_ids[num_accepted]
         request.num_tokens = old + num_new
         request.stats.num_accepted_tokens += num_accepted
         request.stats.num_steps += 1
@@ -43,22 +46,22 @@ def _commit(
         request.num_drafts = 0
         # The token that was drawn is not the draft that stood there, so the draft's KV ends before it.
         request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, request.num_tokens - 1)
-    reason = _cut_at_end_id(request, old)
+    num_kept, reason = _cut_at_end_id(request, token_ids, num_new)
     if reason is None:
         if result.failed[index]:
             reason = FinishReason.ERROR
         elif result.exhausted[index] or request.num_tokens >= request.max_num_tokens:
             reason = FinishReason.LENGTH
-    return tuple(request.tokens[old : request.num_tokens].tolist()), reason
+    return tuple(token_ids[:num_kept]), reason
 
 
-def _cut_at_end_id(request: Request, old: int) -> FinishReason | None:
-    """An end id ends the request; it and what follows are not output."""
+def _cut_at_end_id(request: Request, token_ids: Sequence[int], num_new: int) -> tuple[int, FinishReason | None]:
+    """-> how many of the new tokens are output. An end id ends the request; it and what follows are none."""
     end_ids = request.params.end_ids
     if end_ids:
-        for position in range(old, request.num_tokens):
-            if int(request.tokens[position]) in end_ids:
-                request.num_tokens = position
-                request.num_computed_tokens = min(request.num_computed_tokens, position)
-                return FinishReason.STOP
-    return None
+        for place in range(num_new):
+            if token_ids[place] in end_ids:
+                request.num_tokens -= num_new - place
+                request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+                return place, FinishReason.STOP
+    return num_new, None

@@ -13,8 +13,10 @@ from faser_trtllm.policy.goodput import (
     best_slots,
     best_uniform,
     num_paying,
+    num_paying_few,
     stop_along,
     top_prefixes,
+    top_prefixes_few,
 )
 
 
@@ -118,6 +120,19 @@ def test_the_number_that_pays_is_the_argmax(case, price):
     ranked = -np.sort(-survival.ravel())
     worth = np.array([ranked[:m].sum() - price * costs.verify[m] for m in range(ranked.size + 1)])
     assert worth[num_paying(ranked, costs.verify, price)] == pytest.approx(worth.max())
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(max_requests=4, max_length=4), st.floats(0.0, 10.0), st.lists(st.integers(0, 4), min_size=4, max_size=4))
+def test_plain_loops_decide_like_arrays(case, price, pending):
+    survival, costs = case
+    for row, n in zip(survival, pending, strict=False):
+        row[n:] = 0.0
+    ranked = -np.sort(-survival.ravel())
+    assert num_paying_few(ranked.tolist(), costs.verify.tolist(), price) == num_paying(ranked, costs.verify, price)
+    lists = [row[:n].tolist() for row, n in zip(survival, pending, strict=False)]
+    for num_slots in range(survival.size + 1):
+        assert top_prefixes_few(lists, num_slots) == top_prefixes(survival, num_slots)
 
 
 def test_nothing_is_drafted_where_no_draft_is_ever_accepted():

@@ -141,7 +141,7 @@ class ToyPair:
             else:
                 carried[i] = True
         return VerifyResult(
-            ids,
+            ids.tolist(),
             tuple(num_tokens),
             tuple(num_accepted),
             tuple(num_verified),

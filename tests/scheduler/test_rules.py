@@ -80,7 +80,7 @@ class Bench:
         drafts = DraftResult(
             tuple(new), tuple(s.request.num_computed_tokens + s.num_new_tokens for s in plan.scheduled)
         )
-        result = VerifyResult(ids, tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n)
+        result = VerifyResult(ids.tolist(), tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n)
         outputs = self.scheduler.update(plan, drafts, result)
         self.scheduler.check_integrity()
         return plan, rows, outputs
@@ -309,7 +309,7 @@ def test_blocks_of_a_request_that_failed_are_not_reused():
     bench.add(9)
     plan = bench.scheduler.schedule()
     ids = np.zeros((1, 1), np.int32)
-    result = VerifyResult(ids, (0,), (0,), (0,), (False,), ("logits are NaN",), (False,))
+    result = VerifyResult(ids.tolist(), (0,), (0,), (0,), (False,), ("logits are NaN",), (False,))
     bench.scheduler.update(plan, DraftResult((0,), (0,)), result)
     again = bench.add(9)
     bench.step()

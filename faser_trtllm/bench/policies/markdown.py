@@ -42,8 +42,11 @@ def _head(report: PolicyBenchReport) -> str:
         f"{options['min_tokens']} to {options['max_tokens']} new tokens, end ids ignored; a share of "
         f"{options['sampled_share']:g} of the requests is sampled at temperature {options['temperature']:g} with a "
         "seed, the others are greedy.  ",
-        "Medians of interleaved rounds after a warm-up round; the fixed lengths that were slowest in the warm-up round "
-        "of a workload are left out of its measured rounds.  ",
+        "SIMULATED: passes took the cost table's time and a step its mean overhead; tokens and confidences are real.  "
+        if options.get("simulated")
+        else "",
+        "Medians of interleaved rounds after a warm-up round, each with requests and an order of systems of its own; "
+        "the fixed lengths that were slowest in the warm-up round of a workload are left out of its measured rounds.  ",
         "In the bursty trace the clock jumps over idle time. The enlarged forms compute the same function as the "
         "trained pair: same acceptance, higher cost.  ",
         f"Cost tables' error on held-out points: {errors}.  " if errors else "",

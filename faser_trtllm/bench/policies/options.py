@@ -9,13 +9,15 @@ from pathlib import Path
 from faser_trtllm.errors import InvalidArgumentError
 
 OFF = "off"
+OVERLAP = "price+pruning+overlap"
 # Label in reports -> spelling of the policy, in the order of the ablation.
 POLICIES = {
     "schedule": "schedule",
     "gp_lcb": "gp_lcb",
     "price": "price:mode=serial,prune=off",
+    "price again": "price:mode=serial,prune=off",  # a control: what differs between the two is noise
     "price+pruning": "price:mode=serial,prune=auto",
-    "price+pruning+overlap": "price:mode=auto,prune=auto",
+    OVERLAP: "price:mode=auto,prune=auto",
 }
 
 
@@ -28,8 +30,11 @@ class PolicyBenchOptions:
     on top (about a minute per form).
     fixed: draft lengths of the fixed policies. num_fixed_kept: so many of them, the fastest of the warm-up round of a
     workload, run in its measured rounds.
-    jobs_per_stream: requests per concurrent stream of a closed loop. num_bursty_jobs: requests of the bursty trace.
+    jobs_per_stream: requests per concurrent stream of a closed loop, min_jobs of them at least.
+    num_bursty_jobs: requests of the bursty trace.
     swing: highest over lowest arrival rate. peak_load: highest arrival rate over what `off` can serve.
+    simulated: passes take the cost table's time on a clock of their own (faser_trtllm/sim), so that the machine's mood
+    and the host's speed are left out and every run repeats itself.
     engines_dir: engine directories are kept here and reused; default: a temporary folder.
     """
 
@@ -47,11 +52,13 @@ class PolicyBenchOptions:
     prompt_len: int = 64
     min_tokens: int = 32
     max_tokens: int = 160
-    jobs_per_stream: int = 3
+    jobs_per_stream: int = 4
+    min_jobs: int = 12
     num_bursty_jobs: int = 160
     swing: float = 35.0
     peak_load: float = 2.5
     temperature: float = 0.8
+    simulated: bool = False
     sampled_share: float = 0.5
     engines_dir: Path | None = None
     cores: tuple[int, ...] | None = None
@@ -70,13 +77,17 @@ class PolicyBenchOptions:
             max_rounds=1,
             max_tokens=max(self.min_tokens, min(self.max_tokens, 64)),
             jobs_per_stream=2,
+            min_jobs=6,
             num_bursty_jobs=32,
         )
 
     def systems(self) -> dict[str, str]:
         """Label -> spelling of everything that may run."""
         fixed = {f"fixed:{k}": f"fixed:{k}" for k in self.fixed}
-        return {OFF: OFF} | fixed | {name: POLICIES[name] for name in self.policies}
+        chosen = {name: POLICIES[name] for name in self.policies}
+        if self.simulated:  # two lanes cannot share one simulated clock
+            chosen.pop(OVERLAP, None)
+        return {OFF: OFF} | fixed | chosen
 
     def pinned_cores(self) -> tuple[int, ...]:
         return self.cores if self.cores is not None else tuple(sorted(os.sched_getaffinity(0)))
@@ -95,7 +106,7 @@ class PolicyBenchOptions:
         for name in ("expand", "concurrency", "fixed"):
             for value in getattr(self, name):
                 _at_least(name, value, 1)
-        for name in ("prompt_len", "min_tokens", "max_rounds", "jobs_per_stream", "num_bursty_jobs"):
+        for name in ("prompt_len", "min_tokens", "max_rounds", "jobs_per_stream", "min_jobs", "num_bursty_jobs"):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_tokens", self.max_tokens, self.min_tokens)
         for policy in self.policies:

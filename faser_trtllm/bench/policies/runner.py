@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +29,6 @@ from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir
 
 NUM_PROMPTS = 48
-MIN_CLOSED_JOBS = 6
 JSON_FILE = "policies.json"
 Progress = Callable[[str], None]
 
@@ -98,28 +98,27 @@ class FormRun:
         self._say = say
         self._warm_up: dict[tuple[str, str], Round] = {}
         self._rounds: dict[tuple[str, str], list[Round]] = {}
-        self._reference: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._reference: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {}
 
     def measure(self, budget_s: float) -> None:
         table = self._prepare()
         with ExitStack() as stack:
             systems = self._open(table, stack)
             deadline_s = time.monotonic() + budget_s
-            workloads = self._closed_loops()
-            for workload in workloads:
-                self._visit(workload, list(systems.values()), keep=False)
+            for workload in self._closed_loops(0):
+                self._visit(workload, list(systems.values()), 0)
             if self._options.bursty:
-                workloads.append(self._bursty())
-                self._visit(workloads[-1], list(systems.values()), keep=False)
+                self._visit(self._bursty(0), list(systems.values()), 0)
             self._say(f"x{self.expand}: warm-up done, {deadline_s - time.monotonic():.0f} s left for rounds")
-            for number in range(self._options.max_rounds):
+            for number in range(1, self._options.max_rounds + 1):
+                workloads = self._closed_loops(number) + ([self._bursty(number)] if self._options.bursty else [])
                 # A visit that has begun is finished: rounds are whole, the end a little late.
                 for workload in workloads if number % 2 == 0 else reversed(workloads):
                     if time.monotonic() < deadline_s:
-                        self._visit(workload, self._kept(systems, workload), keep=True, backwards=number % 2 == 1)
+                        self._visit(workload, self._kept(systems, workload), number)
                 if time.monotonic() >= deadline_s:
                     break
-                self._say(f"x{self.expand}: round {number + 1}, {deadline_s - time.monotonic():.0f} s left")
+                self._say(f"x{self.expand}: round {number}, {deadline_s - time.monotonic():.0f} s left")
             for system in systems.values():
                 calibration = system.calibration(self.expand)
                 self.calibrations += [calibration] if calibration else []
@@ -180,20 +179,24 @@ class FormRun:
             seed=seed,
         )
 
-    def _closed_loops(self) -> list[Workload]:
+    def _closed_loops(self, number: int) -> list[Workload]:
+        """Each round has requests of its own: who finishes when is worth a few percent, and would be each time."""
         options = self._options
         return [
-            closed_loop(self._jobs(max(MIN_CLOSED_JOBS, options.jobs_per_stream * c), options.seed + c), c)
+            closed_loop(
+                self._jobs(max(options.min_jobs, options.jobs_per_stream * c), options.seed + 10_000 * number + c), c
+            )
             for c in options.concurrency
         ]
 
-    def _bursty(self) -> Workload:
+    def _bursty(self, number: int) -> Workload:
         """Peaks beyond what `off` can serve, by its warm-up round at the highest concurrency."""
         options = self._options
         capacity = max(r.tokens_per_s for (_, system), r in self._warm_up.items() if system == OFF)
         tokens_per_job = (options.min_tokens + options.max_tokens) / 2
         peak_rate = options.peak_load * capacity / tokens_per_job
-        return bursty(self._jobs(options.num_bursty_jobs, options.seed + 1000), peak_rate, options.swing, options.seed)
+        seed = options.seed + 10_000 * number + 1000
+        return bursty(self._jobs(options.num_bursty_jobs, seed), peak_rate, options.swing, seed)
 
     def _kept(self, systems: dict[str, System], workload: Workload) -> list[System]:
         """Everything but the fixed lengths that were slow in the warm-up round."""
@@ -202,15 +205,18 @@ class FormRun:
         slow = set(fixed[self._options.num_fixed_kept :])
         return [system for name, system in systems.items() if name not in slow]
 
-    def _visit(self, workload: Workload, systems: list[System], keep: bool, backwards: bool = False) -> None:
-        for system in reversed(systems) if backwards else systems:
+    def _visit(self, workload: Workload, systems: list[System], number: int) -> None:
+        """One run of each system, in an order of its own; round 0 warms up."""
+        order = list(systems)
+        random.Random(f"{self._options.seed}/{number}/{workload.name}").shuffle(order)
+        for system in order:
             found, result = system.run(workload)
             key = (workload.name, system.name)
-            if keep:
+            if number:
                 self._rounds.setdefault(key, []).append(found)
             else:
                 self._warm_up[key] = found
-            self._check_tokens(workload, system.name, result.token_ids)
+            self._check_tokens(workload, number, system.name, result.token_ids)
             if workload.name == BURSTY:
                 self._keep_timeline(system.timeline(self.expand))
 
@@ -218,11 +224,14 @@ class FormRun:
         if timeline is not None:
             self.timelines = [t for t in self.timelines if t.system != timeline.system] + [timeline]
 
-    def _check_tokens(self, workload: Workload, system: str, token_ids: tuple[tuple[int, ...], ...]) -> None:
-        reference = self._reference.setdefault(workload.name, token_ids)
+    def _check_tokens(
+        self, workload: Workload, number: int, system: str, token_ids: tuple[tuple[int, ...], ...]
+    ) -> None:
+        reference = self._reference.setdefault((workload.name, number), token_ids)
         where = first_difference(token_ids, reference)
         if where is not None:
-            self.differences.append(f"x{self.expand} {workload.name} {system}: request {where[0]}, token {where[1]}")
+            at = f"request {where[0]}, token {where[1]}"
+            self.differences.append(f"x{self.expand} {workload.name}, round {number}, {system}: {at}")
             self._say(f"tokens differ: {self.differences[-1]}")
 
 

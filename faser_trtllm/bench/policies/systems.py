@@ -12,10 +12,12 @@ from faser_trtllm.bench.policies.report import Calibration, Round, Timeline, per
 from faser_trtllm.bench.policies.watch import Counts, TimelinePoint, WatchedPolicy
 from faser_trtllm.bench.policies.workload import Workload
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
+from faser_trtllm.core.clock import Clock, ManualClock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
+from faser_trtllm.sim.simulation import open_simulation
 
 SETTLE_S = 0.02  # the pool of the system that ran last stops spinning
 TIMELINE_BINS = 120
@@ -24,15 +26,17 @@ TIMELINE_BINS = 120
 class System:
     """An open executor and the witness of its policy. What a policy learns it keeps from run to run."""
 
-    def __init__(self, name: str, executor: Executor, watched: WatchedPolicy) -> None:
+    def __init__(self, name: str, executor: Executor, watched: WatchedPolicy, clock: Clock) -> None:
         self.name = name
+        self._clock = clock
         self._executor = executor
         self._watched = watched
 
     def run(self, workload: Workload) -> tuple[Round, DriveResult]:
-        time.sleep(SETTLE_S)
+        if isinstance(self._clock, MonotonicClock):
+            time.sleep(SETTLE_S)
         self._watched.start()
-        result = drive(self._executor, workload)
+        result = drive(self._executor, workload, self._clock.now_s)
         return summarize_round(result, self._watched.counts), result
 
     def timeline(self, expand: int) -> Timeline | None:
@@ -77,8 +81,12 @@ def open_system(
             enable_block_reuse=False, max_tokens=options.max_batch_size * (-(-longest // 64) * 64)
         ),
     )
+    if options.simulated:
+        clock = ManualClock()
+        executor = stack.enter_context(open_simulation(engine_dir, config, table, clock, watch))
+        return System(name, executor, watched[0], clock)
     executor = stack.enter_context(open_executor(engine_dir, config, wrap_policy=watch))
-    return System(name, executor, watched[0])
+    return System(name, executor, watched[0], MonotonicClock())
 
 
 def summarize_round(result: DriveResult, counts: Counts) -> Round:

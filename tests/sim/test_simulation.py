@@ -1,0 +1,102 @@
+"""Simulation: the real executor and engines, a table's time; a run repeats itself to the token and microsecond."""
+
+import numpy as np
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.sim.priced_engine import PricedEngine
+from faser_trtllm.sim.simulation import open_simulation
+from tests.checkpoints import make_pair
+from tests.executor.harness import Collector, Setup, toy_costs
+
+
+def toy_batch(block_table, lengths):
+    """The first rows of as many requests, lengths[i] of request i."""
+    builder = BatchBuilder(8, 64, 64, block_table)
+    for slot, length in enumerate(lengths):
+        builder.add(slot, np.ones(64, np.int32), 0, length, 1)
+    return builder.build()
+
+
+@pytest.fixture
+def priced():
+    setup = Setup(policy="fixed:2")
+    setup.open()
+    clock = ManualClock()
+    return PricedEngine(setup.target, toy_costs(), clock), clock
+
+
+def block_table():
+    return np.arange(8 * 16, dtype=np.int32).reshape(8, 16)
+
+
+def test_a_pass_takes_the_tables_time(priced):
+    engine, clock = priced
+    engine.forward(toy_batch(block_table(), [3, 5]))
+    assert 1e3 * clock.now_s() == pytest.approx(toy_costs().verify_ms(8, 2, 3.0))
+    engine.partition = "verify"
+    engine.forward(toy_batch(block_table(), [3, 5]))
+    assert 1e3 * clock.now_s() == pytest.approx(
+        toy_costs().verify_ms(8, 2, 3.0) + toy_costs().verify_ms(8, 2, 3.0, "verify")
+    )
+
+
+def test_segments_take_their_own_time_and_a_pruned_row_stops_costing(priced):
+    engine, clock = priced
+    batch = toy_batch(block_table(), [3, 5])
+    engine.run_segment(batch, 0)
+    first = clock.now_s()
+    assert 1e3 * first == pytest.approx(toy_costs().segment_ms(0, 8, 2, 3.0))
+    engine.compact_rows(np.array([0, 1, 2], np.int32))
+    engine.run_segment(toy_batch(block_table(), [3]), 1)
+    assert 1e3 * (clock.now_s() - first) == pytest.approx(toy_costs().segment_ms(1, 3, 1, 2.0))
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sim")
+    build_engines(
+        BuildOptions(*make_pair(root / "pair", num_layers=2), root / "engines", max_batch_size=4, max_seq_len=64)
+    )
+    fingerprint = fingerprint_of(root / "engines", 1)
+    table = toy_costs()
+    CostTable(fingerprint, table.curves, overhead_ms=0.05).save(root / "engines" / PROFILE)
+    return root / "engines"
+
+
+def simulate(engine_dir, speculation):
+    table = CostTable.load(engine_dir / PROFILE, fingerprint_of(engine_dir, 1))
+    clock, collector = ManualClock(), Collector()
+    config = ExecutorConfig(speculation=speculation, num_threads=1)
+    ends = {}
+    with open_simulation(engine_dir, config, table, clock) as executor:
+        for name, prompt in (("a", [1, 2, 3]), ("b", [4, 5]), ("c", [6])):
+            executor.submit(name, prompt, SamplingParams(max_tokens=24), collector.sink(name))
+        steps = 0
+        while executor.step():
+            steps += 1
+            ends |= {name: clock.now_s() for name in collector.reasons if name not in ends}
+    return collector.tokens, ends, steps
+
+
+@pytest.mark.parametrize("speculation", ["off", "fixed:3", "schedule", "price:mode=serial,prune=off"])
+def test_runs_repeat_themselves_exactly(engine_dir, speculation):
+    assert simulate(engine_dir, speculation) == simulate(engine_dir, speculation)
+
+
+def test_tokens_are_real_and_time_is_the_tables(engine_dir):
+    tokens, ends, steps = simulate(engine_dir, "off")
+    drafted, drafted_ends, _ = simulate(engine_dir, "fixed:3")
+    assert drafted == tokens
+    assert ends != drafted_ends
+    # 23 steps of three rows and one prefill of six, and the overhead of each step.
+    table = toy_costs()
+    assert steps == 24
+    expected_ms = 24 * 0.05 + table.verify_ms(6, 3, 2.0) + sum(table.verify_ms(3, 3, 3.0 + i) for i in range(23))
+    assert 1e3 * ends["a"] == pytest.approx(expected_ms, rel=0.05)
