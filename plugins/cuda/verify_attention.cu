@@ -15,6 +15,7 @@
 // The first: 64 rows of 256 values are more than the registers hold; a few addresses are read back once per tile.
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 36864
 // limits of *_h256_m16: registers <= 255, spill_bytes <= 0, shared_bytes <= 36864
+// limits of *_h96_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
 // limits of *_h128_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
 // limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
 // limits: registers <= 168, spill_bytes <= 0, shared_bytes <= 36864
