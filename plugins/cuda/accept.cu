@@ -37,27 +37,27 @@ __device__ inline bool is_valid(const Sampling* sampling, int32_t num_slots, int
 
 // Fills what the law needs beyond its maximum.
 template <typename T>
-__device__ void make_law(const Sampling& s, const T* x, int32_t n, Law* law, RowShared* shared) {
+__device__ void make_law(const Sampling& s, const Row<T>& row, Law* law, RowShared* shared) {
   law->inv_temperature = inverse_temperature(s.temperature);
   law->min_p = 0.0f;
   law->cut = 0;
-  if (s.top_k > 0 && s.top_k < n) tighten(x, n, s.top_k, 1.0f, law, &shared->filter);
-  if (s.top_p < 1.0f) tighten(x, n, 0, s.top_p, law, &shared->filter);
+  if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, law, &shared->filter);
+  if (s.top_p < 1.0f) tighten(row, 0, s.top_p, law, &shared->filter);
   law->min_p = s.min_p;  // the largest weight is exactly 1, so that min_p itself is the floor
-  const int shift = weight_shift(n);
+  const int shift = weight_shift(row.n);
   uint64_t mass = 0;
-  for_each_entry(x, n, [&](int32_t id, float value) { mass += fixed_of(law->kept_weight(value, id), shift); });
+  for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(law->kept_weight(value, id), shift); });
   mass = block_reduce(mass, Sum());
   law->scale = static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
 }
 
-// Not inlined, since rows with and without edits meet in the one for fp32.
 template <typename T>
-__device__ __attribute__((noinline)) Verdict judge(const Sampling& s, const T* x, int32_t n, int32_t position,
-                                                   bool has_draft, int32_t max_draft_len, RowShared* shared) {
+__device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position, bool has_draft, int32_t max_draft_len,
+                         RowShared* shared) {
+  const int32_t n = row.n;
   uint64_t best = 0;
   bool finite = true;
-  for_each_entry(x, n, [&](int32_t id, float value) {
+  for_each_entry(row, [&](int32_t id, float value) {
     finite &= is_finite_logit(value);
     best = Max()(best, rank_of(value, id));
   });
@@ -73,16 +73,19 @@ __device__ __attribute__((noinline)) Verdict judge(const Sampling& s, const T* x
     const int32_t token = id_of_rank(best);
     return {kRowOk, token, token == draft};
   }
-  make_law(s, x, n, &law, shared);
+  make_law(s, row, &law, shared);
+  // A min_p above 1 leaves no token.
+  constexpr Verdict kNothingToDraw = {kRowRefused, -1, 0};
   const uint64_t index = static_cast<uint64_t>(position);
-  const auto p = [&](int32_t v) { return law.probability(to_float(x[v]), v); };
+  const auto p = [&](int32_t v) { return law.probability(row[v], v); };
   if (s.mode == kSeeded) {
     const int32_t token = race_token(n, s.key, index, p);
-    return {kRowOk, token, token == draft};
+    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft};
   }
   const auto p_mass = [&](int32_t v) { return fixed_of(p(v), kProbabilityShift); };
   if (!has_draft) {
-    return {kRowOk, draw_index(n, uniform_bits(s.key, index, kBonusStream), p_mass, &shared->draw), 0};
+    const int32_t token = draw_index(n, uniform_bits(s.key, index, kBonusStream), p_mass, &shared->draw);
+    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
   }
   const float* q = s.draft_probs + static_cast<int64_t>(position % max_draft_len) * n;
   const double u = uniform(s.key, index, kTestStream);
@@ -96,7 +99,7 @@ __device__ __attribute__((noinline)) Verdict judge(const Sampling& s, const T* x
   int32_t token = draw_index(n, recover_bits, residual_mass, &shared->draw);
   // p and q equal up to rounding leave no residual: the draw from p is then the same law.
   if (token < 0) token = draw_index(n, recover_bits, p_mass, &shared->draw);
-  return {kRowOk, token, 0};
+  return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
 }
 
 template <typename T>
@@ -109,24 +112,26 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
   const int32_t request = request_of_row(cu_logit_rows, num_requests, row);
   if (row >= num_rows || request < 0) return;
   const int32_t slot = slots[request];
-  const int32_t frontier = cu_logit_rows[request + 1] - cu_logit_rows[request];
-  const int32_t place = row - cu_logit_rows[request];
+  const int32_t begin = cu_logit_rows[request];
+  if (begin < 0) return;  // such a request is refused by the second launch
+  const int32_t frontier = cu_logit_rows[request + 1] - begin, place = row - begin;
   Verdict verdict = {kRowRefused, -1, 0};
   if (is_valid(sampling, num_slots, slot, frontier, num_tokens[request], num_drafts[request], max_draft_len)) {
     const Sampling& s = sampling[slot];
     const int32_t position = num_tokens[request] + place;
     const bool has_draft = place < num_drafts[request];
-    const T* x = logits + static_cast<int64_t>(row) * logits_stride;
-    if (!has_edits(s, position)) {
-      verdict = judge(s, x, vocab_size, position, has_draft, max_draft_len, &shared);
-    } else if (edited_logits != nullptr) {
+    Row<T> entries = {logits + static_cast<int64_t>(row) * logits_stride, nullptr, vocab_size};
+    verdict.status = kRowOk;
+    if (has_edits(s, position)) {
       float* edited = edited_logits + static_cast<int64_t>(row) * vocab_size;
-      if (edit_row(s, x, vocab_size, position, edited)) {
-        verdict = judge(s, static_cast<const float*>(edited), vocab_size, position, has_draft, max_draft_len, &shared);
-      } else {
+      if (edited_logits == nullptr) {
+        verdict.status = kRowRefused;
+      } else if (!edit_row(s, entries.logits, vocab_size, position, edited)) {
         verdict.status = kRowNan;
       }
+      entries.edited = edited;
     }
+    if (verdict.status == kRowOk) verdict = judge(s, entries, position, has_draft, max_draft_len, &shared);
   }
   if (threadIdx.x == 0) {
     verdicts[3 * static_cast<int64_t>(row)] = verdict.status;

@@ -90,21 +90,37 @@ __device__ inline Pack<T> load_pack(const T* x) {
 
 __device__ inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// f(index, value as float) for each entry of x [n], spread over the block in no particular order.
+// A row of n logits: as the model gave them, or edited (then logits are not read).
+template <typename T>
+struct Row {
+  const T* logits;
+  const float* edited;
+  int32_t n;
+
+  __device__ float operator[](int32_t i) const { return edited != nullptr ? edited[i] : to_float(logits[i]); }
+};
+
+// f(index, value as float) for each entry of a row, spread over the block in no particular order.
 template <typename T, typename F>
-__device__ void for_each_entry(const T* x, int32_t n, F f) {
+__device__ void for_each_entry(const Row<T>& row, F f) {
   constexpr int kPack = 16 / sizeof(T);
-  int32_t done = 0;
-  if (is_aligned(x)) {
-    const int32_t num_packs = n / kPack;
-    for (int32_t pack = threadIdx.x; pack < num_packs; pack += kThreads) {
-      const Pack<T> entries = load_pack(x + static_cast<int64_t>(pack) * kPack);
+  const bool aligned = row.edited == nullptr && is_aligned(row.logits);
+  // One body for all ways of loading: it is long where f is.
+  for (int32_t first = threadIdx.x * kPack; first < row.n; first += kThreads * kPack) {
+    float values[kPack];
+    if (aligned && first + kPack <= row.n) {
+      const Pack<T> entries = load_pack(row.logits + first);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) f(pack * kPack + i, to_float(entries.entry[i]));
+      for (int i = 0; i < kPack; ++i) values[i] = to_float(entries.entry[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) values[i] = row[first + i < row.n ? first + i : first];
     }
-    done = num_packs * kPack;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if (first + i < row.n) f(first + i, values[i]);
+    }
   }
-  for (int32_t i = done + static_cast<int32_t>(threadIdx.x); i < n; i += kThreads) f(i, to_float(x[i]));
 }
 
 }  // namespace faser

@@ -91,8 +91,8 @@ struct Prefix {
 
 // f(rank, weight, depth) for the entries with a weight that a law's cut leaves and a prefix holds.
 template <typename T, typename F>
-__device__ void for_each_member(const T* x, int32_t n, const Law& law, const Prefix& prefix, F f) {
-  for_each_entry(x, n, [&](int32_t id, float value) {
+__device__ void for_each_member(const Row<T>& row, const Law& law, const Prefix& prefix, F f) {
+  for_each_entry(row, [&](int32_t id, float value) {
     const float weight = law.weight(value, id);
     if (!(weight > 0.0f)) return;
     const float depth = law.depth(value);
@@ -104,16 +104,16 @@ __device__ void for_each_member(const T* x, int32_t n, const Law& law, const Pre
 // Moves the law's cut so that the best top_k entries are left (top_p >= 1), or the smallest set of the best ones that
 // holds top_p of the mass (top_p < 1). Without effect if all are.
 template <typename T>
-__device__ void tighten(const T* x, int32_t n, int32_t top_k, float top_p, Law* law, FilterShared* shared) {
+__device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, Law* law, FilterShared* shared) {
   const bool by_mass = top_p < 1.0f;
-  const int shift = weight_shift(n);
+  const int shift = weight_shift(row.n);
   Prefix prefix;
   uint64_t wanted = static_cast<uint64_t>(top_k);
   for (bool first = true;; first = false) {
     shared->histogram.clear();
     if (threadIdx.x == 0) shared->chosen = -1;
     __syncthreads();
-    for_each_member(x, n, *law, prefix, [&](uint64_t rank, float weight, float depth) {
+    for_each_member(row, *law, prefix, [&](uint64_t rank, float weight, float depth) {
       shared->histogram.add(prefix.bucket(depth, rank), by_mass ? fixed_of(weight, shift) : 0);
     });
     __syncthreads();
@@ -142,13 +142,14 @@ __device__ void tighten(const T* x, int32_t n, int32_t top_k, float top_p, Law* 
     shared->cut = law->cut;
   }
   __syncthreads();
-  for_each_member(x, n, *law, prefix, [&](uint64_t rank, float weight, float) {
+  for_each_member(row, *law, prefix, [&](uint64_t rank, float weight, float) {
     const uint32_t place = atomicAdd(&shared->num_members, 1u);
+    if (place >= kMaxRanked) return;  // only if the row changes while it is read
     shared->rank[place] = rank;
     shared->mass[place] = by_mass ? fixed_of(weight, shift) : 1;
   });
   __syncthreads();
-  const uint32_t num_members = shared->num_members;
+  const uint32_t num_members = shared->num_members < kMaxRanked ? shared->num_members : kMaxRanked;
   for (uint32_t member = threadIdx.x; member < num_members; member += kThreads) {
     uint64_t before = 0;
     for (uint32_t other = 0; other < num_members; ++other) {

@@ -362,6 +362,8 @@ class TestRefusals:
             {"num_drafts": 1, "draft_probs": 0},
             {"num_drafts": 1, "tokens": 0},
             {"presence_penalty": 1.0, "edits": False},
+            {"min_p": 2.0},
+            {"min_p": 2.0, "mode": native.SEEDED},
         ],
     )
     def test_wrong_counts_are_refused(self, wrong):
@@ -454,13 +456,14 @@ def on_device(arrays, slots, device):
     return torch.from_numpy(table.view(np.uint8).reshape(-1, SAMPLING_DTYPE.itemsize)).to(device), kept
 
 
-def run_on_gpu(launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len):
-    table, kept = on_device(slots._kept, slots, "cuda")
+def run_on(device, launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len):
+    """As run, with all memory on the device and everything there copied back."""
+    table, kept = on_device(slots._kept, slots, device)
     n = slot_ids.size
     shapes = [(n, max_draft_len + 1), *[(n,)] * 4]
-    result = AcceptResult(*(torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in shapes))
-    logits = torch.as_tensor(logits).cuda()
-    tensors = [torch.from_numpy(array).cuda() for array in (slot_ids, cu_rows, num_tokens, num_drafts)]
+    result = AcceptResult(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+    logits = torch.as_tensor(logits).to(device)
+    tensors = [torch.from_numpy(array).to(device) for array in (slot_ids, cu_rows, num_tokens, num_drafts)]
     accept(
         launcher,
         table,
@@ -470,12 +473,62 @@ def run_on_gpu(launcher, slots, slot_ids, logits, vocab_size, cu_rows, num_token
         *tensors[1:],
         max_draft_len,
         result=result,
-        verdicts=torch.empty((logits.shape[0], 3), dtype=torch.int32, device="cuda"),
-        edited_logits=torch.empty((logits.shape[0], vocab_size), device="cuda"),
+        verdicts=torch.empty((logits.shape[0], 3), dtype=torch.int32, device=device),
+        edited_logits=torch.empty((logits.shape[0], vocab_size), device=device),
     )
-    torch.cuda.synchronize()
+    found = AcceptResult(*(getattr(result, name).cpu().numpy() for name in FIELDS))
     del kept
-    return AcceptResult(*(getattr(result, name).cpu().numpy() for name in FIELDS))
+    return found
+
+
+def check_fresh_rows(device, launcher, vocab_size, dtype):
+    """Random rows that are new every time; the seed is in the failure."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    rng = np.random.default_rng(seed)
+    n, max_draft_len = 12, 3
+    slots = Slots(n, vocab_size, max_draft_len)
+    slots.draft_probs[:] = rng.dirichlet(np.full(vocab_size, 0.5), (n, max_draft_len))
+    slot_ids = rng.permutation(n).astype(np.int32)
+    num_drafts = rng.integers(0, max_draft_len + 1, n).astype(np.int32)
+    num_tokens = rng.integers(1, 30, n).astype(np.int32)
+    for slot, known, drafts in zip(slot_ids.tolist(), num_tokens, num_drafts, strict=True):
+        fields = {"top_k": int(rng.choice([0, 1, 50, 2000])), "top_p": float(rng.choice([1.0, 0.95, 0.5]))}
+        if slot % 2 and vocab_size > 1:
+            fields |= {"repetition_penalty": 1.2, "bias": [(0, 1.0), (0, -0.5)], "bad_words": [[0]]}
+        tokens = rng.integers(0, vocab_size, known + drafts)
+        slots.set(slot, tokens=tokens, mode=MODES[slot % 3], key=int(rng.integers(2**63)), **fields)
+    cu_rows = np.cumsum([0, *(num_drafts + 1)]).astype(np.int32)
+    logits = np.round(rng.standard_normal((cu_rows[-1] + 2, vocab_size)) * 3, 2).astype(np.float32)
+    logits = torch.from_numpy(logits).to(dtype)
+    rest = (vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len)
+    expected = accept_reference(slots.array, slot_ids, logits.float().numpy(), *rest)
+    found = run_on(device, launcher, slots, slot_ids, logits, *rest)
+    for name in FIELDS:
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), (name, seed)
+
+
+def check_law_of_one_token(device, launcher, mode, n):
+    target, draft = ToyModel(11), ToyModel(12)
+    slots = Slots(n, VOCAB_SIZE, 1)
+    for slot in range(n):
+        slots.set(slot, tokens=[0, 1], mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+    slot_ids, known = np.arange(n, dtype=np.int32), np.full(n, 2, np.int32)
+    sample_draft_reference(slots.array, slot_ids, np.tile(draft.logits((0, 1)), (n, 1)), VOCAB_SIZE, known, 1)
+    logits = np.tile(target.logits((0, 1)), (n, 1))
+    rest = (VOCAB_SIZE, np.arange(n + 1, dtype=np.int32), known, np.ones(n, np.int32), 1)
+    found = run_on(device, launcher, slots, slot_ids, logits, *rest)
+    law = target.law((0, 1))
+    counts = np.bincount(found.token_ids[:, 0], minlength=VOCAB_SIZE)
+    assert counts[law == 0].sum() == 0
+    assert chisquare(counts[law > 0], n * law[law > 0]).pvalue > 1e-3
+
+
+def test_what_the_gpu_tests_do():
+    """The tests below, on the CPU: they must not fail for reasons of their own."""
+    for vocab_size, dtype in ((1, torch.float32), (33, torch.bfloat16), (1000, torch.float16)):
+        check_fresh_rows("cpu", SmallBlocks(), vocab_size, dtype)
+    for mode in (native.SEEDED, native.SAMPLED):
+        check_law_of_one_token("cpu", SmallBlocks(), mode, 500)
 
 
 @pytest.mark.gpu
@@ -491,46 +544,8 @@ class TestOnAGpu:
     @pytest.mark.parametrize("vocab_size", [1, 33, 1000, 32_000, 128_256])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_the_kernels_are_the_reference(self, module, vocab_size, dtype):
-        """Fresh random rows every time; the seed is in the failure."""
-        seed = int.from_bytes(os.urandom(4), "little")
-        rng = np.random.default_rng(seed)
-        n, max_draft_len = 12, 3
-        slots = Slots(n, vocab_size, max_draft_len)
-        slots.draft_probs[:] = rng.dirichlet(np.full(vocab_size, 0.5), (n, max_draft_len))
-        num_drafts = rng.integers(0, max_draft_len + 1, n).astype(np.int32)
-        num_tokens = rng.integers(1, 30, n).astype(np.int32)
-        for slot in range(n):
-            fields = {"top_k": int(rng.choice([0, 1, 50, 2000])), "top_p": float(rng.choice([1.0, 0.95, 0.5]))}
-            edits = {"repetition_penalty": 1.2, "bias": [(0, 1.0), (0, -0.5)], "bad_words": [[0]]} if slot % 3 else {}
-            tokens = rng.integers(0, vocab_size, num_tokens[slot] + num_drafts[slot])
-            edits = edits if vocab_size > 1 else {}
-            slots.set(slot, tokens=tokens, mode=MODES[slot % 3], key=int(rng.integers(2**63)), **fields, **edits)
-        cu_rows = np.cumsum([0, *(num_drafts + 1)]).astype(np.int32)
-        logits = np.round(rng.standard_normal((cu_rows[-1], vocab_size)) * 3, 2).astype(np.float32)
-        logits = torch.from_numpy(logits).to(dtype)
-        rest = (vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len)
-        slot_ids = rng.permutation(n).astype(np.int32)
-        slots_of = (slots.array, slot_ids, logits.float().numpy())
-        num_tokens[:], num_drafts[:] = num_tokens[slot_ids], np.minimum(num_drafts, num_drafts[slot_ids])
-        cu_rows[:] = np.cumsum([0, *(num_drafts + 1)])
-        expected = accept_reference(*slots_of, *rest)
-        found = run_on_gpu(module, slots, slot_ids, logits, *rest)
-        for name in FIELDS:
-            assert getattr(found, name).tolist() == getattr(expected, name).tolist(), (name, seed)
+        check_fresh_rows("cuda", module, vocab_size, dtype)
 
     @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
     def test_the_text_has_the_target_s_law(self, module, mode):
-        target, draft = ToyModel(11), ToyModel(12)
-        n = 20_000
-        slots = Slots(n, VOCAB_SIZE, 1)
-        for slot in range(n):
-            slots.set(slot, tokens=[0, 1], mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
-        slot_ids, known = np.arange(n, dtype=np.int32), np.full(n, 2, np.int32)
-        sample_draft_reference(slots.array, slot_ids, np.tile(draft.logits((0, 1)), (n, 1)), VOCAB_SIZE, known, 1)
-        logits = np.tile(target.logits((0, 1)), (n, 1))
-        rest = (VOCAB_SIZE, np.arange(n + 1, dtype=np.int32), known, np.ones(n, np.int32), 1)
-        found = run_on_gpu(module, slots, slot_ids, logits, *rest)
-        law = target.law((0, 1))
-        counts = np.bincount(found.token_ids[:, 0], minlength=VOCAB_SIZE)
-        assert counts[law == 0].sum() == 0
-        assert chisquare(counts[law > 0], n * law[law > 0]).pvalue > 1e-3
+        check_law_of_one_token("cuda", module, mode, 20_000)
