@@ -33,6 +33,7 @@ _FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v,-warn-
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _LIMIT = re.compile(
     r"// limits(?: of (?P<kernels>\S+))?: registers <= (?P<registers>\d+), spill_bytes <= (?P<spill_bytes>\d+), "
     r"shared_bytes <= (?P<shared_bytes>\d+)$",
@@ -225,9 +226,21 @@ def _nvcc_version(nvcc: Path) -> tuple[int, int]:
 
 def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
     digest = hashlib.sha256(repr((_nvcc_version(nvcc), flags)).encode())
-    for path in [source_dir() / f"{stem}.cu", *sorted(source_dir().glob("*.cuh"))]:
+    for path in _with_headers(source_dir() / f"{stem}.cu"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """A file and what it includes by name from its own folder, in a fixed order."""
+    found, waiting = [source], [source]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop().read_text()):
+            header = source.parent / name
+            if header.is_file() and header not in found:
+                found.append(header)
+                waiting.append(header)
+    return found
 
 
 def _compile(nvcc: Path, stem: str, arch: str, kind: str, flags: list[str], target: Path, report: Path) -> None:

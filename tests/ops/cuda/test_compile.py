@@ -77,9 +77,15 @@ def test_the_entry_points_are_there(nvcc):
 def test_a_change_is_compiled_and_the_same_is_not(one_kernel, monkeypatch):
     first = compiler.compile_stem("twice", "sm_80", defines={"FACTOR": 2})
     changed = compiler.compile_stem("twice", "sm_80", defines={"FACTOR": 3})
-    (one_kernel.parent / "some.cuh").write_text("// a header")
+    (one_kernel.parent / "other.cuh").write_text("// of another kernel")
+    assert compiler.compile_stem("twice", "sm_80", defines={"FACTOR": 2}) == first
+    (one_kernel.parent / "outer.cuh").write_text('#include "inner.cuh"\n')
+    (one_kernel.parent / "inner.cuh").write_text("// a header\n")
+    one_kernel.write_text('#include "outer.cuh"\n' + KERNEL)
+    included = compiler.compile_stem("twice", "sm_80", defines={"FACTOR": 2})
+    (one_kernel.parent / "inner.cuh").write_text("// a changed header\n")
     header = compiler.compile_stem("twice", "sm_80", defines={"FACTOR": 2})
-    assert len({first.path, changed.path, header.path}) == 3
+    assert len({first.path, changed.path, included.path, header.path}) == 4
     assert [used.kernel for used in first.resources] == ["twice"]
     assert compiler.broken_limits(first) == []
 
