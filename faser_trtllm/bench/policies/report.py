@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ class PolicyBenchReport:
     differences: tuple[str, ...]  # where a system's tokens parted from those of `off`
     absences: tuple[str, ...]  # systems that did not run, with the reason
     minutes: float
+    bounds: dict[str, float] = field(default_factory=dict)  # by form: bound.py
 
     @property
     def is_exact(self) -> bool:
@@ -151,6 +152,7 @@ class PolicyBenchReport:
             "differences": list(self.differences),
             "absences": list(self.absences),
             "cost_error": self.cost_error,
+            "bounds": self.bounds,
             "ablation": {str(expand): self.ablation(expand) for expand in self.forms()},
             "cases": [self._case(case) for case in self.cases],
             "calibrations": [asdict(c) for c in self.calibrations],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
+from faser_trtllm.bench.policies.bound import adaptivity_bound
 from faser_trtllm.bench.policies.markdown import render_markdown
 from faser_trtllm.bench.policies.options import OFF, PolicyBenchOptions
 from faser_trtllm.bench.policies.plot import write_plots
@@ -67,6 +69,7 @@ def run_policy_bench(options: PolicyBenchOptions, progress: Progress | None = No
                 timelines=tuple(t for r in runs for t in r.timelines),
                 differences=tuple(d for r in runs for d in r.differences),
                 absences=tuple(a for r in runs for a in r.absences),
+                bounds={str(r.expand): bound for r in runs if (bound := r.bound()) is not None},
                 minutes=(time.monotonic() - start_s) / 60.0,
             )
             write_report(report, options.output_dir)
@@ -129,6 +132,25 @@ class FormRun:
             for (workload, system), warm_up in self._warm_up.items()
             if (rounds := self._rounds.get((workload, system))) or not self._was_dropped(workload)
         ]
+
+    def bound(self) -> float | None:
+        """How much the best system at each load could win over the best fixed length on any mix of the loads."""
+        loads = [workload for workload in dict.fromkeys(name for name, _ in self._warm_up) if workload != BURSTY]
+        systems = list(dict.fromkeys(system for _, system in self._warm_up))
+        rates = {
+            system: [
+                statistics.median(
+                    r.tokens_per_s for r in self._rounds.get((load, system), [self._warm_up[load, system]])
+                )
+                for load in loads
+            ]
+            for system in systems
+            if all((load, system) in self._warm_up for load in loads)
+        }
+        fixed = {system: values for system, values in rates.items() if system.startswith("fixed:")}
+        if not fixed or not loads:
+            return None
+        return adaptivity_bound(fixed, [max(values) for values in zip(*rates.values(), strict=True)])
 
     def _was_dropped(self, workload: str) -> bool:
         """Whether other systems have rounds on this workload: then one without was left out on purpose."""
