@@ -17,11 +17,11 @@ from faser_trtllm.builder.network.vendor import create_network, logger
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.engine.interpreter import Interpreter
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
-from faser_trtllm.ops import draft_stop, sample
 
 if TYPE_CHECKING:
     import torch
@@ -158,35 +158,17 @@ class InterpretedEngine:
         max_draft_len: int,
         stop: DraftStop | None = None,
     ) -> npt.NDArray[np.int32]:
-        num_drafted = np.zeros(batch.num_requests, np.int32)
-        known = (num_tokens + num_drafts)[: batch.num_requests].astype(np.int32)
-        active = np.flatnonzero(num_new_drafts[: batch.num_requests] > 0)
-        self._check_drafts(batch, active, known, num_drafts, num_new_drafts, max_draft_len)
-        last_rows = (batch.cu_rows[1:] - 1)[active].astype(np.int32)
-        step = RaggedBatch(batch.slots, batch.cu_rows, batch.token_ids, batch.positions, last_rows, batch.block_table)
-        while True:
-            logits = self.forward(step)
-            if not active.size:
-                return num_drafted
-            slots = batch.slots[active]
-            tokens = sample.sample_draft(sampling, slots, logits, self._spec.vocab_size, known[active], max_draft_len)
-            num_drafted[active[tokens >= 0]] += 1
-            goes_on = (tokens >= 0) & (num_drafted[active] < num_new_drafts[active])
-            active, tokens = active[goes_on], tokens[goes_on]
-            if stop is not None and active.size:
-                margins = [
-                    draft_stop.pending_margins(
-                        sampling[batch.slots[i]], int(num_tokens[i]), int(num_drafts[i] + num_drafted[i])
-                    )
-                    for i in active
-                ]
-                kept = np.array(draft_stop.goes_on(stop, margins), bool)
-                active, tokens = active[kept], tokens[kept]
-            if not active.size:
-                return num_drafted
-            iota = np.arange(active.size + 1, dtype=np.int32)
-            step = RaggedBatch(batch.slots[active], iota, tokens, known[active], iota[:-1], batch.block_table)
-            known[active] += 1
+        return draft_loop(
+            self.forward,
+            self._spec.vocab_size,
+            batch,
+            sampling,
+            num_tokens,
+            num_drafts,
+            num_new_drafts,
+            max_draft_len,
+            stop,
+        )
 
     def close(self) -> None:
         """Free the networks and their caches."""
@@ -219,21 +201,6 @@ class InterpretedEngine:
             )
         if batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size:
             raise InvalidArgumentError(f"token_ids are not all within 0 to {spec.vocab_size - 1}")
-
-    def _check_drafts(
-        self,
-        batch: RaggedBatch,
-        active: npt.NDArray[np.intp],
-        known: npt.NDArray[np.int32],
-        num_drafts: npt.NDArray[np.int32],
-        num_new_drafts: npt.NDArray[np.int32],
-        max_draft_len: int,
-    ) -> None:
-        ends = batch.cu_rows[1:][active]
-        if (batch.positions[ends - 1] != known[active] - 1).any():
-            raise InvalidArgumentError("a request that drafts must run the row of its last known token")
-        if (num_drafts[active] + num_new_drafts[active] > max_draft_len).any():
-            raise InvalidArgumentError(f"a request may have at most {max_draft_len} pending drafts")
 
 
 def _empty_caches(segment: SegmentNetwork) -> dict[str, torch.Tensor]:

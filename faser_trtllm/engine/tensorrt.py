@@ -20,9 +20,9 @@ from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.engine.tensorrt_buckets import Buckets
 from faser_trtllm.engine.tensorrt_device import Device, GpuPartition
-from faser_trtllm.engine.tensorrt_draft import draft_loop
 from faser_trtllm.engine.tensorrt_inputs import PaddedInputs, padded_inputs
 from faser_trtllm.engine.tensorrt_memory import EngineMemory
 from faser_trtllm.engine.tensorrt_plans import Plans, check_requirements

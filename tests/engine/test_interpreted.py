@@ -16,7 +16,7 @@ from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine import interpreted
+from faser_trtllm.engine import draft_loop
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.engine.interpreted import InterpretedEngine
 from faser_trtllm.errors import InvalidArgumentError
@@ -162,7 +162,7 @@ def test_drafting(
         asked.append([pending.copy() for pending in margins])
         return [len(pending) < most for pending in margins]
 
-    monkeypatch.setattr(interpreted.draft_stop, "goes_on", goes_on)
+    monkeypatch.setattr(draft_loop.draft_stop, "goes_on", goes_on)
     rule: Any = None if most is None else object()
     sampling = SamplingTable(MAX_BATCH_SIZE, 320, MAX_DRAFT_LEN)
     builder = BatchBuilder(MAX_BATCH_SIZE, 64, MAX_SEQ_LEN, np.array([[2], [1], [0]], np.int32))
