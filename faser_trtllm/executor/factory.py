@@ -115,6 +115,7 @@ def open_executor(
             resources=stack,
             enter_mode=enter_mode,
             trace=trace,
+            pool=core_set.handle,
         )
         guard.pop_all()  # from here on the executor closes what was opened
         return executor
@@ -132,8 +133,12 @@ def assemble(
     resources: ExitStack | None = None,
     enter_mode: Callable[[Mode], None] = lambda mode: None,
     trace: TraceWriter | None = None,
+    pool: int | None = None,
 ) -> Executor:
-    """An executor over engines that are open; both share block ids, so they have as many blocks of the same size."""
+    """An executor over engines that are open; both share block ids, so they have as many blocks of the same size.
+
+    pool: a core set's handle, whose threads share the free test; None: the calling thread alone.
+    """
     spec = target.spec
     assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
         spec.num_blocks,
@@ -163,7 +168,7 @@ def assemble(
     return Executor(
         Scheduler(kv, limits, policy, clock),
         drafter,
-        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock),
+        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool),
         sampling,
         clock,
         vocab_size=spec.vocab_size,

@@ -31,7 +31,9 @@ class Verifier:
         block_table: npt.NDArray[np.int32],
         max_draft_len: int,
         clock: Clock,
+        pool: int | None = None,
     ) -> None:
+        """pool: the threads that share the free test (a core set's handle); None: the caller's alone."""
         spec = engine.spec
         self._sampling = sampling
         self._policy = policy
@@ -39,7 +41,7 @@ class Verifier:
         self._clock = clock
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
         self._pruner = Pruner(engine, policy)
-        self._tester = accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len)
+        self._tester = accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
         """Run the pass and the free test. Unless the mode is serial, the pass runs while drafting goes on: the frontier
