@@ -19,7 +19,7 @@ from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.lanes import DraftLane
-from faser_trtllm.executor.stats import ExecutorStats
+from faser_trtllm.executor.stats import ExecutorStats, StepWatcher
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.sampling.table import SamplingTable
@@ -63,7 +63,8 @@ class Executor:
         self._resources = resources or ExitStack()
         self._trace = trace
         self._keep_candidates = keep_candidates  # early exit compares with them
-        self._stats = ExecutorStats()
+        self._stats = ExecutorStats(max_draft_len)
+        self._watchers: list[StepWatcher] = []
         self._sinks: dict[str, Sink] = {}
         self._slots: dict[str, int] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -158,6 +159,10 @@ class Executor:
         """Counters since the start, and gauges of the queue and the cache."""
         return self._stats.as_dict() | self._scheduler.gauges()
 
+    def watch(self, watcher: StepWatcher) -> None:
+        """Tell the watcher of every step and every end from now on; call it before start()."""
+        self._watchers.append(watcher)
+
     def check_integrity(self) -> None:
         """Audit slots, blocks and bindings, between two steps; raises AssertionError."""
         self._scheduler.check_integrity()
@@ -211,6 +216,8 @@ class Executor:
         self._stats.record(plan, drafts, result, times_s)
         if self._trace is not None:
             self._trace.step(plan, drafts, result, times_s)
+        for watcher in self._watchers:
+            watcher.step(plan, drafts, result, times_s)
 
     def _run(self) -> None:
         while True:
@@ -269,6 +276,8 @@ class Executor:
             del self._sinks[request.request_id]
             self._release(request)
             self._stats.record_finished(request)
+            for watcher in self._watchers:
+                watcher.finished(request)
             with self._wake:
                 self._live.discard(request.request_id)
                 self._wake.notify_all()

@@ -1,19 +1,104 @@
-"""Counters of the executor; written by the executor's thread only."""
+"""Counters and histograms of the executor; written by the executor's thread only, read by any."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
+from operator import or_
+from typing import Protocol
 
+from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.request import FinishReason, Request
+
+LATENCY_BUCKETS_S = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
+)
+LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # of TensorRT-LLM's nv_llm_*_token_len
+
+HISTOGRAMS = {
+    "queue_time_s": LATENCY_BUCKETS_S,
+    "time_to_first_token_s": LATENCY_BUCKETS_S,
+    "inter_token_latency_s": LATENCY_BUCKETS_S,
+    "time_per_output_token_s": LATENCY_BUCKETS_S,
+    "e2e_latency_s": LATENCY_BUCKETS_S,
+    "input_token_len": LENGTH_BUCKETS,
+    "output_token_len": LENGTH_BUCKETS,
+}
+"""What is counted by size -> upper bounds of the buckets; one bucket more takes what is larger."""
+
+_COUNTS = (
+    "num_steps",
+    "num_rows",
+    "num_output_tokens",
+    "num_draft_tokens",
+    "num_verified_tokens",
+    "num_accepted_tokens",
+    "num_finished_requests",
+    "num_prompt_tokens",
+    "num_preemptions",
+    "num_pruned_rows",
+    "num_drafts",
+    "num_frontier_rows",
+    "num_oracle_rows",
+    "num_prefix_tokens",
+    "num_prefix_hit_tokens",
+    *(f"num_steps_{mode.value}" for mode in Mode),
+)
+_LAST_STEP = (
+    "num_scheduled",
+    "num_context_requests",
+    "num_generation_requests",
+    "num_context_tokens",
+    "num_paused",
+)
+_TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
+
+
+class StepWatcher(Protocol):
+    """Is told what happens, on the executor's thread; it must neither wait nor fail."""
+
+    def step(
+        self,
+        plan: SchedulerOutput,
+        drafts: DraftResult,
+        result: VerifyResult,
+        times_s: tuple[float, float, float, float],
+    ) -> None:
+        """A step is over, and what it committed is delivered; times as in ExecutorStats.record."""
+
+    def finished(self, request: Request) -> None:
+        """A request ended; if a step ended it, that step is told afterwards."""
+
+
+class Histogram:
+    """Numbers of values and their sums, per bucket."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sums = [0.0] * (len(bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        place = bisect_left(self._bounds, value)
+        self.counts[place] += 1
+        self.sums[place] += value
 
 
 class ExecutorStats:
     """Sums since the start. Acceptance counts drafts whose rows ran: accepted / verified."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_draft_len: int = 0) -> None:
+        self._max_draft_len = max_draft_len
         self._num: Counter[str] = Counter()
         self._ms: defaultdict[str, float] = defaultdict(float)
+        self._accepted_lens: Counter[int] = Counter()
+        self._frontier_lens: Counter[int] = Counter()
+        self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+        self._last_token_s: dict[Request, float] = {}
+        self._ended: list[Request] = []  # since the last step
+        self._plan: SchedulerOutput | None = None
 
     def record(
         self,
@@ -24,41 +109,103 @@ class ExecutorStats:
     ) -> None:
         """times_s: start of the step, then the ends of schedule, of drafting and verification, and of update."""
         num, ms = self._num, self._ms
+        num_requests, num_decoding = len(plan.scheduled), len(plan.view.decoding)
+        num_verified, num_tokens = sum(result.num_verified), sum(result.num_tokens)
         num["num_steps"] += 1
         num["num_draft_tokens"] += sum(drafts.num_new_drafts)
-        num["num_verified_tokens"] += sum(result.num_verified)
+        num["num_verified_tokens"] += num_verified
         num["num_accepted_tokens"] += sum(result.num_accepted)
-        num["num_output_tokens"] += sum(result.num_tokens)
-        num["num_rows"] += sum(s.num_new_tokens for s in plan.scheduled) + sum(result.num_verified)
+        num["num_output_tokens"] += num_tokens
+        num["num_rows"] += sum(s.num_new_tokens for s in plan.scheduled) + num_verified
         num["num_pruned_rows"] += sum(result.num_pruned)
+        num["num_drafts"] += sum(map(bool, map(or_, result.num_verified, result.num_accepted)))
+        num["num_frontier_rows"] += num_decoding + num_verified
+        # A prompt's end yields one token; all other tokens come from frontiers.
+        num_prompt_ends = max(0, num_requests - result.num_tokens.count(0) - num_decoding)
+        num["num_oracle_rows"] += num_tokens - num_prompt_ends
         num[f"num_steps_{plan.mode.value}"] += 1
+        self._accepted_lens.update(result.num_accepted)
+        self._frontier_lens.update(result.num_verified)
+        self._frontier_lens[0] -= num_requests - num_decoding  # prompts, and requests that are drafted only
         start, scheduled, verified, updated = times_s
         ms["schedule_ms"] += 1e3 * (scheduled - start)
         ms["draft_ms"] += drafts.draft_ms
         ms["verify_ms"] += result.verify_ms
         ms["update_ms"] += 1e3 * (updated - verified)
+        for request in plan.admitted:
+            self._record_admitted(request)
+        self._record_tokens(plan, result, updated)
+        self._plan = plan
 
     def record_finished(self, request: Request) -> None:
-        self._num["num_finished_requests"] += 1
-        self._num["num_prompt_tokens"] += request.prompt_len
-        self._num["num_preemptions"] += request.stats.num_preemptions
+        """A request ended, for whatever reason."""
+        num, stats = self._num, request.stats
+        num["num_finished_requests"] += 1
+        num["num_prompt_tokens"] += request.prompt_len
+        num["num_preemptions"] += stats.num_preemptions
+        self._ended.append(request)
+        if stats.first_token_s is None or stats.last_token_s is None:
+            return
+        if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            histograms, num_output = self._histograms, request.num_output_tokens
+            histograms["e2e_latency_s"].observe(stats.last_token_s - request.arrival_s)
+            histograms["input_token_len"].observe(request.prompt_len)
+            histograms["output_token_len"].observe(num_output)
+            if num_output > 1:
+                per_token_s = (stats.last_token_s - stats.first_token_s) / (num_output - 1)
+                histograms["time_per_output_token_s"].observe(per_token_s)
 
     def as_dict(self) -> dict[str, float]:
-        keys = (
-            "num_steps",
-            "num_rows",
-            "num_output_tokens",
-            "num_draft_tokens",
-            "num_verified_tokens",
-            "num_accepted_tokens",
-            "num_finished_requests",
-            "num_prompt_tokens",
-            "num_preemptions",
-            "num_pruned_rows",
-            "num_steps_serial",
-            "num_steps_draft_ahead",
-            "num_steps_ping_pong",
-        )
-        times = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
-        counts: dict[str, float] = {key: self._num[key] for key in keys}
-        return counts | {key: self._ms[key] for key in times}
+        """Counts, and the last step's shape. What has several values is spelled name[index]: per position of a draft,
+        per number of drafts verified, per bucket of a histogram (and name_sum[index], the sum of the bucket's values).
+        """
+        values: dict[str, float] = {key: self._num[key] for key in _COUNTS}
+        values |= {key: self._ms[key] for key in _TIMES}
+        at_least = 0
+        for length in range(self._max_draft_len, 0, -1):
+            at_least += self._accepted_lens[length]
+            values[f"num_accepted_tokens_per_pos[{length - 1}]"] = at_least
+        for length in range(self._max_draft_len + 1):
+            values[f"num_frontiers_by_len[{length}]"] = self._frontier_lens[length]
+        for name, histogram in self._histograms.items():
+            values |= {f"{name}[{i}]": count for i, count in enumerate(histogram.counts)}
+            values |= {f"{name}_sum[{i}]": total for i, total in enumerate(histogram.sums)}
+        return values | self._last_step()
+
+    def _record_admitted(self, request: Request) -> None:
+        stats = request.stats
+        if stats.num_preemptions or stats.first_scheduled_s is None:
+            return  # it was counted when it was admitted first
+        self._histograms["queue_time_s"].observe(stats.first_scheduled_s - request.arrival_s)
+        self._num["num_prefix_tokens"] += request.prompt_len
+        self._num["num_prefix_hit_tokens"] += stats.num_cached_tokens
+
+    def _record_tokens(self, plan: SchedulerOutput, result: VerifyResult, now_s: float) -> None:
+        last_token_s, inter_token = self._last_token_s, self._histograms["inter_token_latency_s"]
+        for scheduled, num_tokens in zip(plan.scheduled, result.num_tokens, strict=True):
+            if not num_tokens:
+                continue
+            request = scheduled.request
+            last_s = last_token_s.get(request)
+            if last_s is None:
+                self._histograms["time_to_first_token_s"].observe(now_s - request.arrival_s)
+            else:
+                inter_token.observe(now_s - last_s)
+            last_token_s[request] = now_s
+        for request in self._ended:
+            last_token_s.pop(request, None)
+        self._ended.clear()
+
+    def _last_step(self) -> dict[str, float]:
+        plan = self._plan
+        if plan is None:
+            return dict.fromkeys(_LAST_STEP, 0)
+        num_generation = len(plan.view.decoding)
+        num_drafted_only = sum(1 for scheduled in plan.scheduled if not scheduled.num_new_tokens)
+        return {
+            "num_scheduled": len(plan.scheduled),
+            "num_context_requests": len(plan.scheduled) - num_generation - num_drafted_only,
+            "num_generation_requests": num_generation + num_drafted_only,
+            "num_context_tokens": sum(s.num_new_tokens for s in plan.scheduled) - num_generation,
+            "num_paused": len(plan.paused),
+        }

@@ -97,8 +97,11 @@ class Scheduler:
         """State of the queue and the cache."""
         kv = self._kv
         return {
+            "price_tokens_per_ms": float(getattr(self._policy, "price", 0.0)),
+            "max_batch_size": self._limits.max_batch_size,
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
+            "kv_tokens_per_block": kv.tokens_per_block,
             "kv_num_blocks": kv.num_blocks,
             "kv_num_free_blocks": kv.num_free_blocks,
             "kv_num_cached_blocks": kv.num_cached_blocks,
