@@ -1,6 +1,6 @@
 """What model.py of the Triton repository runs: requests to the engine child, its chunks to responses.
 
-Facts of Triton that shape it: metrics are touched from one thread only, nothing of a request is touched
+Facts of Triton that shape it: metrics are touched from one thread only (ModelMetrics'), nothing of a request is touched
 after its FINAL flag is sent, and threads are joined before finalize() returns.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.serving.messages import Chunk, Failed
+from faser_trtllm.serving.metrics import ModelMetrics
 from faser_trtllm.serving.supervisor import ENGINE_COMMAND, Supervisor
 from faser_trtllm.serving.triton_request import Wanted, parse_request, read_tensors
 
@@ -36,12 +37,13 @@ class TritonModel:
     def __init__(self, pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._pb_utils = pb_utils
         config = _load_config(args)
-        self._metrics = _Metrics(pb_utils)
+        self._metrics = ModelMetrics(pb_utils, args.get("model_name", "faser"), args.get("model_version", "1"))
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._supervisor = Supervisor(config, command, self._metrics.set_stats)
         self._supervisor.start()
+        self._metrics.start(lambda: self._supervisor.is_ready)
         self._poll_period_s = config.cancellation_check_period_ms / 1e3
         self._threads = [
             threading.Thread(target=self._poll_cancelled, name="faser-cancellation", daemon=True),
@@ -76,6 +78,7 @@ class TritonModel:
         self._supervisor.close()
         for thread in self._threads:
             thread.join()
+        self._metrics.close()
 
     def _submit(self, stream: _Stream, text_request: Any) -> None:
         with self._lock:
@@ -95,6 +98,7 @@ class TritonModel:
 
     def _refuse(self, sender: Any, code: str, message: str) -> None:
         pb_utils = self._pb_utils
+        self._metrics.refused(code)
         error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
         sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -180,50 +184,6 @@ class _Stream:
         if self._wanted.num_output_tokens:
             tensors.append(tensor("num_output_tokens", np.array([[statistics.num_output_tokens]], np.int32)))
         return tensors
-
-
-class _Metrics:
-    """Triton's metrics of the model; record() and set_stats() are called on the supervisor's thread only."""
-
-    def __init__(self, pb_utils: Any) -> None:
-        self._families: list[Any] = []
-
-        def counter(name: str, description: str) -> Any:
-            family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
-            self._families.append(family)
-            return family.Metric(labels={"model": "faser"})
-
-        self._requests = counter("faser_requests_total", "Requests that ended, with or without an error")
-        self._failures = counter("faser_request_failures_total", "Requests that ended with an error")
-        self._prompt_tokens = counter("faser_prompt_tokens_total", "Prompt tokens of requests that ended")
-        self._output_tokens = counter("faser_generation_tokens_total", "Output tokens of requests that ended")
-        self._drafts = counter("faser_spec_decode_num_draft_tokens_total", "Draft tokens, as vLLM counts them")
-        self._accepted = counter(
-            "faser_spec_decode_num_accepted_tokens_total", "Accepted draft tokens, as vLLM counts them"
-        )
-
-        self._stats = pb_utils.MetricFamily(
-            name="faser_executor",
-            description="What the executor counts, by stat, as of the last second",
-            kind=pb_utils.MetricFamily.GAUGE,
-        )
-        self._gauges: dict[str, Any] = {}
-
-    def set_stats(self, stats: dict[str, float]) -> None:
-        for name, value in stats.items():
-            if name not in self._gauges:
-                self._gauges[name] = self._stats.Metric(labels={"model": "faser", "stat": name})
-            self._gauges[name].set(value)
-
-    def record(self, event: Chunk | Failed) -> None:
-        self._requests.increment(1)
-        if isinstance(event, Failed):
-            self._failures.increment(1)
-        elif event.statistics is not None:
-            self._prompt_tokens.increment(event.statistics.num_input_tokens)
-            self._output_tokens.increment(event.statistics.num_output_tokens)
-            self._drafts.increment(event.statistics.num_draft_tokens)
-            self._accepted.increment(event.statistics.num_accepted_tokens)
 
 
 def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> TritonModel:

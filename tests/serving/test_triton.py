@@ -249,19 +249,25 @@ def test_a_large_body_does_not_kill_the_server(server):
 
 
 def test_a_thousand_cancelled_streams_give_every_block_back(server):
-    def stat(name):
-        return server.metric(f'faser_executor{{model="faser",stat="{name}"}}')
+    def blocks(kind):
+        return server.metric(f'nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="{kind}"')
 
-    failures = server.metric("faser_request_failures_total")
+    def requests(state):
+        return server.metric(f"faser_num_requests_{state}")
+
+    def failures():
+        return server.metric('faser_request_failures_total{code="CANCELLED"')
+
+    failures_before = failures()
     client = GrpcClient(server.grpc_url)
     for i in range(1000):
         client.send(f"{i} hello", max_tokens=MAX_SEQ_LEN, end_id=-1, stream=True)
-    wait_until(lambda: stat("num_waiting") >= 600)
+    wait_until(lambda: requests("waiting") >= 600)
     client.close(cancel=True)
-    wait_until(lambda: stat("num_running") == stat("num_waiting") == 0, 15)
-    assert stat("kv_num_blocks") > 0
-    assert stat("kv_num_free_blocks") == stat("kv_num_blocks")
-    assert server.metric("faser_request_failures_total") - failures >= 600
+    wait_until(lambda: requests("running") == requests("waiting") == 0, 15)
+    assert blocks("max") > 0
+    assert blocks("free") == blocks("max")
+    wait_until(lambda: failures() - failures_before >= 600, 3)
     assert generate_http(server.http_url, "a", max_tokens=2).text
 
 

@@ -13,6 +13,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.triton_model import TritonModel, open_model
 from faser_trtllm.serving.triton_request import parse_request
 from tests.checkpoints import write_tokenizer
+from tests.serving.fake_metrics import FakeMetricFamily
 
 COMMAND = (sys.executable, "-m", "tests.serving.fake_engine")
 
@@ -126,26 +127,6 @@ class FakeTensor:
         return self._array
 
 
-class FakeMetricFamily:
-    COUNTER, GAUGE = "counter", "gauge"
-    values: dict = {}  # noqa: RUF012
-    threads: set = set()  # noqa: RUF012
-
-    def __init__(self, name, description, kind):
-        self._name = name
-
-    def Metric(self, labels):  # noqa: N802
-        def increment(value):
-            FakeMetricFamily.threads.add(threading.current_thread().name)
-            FakeMetricFamily.values[self._name] = FakeMetricFamily.values.get(self._name, 0) + value
-
-        def set_value(value):
-            FakeMetricFamily.threads.add(threading.current_thread().name)
-            FakeMetricFamily.values[labels["stat"]] = value
-
-        return SimpleNamespace(increment=increment, set=set_value)
-
-
 class FakeModelError(Exception):
     pass
 
@@ -217,7 +198,7 @@ def engine_dir(tmp_path_factory):
 def model(engine_dir, tmp_path, monkeypatch):
     monkeypatch.delenv("FASER_ENGINE_DIR", raising=False)
     monkeypatch.delenv("FASER_CONFIG", raising=False)
-    FakeMetricFamily.values, FakeMetricFamily.threads = {}, set()
+    FakeMetricFamily.reset()
     model = TritonModel(PB_UTILS, model_args(engine_dir, tmp_path), COMMAND)
     yield model
     model.close()
@@ -294,10 +275,10 @@ def test_metrics_come_from_one_thread(model):
         model.execute([request])
     for request in requests:
         request.wait()
-    assert FakeMetricFamily.threads == {"faser-supervisor"}
-    assert FakeMetricFamily.values["faser_requests_total"] == 11
-    assert FakeMetricFamily.values["faser_request_failures_total"] == 1
-    assert FakeMetricFamily.values["faser_generation_tokens_total"] == 50
+    model.close()
+    assert FakeMetricFamily.threads == {"faser-metrics"}
+    assert FakeMetricFamily.values["faser_request_success_total", ("finished_reason", "length")] == 10
+    assert FakeMetricFamily.values["faser_request_failures_total", ("code", "INVALID_ARG")] == 1
 
 
 def test_close_ends_requests_and_joins_threads(engine_dir, tmp_path):
@@ -307,7 +288,7 @@ def test_close_ends_requests_and_joins_threads(engine_dir, tmp_path):
     model.close()
     assert request.responses[-1].error.code == "UNAVAILABLE"
     names = {thread.name for thread in threading.enumerate()}
-    assert not names & {"faser-supervisor", "faser-cancellation", "faser-parent"}
+    assert not names & {"faser-supervisor", "faser-cancellation", "faser-parent", "faser-metrics"}
     assert not request.touched_after_final
 
 
