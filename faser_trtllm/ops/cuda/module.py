@@ -30,9 +30,9 @@ class Module:
     """
 
     def __init__(self, path: Path) -> None:
-        self._driver = _load_driver()
-        _ensure_context(self._driver)
-        self._module = _call(self._driver, self._driver.cuModuleLoadData, path.read_bytes())
+        self._driver = load_driver()
+        ensure_context(self._driver)
+        self._module = call_driver(self._driver, self._driver.cuModuleLoadData, path.read_bytes())
         self._functions: dict[str, Any] = {}
 
     def __enter__(self) -> Module:
@@ -48,14 +48,14 @@ class Module:
         if self._module is not None:
             module, self._module = self._module, None
             self._functions.clear()
-            _call(self._driver, self._driver.cuModuleUnload, module)
+            call_driver(self._driver, self._driver.cuModuleUnload, module)
 
     def function(self, kernel: str) -> Any:
         """The CUfunction of a kernel, looked up once."""
         if self._module is None:
             raise FaserError(f"kernel {kernel} cannot be launched: its module is closed")
         if kernel not in self._functions:
-            self._functions[kernel] = _call(
+            self._functions[kernel] = call_driver(
                 self._driver, self._driver.cuModuleGetFunction, self._module, kernel.encode(), what=kernel
             )
         return self._functions[kernel]
@@ -66,7 +66,7 @@ class Module:
             return
         function = self.function(kernel)
         pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
-        _call(
+        call_driver(
             self._driver,
             self._driver.cuLaunchKernel,
             function,
@@ -82,11 +82,11 @@ class Module:
 
 def device_arch(ordinal: int = 0) -> str:
     """A device's architecture, like "sm_90"; ConfigError without a driver."""
-    driver = _load_driver()
-    device = _call(driver, driver.cuDeviceGet, ordinal)
+    driver = load_driver()
+    device = call_driver(driver, driver.cuDeviceGet, ordinal)
     attributes = driver.CUdevice_attribute
     major, minor = (
-        _call(driver, driver.cuDeviceGetAttribute, attribute, device)
+        call_driver(driver, driver.cuDeviceGetAttribute, attribute, device)
         for attribute in (
             attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
             attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -97,13 +97,14 @@ def device_arch(ordinal: int = 0) -> str:
 
 def num_sms(ordinal: int = 0) -> int:
     """How many streaming multiprocessors a device has; ConfigError without a driver."""
-    driver = _load_driver()
-    device = _call(driver, driver.cuDeviceGet, ordinal)
+    driver = load_driver()
+    device = call_driver(driver, driver.cuDeviceGet, ordinal)
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-    return int(_call(driver, driver.cuDeviceGetAttribute, attribute, device))
+    return int(call_driver(driver, driver.cuDeviceGetAttribute, attribute, device))
 
 
-def _load_driver() -> Any:
+def load_driver() -> Any:
+    """cuda-python's driver bindings, initialised; ConfigError where they or a driver are missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -119,13 +120,15 @@ def _load_driver() -> Any:
     return driver
 
 
-def _ensure_context(driver: Any) -> None:
-    if int(_call(driver, driver.cuCtxGetCurrent)) == 0:
-        device = _call(driver, driver.cuDeviceGet, 0)
-        _call(driver, driver.cuCtxSetCurrent, _call(driver, driver.cuDevicePrimaryCtxRetain, device))
+def ensure_context(driver: Any) -> None:
+    """Make device 0's primary context current if this thread has none."""
+    if int(call_driver(driver, driver.cuCtxGetCurrent)) == 0:
+        device = call_driver(driver, driver.cuDeviceGet, 0)
+        call_driver(driver, driver.cuCtxSetCurrent, call_driver(driver, driver.cuDevicePrimaryCtxRetain, device))
 
 
-def _call(driver: Any, function: Any, *arguments: Any, what: str = "") -> Any:
+def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> Any:
+    """What a driver function returns beside its status; FaserError with the error's name, and `what` it was for."""
     status, *values = function(*arguments)
     if int(status) != 0:
         name = getattr(function, "__name__", "the CUDA driver")
