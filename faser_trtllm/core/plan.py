@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.core.decision import DraftStop, Mode, StepView
 from faser_trtllm.core.request import FinishReason, Request
@@ -57,13 +60,24 @@ class DraftResult:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRows:
+    """What a request keeps of the rows that tested or drew its committed tokens, one entry per token.
+
+    log_probs: as SamplingParams says. logits: [vocab_size] fp32 each. What was not asked for is empty.
+    """
+
+    log_probs: Sequence[float] = ()
+    logits: Sequence[npt.NDArray[np.float32]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyResult:
     """What a target pass found, in the order of SchedulerOutput.scheduled.
 
     token_ids[i]: committed tokens, of which the first num_tokens[i] count and the first num_accepted[i] were drafts.
     carried[i]: untested drafts stay pending. A context chunk that does not reach the end has num_tokens 0. failed[i]: a
     sentence if the request cannot go on ("" if it can). exhausted[i]: no token was allowed (all banned), so the request
-    ends with "length".
+    ends with "length". kept_rows: by i, only for requests that keep rows.
     """
 
     token_ids: Sequence[Sequence[int]]
@@ -76,6 +90,7 @@ class VerifyResult:
     num_pruned: tuple[int, ...] = ()  # rows dropped at segment boundaries (empty: none of any request)
     verify_ms: float = 0.0
     step_ms: float = 0.0  # drafting and verifying together
+    kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class Request:
     temperature, at most 1e4. draft_candidates [capacity, NUM_CANDIDATES] int32: their best tokens, best first, -1 where
     fewer are possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which
     engines with segment boundaries want. Both are written by drafting, native or not, as are pending tokens.
+    output_log_probs [num_output_tokens] and output_logits [num_output_tokens], each [vocab_size] fp32: what params asks
+    to keep, else empty; an end token that ended the request is not in them.
     """
 
     def __init__(
@@ -86,6 +88,9 @@ class Request:
         self.draft_candidates: npt.NDArray[np.int32] = np.full(
             (capacity if keep_candidates else 0, NUM_CANDIDATES), -1, dtype=np.int32
         )
+        self.keeps_rows = params.return_log_probs or params.return_generation_logits
+        self.output_log_probs: list[float] = []
+        self.output_logits: list[npt.NDArray[np.float32]] = []
         self.num_tokens = self.prompt_len
         self.num_drafts = 0
         self.num_computed_tokens = 0

@@ -25,6 +25,10 @@ class SamplingParams:
     bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
     num_draft_tokens: at most so many draft tokens per step; 0 turns speculation off; None leaves it to the policy.
+    return_log_probs: keep the log probability of every output token, under the target's law after penalties, bias and
+    temperature (1 if the request is greedy), over the whole vocabulary: before top_k, top_p and min_p.
+    normalize_log_probs: under the law that the token was tested or drawn with instead: also after those three, so 0.0
+    for a greedy request. return_generation_logits: keep the target's logits of every output token, before any edit.
     """
 
     max_tokens: int = 16
@@ -41,6 +45,9 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     end_ids: tuple[int, ...] = ()
     num_draft_tokens: int | None = None
+    return_log_probs: bool = False
+    normalize_log_probs: bool = False
+    return_generation_logits: bool = False
 
     @property
     def effective_temperature(self) -> float:

@@ -54,6 +54,7 @@ class Executor:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self.max_draft_len = max_draft_len
+        self.tokens_per_block = verifier.tokens_per_block
         self._scheduler = scheduler
         self._drafter = drafter
         self._verifier = verifier

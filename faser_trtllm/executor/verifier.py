@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Mode
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import DraftResult, KeptRows, SchedulerOutput, VerifyResult
+from faser_trtllm.core.request import Request
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.executor.lanes import Drafting
 from faser_trtllm.executor.pruner import Pruner
+from faser_trtllm.native import SEEDED
 from faser_trtllm.ops import accept
+from faser_trtllm.ops.law import next_token_probs
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
@@ -41,6 +46,8 @@ class Verifier:
         self._clock = clock
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
         self._pruner = Pruner(engine, policy)
+        self.tokens_per_block = spec.tokens_per_block
+        self._vocab_size = spec.vocab_size
         self._tester = accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
@@ -115,12 +122,14 @@ class Verifier:
         token_ids: list[list[int]] = [[]] * n
         num_tokens, num_accepted, carried, exhausted = [0] * n, [0] * n, [False] * n, [False] * n
         failed = [""] * n
+        kept_rows: dict[int, KeptRows] = {}
         if tested:
             assert logits is not None
             found = self._tester.run(self._sampling.array, logits)
             found_ids = found.token_ids.tolist()
             found_tokens, found_accepted = found.num_tokens.tolist(), found.num_accepted.tolist()
             outcomes = found.outcome.tolist()
+            first_row = 0
             for row, index in enumerate(tested):
                 token_ids[index] = found_ids[row]
                 num_tokens[index] = found_tokens[row]
@@ -130,6 +139,11 @@ class Verifier:
                 elif outcomes[row] == FAILED:
                     exhausted[index] = bool(found.row_status[row] == accept.RowStatus.EMPTY)
                     failed[index] = "" if exhausted[index] else NAN_LOGITS
+                request = plan.scheduled[index].request
+                if request.keeps_rows:
+                    rows = logits[first_row : first_row + num_tokens[index], : self._vocab_size]
+                    kept_rows[index] = self._kept_rows(request, rows, token_ids[index])
+                first_row += 1 + frontiers.get(index, 0)
         return VerifyResult(
             token_ids,
             tuple(num_tokens),
@@ -140,4 +154,21 @@ class Verifier:
             tuple(exhausted),
             tuple(pruned.get(i, 0) for i in range(n)),
             *times_ms,
+            kept_rows,
         )
+
+    def _kept_rows(self, request: Request, logits: npt.NDArray[np.float32], token_ids: list[int]) -> KeptRows:
+        """logits [num_tokens, vocab_size]: of the rows that gave the first tokens of token_ids."""
+        params = request.params
+        log_probs = []
+        if params.return_log_probs:
+            sampling = self._sampling.array[request.slot : request.slot + 1].copy()
+            if not params.normalize_log_probs:
+                sampling["mode"] = SEEDED  # any but greedy, whose law is all at the argmax
+                sampling["temperature"] = params.temperature or 1.0
+                sampling["top_k"], sampling["top_p"], sampling["min_p"] = 0, 1.0, 0.0
+            probs = np.empty(self._vocab_size, np.float32)
+            for place, row in enumerate(logits):
+                next_token_probs(sampling, 0, row, request.num_tokens + place, probs)
+                log_probs.append(math.log(probs[token_ids[place]]))
+        return KeptRows(log_probs, [row.copy() for row in logits] if params.return_generation_logits else ())

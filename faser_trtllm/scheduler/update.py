@@ -47,6 +47,10 @@ def _commit(
         # The token that was drawn is not the draft that stood there, so the draft's KV ends before it.
         request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, request.num_tokens - 1)
     num_kept, reason = _cut_at_end_id(request, token_ids, num_new)
+    if request.keeps_rows and index in result.kept_rows:
+        rows = result.kept_rows[index]
+        request.output_log_probs += rows.log_probs[:num_kept]
+        request.output_logits += rows.logits[:num_kept]
     if reason is None:
         if result.failed[index]:
             reason = FinishReason.ERROR

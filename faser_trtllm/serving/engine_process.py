@@ -1,13 +1,16 @@
 """The engine child: `python -m faser_trtllm.serving.engine_process`, started by the supervisor.
 
-Owns the executor; reads requests from the socket and writes chunks to it. Ends when the socket closes, when
-its parent dies, when any of its threads fails, or after a drain (SIGTERM or a Drain message).
+Owns the executor; reads requests from its parent's socket, and from any number of others that connect to --listen, and
+writes chunks to them. Ends when the parent's socket closes, when its parent dies, when any of its threads fails, or
+after a drain (SIGTERM or a Drain message).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -23,9 +26,11 @@ import msgspec
 from faser_trtllm.config import ServiceConfig, parse
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.errors import FaserError
+from faser_trtllm.executor.stats import StepWatcher
 from faser_trtllm.serving import messages
 from faser_trtllm.serving.messages import Connection, ConnectionClosedError
 from faser_trtllm.serving.process import die_with_parent
+from faser_trtllm.serving.spans import open_span_recorder
 from faser_trtllm.serving.text import TextGenerator, TokenExecutor
 from faser_trtllm.serving.text_request import TextOutput
 
@@ -41,6 +46,7 @@ class ServedExecutor(TokenExecutor, Protocol):
     def start(self) -> None: ...
     def drain(self, timeout_s: float) -> bool: ...
     def stats(self) -> dict[str, float]: ...
+    def watch(self, watcher: StepWatcher) -> None: ...
 
 
 Opener = Callable[[Path, ServiceConfig], tuple[ServedExecutor, Any]]
@@ -48,18 +54,79 @@ Opener = Callable[[Path, ServiceConfig], tuple[ServedExecutor, Any]]
 
 
 class EngineServer:
-    """Serves one connection; run() returns when there is nothing left to serve."""
+    """Serves its parent's connection; run() returns when that closes. accept() serves others beside it."""
 
     def __init__(
         self, executor: ServedExecutor, tokenizer: Any, connection: Connection, drain_timeout_s: float
     ) -> None:
         self._executor = executor
         self._generator = TextGenerator(executor, tokenizer)
-        self._connection = connection
         self._drain_timeout_s = drain_timeout_s
-        self._open: set[int] = set()
+        self._session_ids = itertools.count()
+        self._parent = self._new_session(connection)
+        self._sessions = {self._parent}
         self._lock = threading.Lock()
-        self._draining = threading.Event()
+        self.draining = threading.Event()
+
+    def run(self) -> None:
+        """Read the parent's messages until it hangs up."""
+        self._parent.run()
+
+    def accept(self, listener: socket.socket) -> None:
+        """Serve everyone who connects, each in a thread; for a thread of its own."""
+        while True:
+            sock, _ = listener.accept()
+            session = self._new_session(Connection(sock))
+            with self._lock:
+                self._sessions.add(session)
+            threading.Thread(target=self._serve, args=(session,), name="faser-session", daemon=True).start()
+
+    def drain(self) -> None:
+        """Refuse new requests, give the running ones drain_timeout_s, fail the rest, and hang up."""
+        if self.draining.is_set():
+            return
+        self.draining.set()
+        threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
+
+    def _new_session(self, connection: Connection) -> _Session:
+        return _Session(self, next(self._session_ids), self._executor, self._generator, connection)
+
+    def _serve(self, session: _Session) -> None:
+        with contextlib.suppress(ConnectionClosedError):
+            session.run()
+        with self._lock:
+            self._sessions.discard(session)
+        session.close()
+
+    def _drain(self) -> None:
+        with self._lock:
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.announce_drain()
+        self._executor.drain(self._drain_timeout_s)
+        for session in sessions:
+            session.end_drain()
+
+
+class _Session:
+    """One connection and its requests. Their ids in the executor carry the session's."""
+
+    def __init__(
+        self,
+        server: EngineServer,
+        session_id: int,
+        executor: ServedExecutor,
+        generator: TextGenerator,
+        connection: Connection,
+    ) -> None:
+        self._server = server
+        self._prefix = f"{session_id}-"
+        self._executor = executor
+        self._generator = generator
+        self._connection = connection
+        self._open: set[int] = set()
+        self._stopped: set[int] = set()
+        self._lock = threading.Lock()
 
     def run(self) -> None:
         """Read messages until the connection closes."""
@@ -72,31 +139,55 @@ class EngineServer:
         except ConnectionClosedError:
             return
 
-    def drain(self) -> None:
-        """Refuse new requests, give the running ones drain_timeout_s, fail the rest, and hang up."""
-        if self._draining.is_set():
-            return
-        self._draining.set()
-        threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
+    def close(self) -> None:
+        """Cancel what is open; run() has returned."""
+        with self._lock:
+            left = list(self._open)
+        for request_id in left:
+            self._generator.cancel(self._name(request_id))
+        self._connection.close()
+
+    def announce_drain(self) -> None:
+        with contextlib.suppress(ConnectionClosedError):
+            self._connection.send(messages.Draining())
+
+    def end_drain(self) -> None:
+        """Fail what is still open, and hang up."""
+        with contextlib.suppress(ConnectionClosedError):
+            with self._lock:
+                left = list(self._open)
+            for request_id in left:
+                self._fail(request_id, "UNAVAILABLE", SHUTTING_DOWN)
+            self._connection.flush(1.0)
+        self._connection.shutdown()
+
+    def _name(self, request_id: int) -> str:
+        return f"{self._prefix}{request_id}"
 
     def _handle(self, message: messages.Message) -> None:
         if isinstance(message, messages.Submit):
             self._submit(message)
         elif isinstance(message, messages.Cancel):
-            self._generator.cancel(str(message.id))
+            self._generator.cancel(self._name(message.id))
+        elif isinstance(message, messages.Stop):
+            with self._lock:
+                if message.id in self._open:
+                    self._stopped.add(message.id)
+            self._generator.cancel(self._name(message.id))
         elif isinstance(message, messages.Ping):
             self._connection.send(messages.Pong(self._executor.stats()))
         elif isinstance(message, messages.Drain):
-            self.drain()
+            self._server.drain()
 
     def _submit(self, message: messages.Submit) -> None:
         with self._lock:
             self._open.add(message.id)
         try:
-            if self._draining.is_set():
+            if self._server.draining.is_set():
                 self._fail(message.id, "UNAVAILABLE", SHUTTING_DOWN)
                 return
-            self._generator.submit(str(message.id), message.request, lambda output: self._send(message.id, output))
+            name = self._name(message.id)
+            self._generator.submit(name, message.request, lambda output: self._send(message.id, output))
         except FaserError as error:
             self._fail(message.id, error.code, str(error))
         except ConnectionClosedError:
@@ -115,10 +206,12 @@ class EngineServer:
                 if request_id not in self._open:
                     return
                 self._open.discard(request_id)
+                was_stopped = request_id in self._stopped
+                self._stopped.discard(request_id)
         try:
-            self._connection.send(_message_of(request_id, output))
+            self._connection.send(_message_of(request_id, output, output.is_final and was_stopped))
         except ConnectionClosedError:
-            self._generator.cancel(str(request_id))
+            self._generator.cancel(self._name(request_id))
 
     def _fail(self, request_id: int, code: str, message: str) -> None:
         with self._lock:
@@ -127,30 +220,34 @@ class EngineServer:
             self._open.discard(request_id)
         self._connection.send(messages.Failed(request_id, code, message))
 
-    def _drain(self) -> None:
-        try:
-            self._connection.send(messages.Draining())
-            self._executor.drain(self._drain_timeout_s)
-            with self._lock:
-                left = list(self._open)
-            for request_id in left:
-                self._fail(request_id, "UNAVAILABLE", SHUTTING_DOWN)
-            self._connection.flush(1.0)
-        except ConnectionClosedError:
-            pass
-        self._connection.shutdown()
 
-
-def _message_of(request_id: int, output: TextOutput) -> messages.Message:
+def _message_of(request_id: int, output: TextOutput, was_stopped: bool) -> messages.Message:
     if output.finish_reason == FinishReason.ERROR.value:
         return messages.Failed(request_id, "INTERNAL", output.error or "the engine failed on this request")
-    if output.finish_reason == FinishReason.CANCELLED.value:
+    if output.finish_reason == FinishReason.CANCELLED.value and not was_stopped:
         return messages.Failed(request_id, "CANCELLED", "the request was cancelled")
     if output.finish_reason == FinishReason.TIMEOUT.value and not (
         output.statistics and output.statistics.num_output_tokens
     ):
         return messages.Failed(request_id, "UNAVAILABLE", output.error or "the request timed out")
-    return messages.Chunk(request_id, output.text, output.token_ids, output.finish_reason, output.statistics)
+    return messages.Chunk(
+        request_id,
+        output.text,
+        output.token_ids,
+        output.finish_reason,
+        output.statistics,
+        output.log_probs,
+        output.logits,
+    )
+
+
+def open_listener(path: Path) -> socket.socket:
+    """A listening socket at path, which takes the place of one that a dead process left there."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path.unlink(missing_ok=True)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
 
 
 def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExecutor, Any]:
@@ -168,6 +265,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     parser = argparse.ArgumentParser(description="the engine process behind a Triton model; started by its supervisor")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument("--parent_pid", type=int, required=True)
+    parser.add_argument("--listen", type=Path, help="a socket to listen at, in a directory of this user only")
     parser.add_argument("--config", required=True, help="the service configuration as JSON")
     args = parser.parse_args(argv)
     die_with_parent(args.parent_pid)
@@ -178,6 +276,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_before_start(connection))
     config: ServiceConfig = parse(ServiceConfig, msgspec.json.decode(args.config))
     try:
+        spans = open_span_recorder(config.otlp_traces_endpoint)
         executor, tokenizer = opener(Path(config.engine_dir or ""), config)
     except FaserError as error:
         _die_of_start(connection, error.code, str(error))
@@ -187,10 +286,17 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
+    if spans is not None:
+        executor.watch(spans)
     executor.start()
     server = EngineServer(executor, tokenizer, connection, config.drain_timeout_s)
     signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
+    if args.listen is not None:
+        listener = open_listener(args.listen)
+        threading.Thread(target=server.accept, args=(listener,), name="faser-listener", daemon=True).start()
     server.run()
+    if spans is not None:
+        spans.close()
     # The memory goes with the process: an exit by the book could hang on engine threads that still run.
     os._exit(0)
 

@@ -30,6 +30,12 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: int
 
 
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """As Cancel, but the request ends with a Chunk: the rest of its output and finish reason "cancelled"."""
+
+    id: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Asks for a Pong; the engine child answers from the thread that takes requests."""
 
@@ -47,17 +53,31 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk", omit_defaults=True):
-    """New output of a request; finish_reason is set on its last chunk."""
+    """New output of a request, as TextOutput has it; finish_reason is set on its last chunk."""
 
     id: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     statistics: Statistics | None = None
+    log_probs: tuple[float, ...] = ()
+    logits: bytes = b""
 
     @property
     def is_final(self) -> bool:
         return self.finish_reason is not None
+
+    def followed_by(self, chunk: Chunk) -> Chunk:
+        """Both as one."""
+        return Chunk(
+            self.id,
+            self.text + chunk.text,
+            self.token_ids + chunk.token_ids,
+            chunk.finish_reason,
+            chunk.statistics,
+            self.log_probs + chunk.log_probs,
+            self.logits + chunk.logits,
+        )
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -76,7 +96,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     stats: dict[str, float]
 
 
-ToEngine = Submit | Cancel | Ping | Drain
+ToEngine = Submit | Cancel | Stop | Ping | Drain
 FromEngine = Ready | Chunk | Failed | Draining | Pong
 Message = ToEngine | FromEngine
 
@@ -132,12 +152,13 @@ class Connection:
     def receive(self, timeout_s: float | None = None) -> list[Message]:
         """All messages that have arrived, after at least one has; [] if none came in time.
 
+        Chunks of one request that arrived together are one: a slow edge sends fewer, larger responses.
         Raises ConnectionClosedError at the end of the stream or on bytes that are no message.
         """
         while True:
             messages = self._take_messages()
             if messages:
-                return messages
+                return _merged(messages)
             try:
                 if timeout_s is not None and not select.select([self._sock], [], [], timeout_s)[0]:
                     return []
@@ -212,3 +233,21 @@ class Connection:
                 with contextlib.suppress(ConnectionClosedError):
                     del self._backlog[: self._send_now(self._backlog)]
                 self._changed.notify_all()
+
+
+def _merged(batch: list[Message]) -> list[Message]:
+    if len(batch) < 2:
+        return batch
+    merged: list[Message] = []
+    last: dict[int, int] = {}
+    for message in batch:
+        if isinstance(message, Chunk):
+            at = last.get(message.id)
+            if at is not None:
+                before = merged[at]
+                assert isinstance(before, Chunk)
+                merged[at] = before.followed_by(message)
+                continue
+            last[message.id] = len(merged)
+        merged.append(message)
+    return merged

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from faser_trtllm.core.plan import RequestOutput
@@ -16,7 +16,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.stop_words import StopWordFinder
-from faser_trtllm.serving.text_request import Statistics, TextOutput, TextRequest
+from faser_trtllm.serving.text_request import MAX_LOGITS_BYTES, Statistics, TextOutput, TextRequest
 
 OnOutput = Callable[[TextOutput], None]
 
@@ -30,6 +30,7 @@ class TokenExecutor(Protocol):
     vocab_size: int
     max_seq_len: int
     max_draft_len: int
+    tokens_per_block: int
 
     def submit(
         self,
@@ -64,9 +65,10 @@ class TextGenerator:
         prompt = self._prompt(request)
         params = self._params(request)
         prefix = ""
-        if not request.stream and not request.exclude_input_in_output:
+        if request.detokenize and not request.stream and not request.exclude_input_in_output:
             prefix = request.text if request.text is not None else self._tokenizer.decode(prompt)
-        sink = _TextSink(IncrementalDetokenizer(self._tokenizer), request, prefix, on_output)
+        tokens_per_block = self._executor.tokens_per_block
+        sink = _TextSink(self._output(request), request, prefix, tokens_per_block, on_output)
         timeout_s = None if request.timeout_ms is None else request.timeout_ms / 1e3
         self._executor.submit(request_id, prompt, params, sink, priority=request.priority, timeout_s=timeout_s)
 
@@ -88,15 +90,18 @@ class TextGenerator:
         finally:
             self._executor.cancel(request_id)
 
+    def _output(self, request: TextRequest) -> _StoppingText | _StoppingTokens:
+        if request.detokenize:
+            detokenizer = IncrementalDetokenizer(self._tokenizer)
+            return _StoppingText(detokenizer, request.stop_words, request.min_tokens)
+        check_token_ids("stop_words_list", itertools.chain(*request.stop_token_ids), self._executor.vocab_size)
+        return _StoppingTokens(request.stop_token_ids, request.min_tokens)
+
     def _prompt(self, request: TextRequest) -> Sequence[int]:
         vocab_size, max_seq_len = self._executor.vocab_size, self._executor.max_seq_len
         if request.token_ids is not None:
             field, prompt = "input_ids", list(request.token_ids)
-            for token in prompt:
-                if not 0 <= token < vocab_size:
-                    raise InvalidArgumentError(
-                        f"input_ids holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}"
-                    )
+            check_token_ids(field, prompt, vocab_size)
         else:
             assert request.text is not None
             self._check_length(request.text)
@@ -143,12 +148,21 @@ class TextGenerator:
             repetition_penalty=request.repetition_penalty,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
-            bad_words=self._bad_words(request.bad_words),
+            bad_words=self._bad_words(request.bad_words) + request.bad_token_ids,
             logit_bias=self._logit_bias(request),
             end_ids=end_ids,
             num_draft_tokens=None if drafts is None else min(drafts, self._executor.max_draft_len),
+            return_log_probs=request.return_log_probs,
+            normalize_log_probs=request.normalize_log_probs,
+            return_generation_logits=request.return_generation_logits,
         )
         params.validate(self._executor.vocab_size)
+        num_bytes = 4 * self._executor.vocab_size * request.max_tokens
+        if request.return_generation_logits and num_bytes > MAX_LOGITS_BYTES:
+            raise InvalidArgumentError(
+                f"return_generation_logits with max_tokens {request.max_tokens} is {num_bytes} bytes, allowed are "
+                f"{MAX_LOGITS_BYTES}; lower max_tokens to {MAX_LOGITS_BYTES // (4 * self._executor.vocab_size)}"
+            )
         return params
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -157,7 +171,7 @@ class TextGenerator:
         return tuple(dict.fromkeys(word for word in ids if word))
 
     def _logit_bias(self, request: TextRequest) -> tuple[tuple[int, float], ...]:
-        bias: dict[int, float] = {}
+        bias: dict[int, float] = dict(request.logit_bias)
         for word, weight in zip(request.embedding_bias_words, request.embedding_bias_weights, strict=True):
             for token in self._tokenizer.encode(word, add_special_tokens=False):
                 bias[token] = bias.get(token, 0.0) + weight
@@ -168,15 +182,23 @@ class _TextSink:
     """One request's tokens on their way to text; called on the executor's thread."""
 
     def __init__(
-        self, detokenizer: IncrementalDetokenizer, request: TextRequest, prefix: str, on_output: OnOutput
+        self,
+        text: _StoppingText | _StoppingTokens,
+        request: TextRequest,
+        prefix: str,
+        tokens_per_block: int,
+        on_output: OnOutput,
     ) -> None:
-        self._text = _StoppingText(detokenizer, request.stop_words, request.min_tokens)
+        self._text = text
         self._stream = request.stream
+        self._detokenize = request.detokenize
+        self._tokens_per_block = tokens_per_block
         self._timeout_ms = request.timeout_ms
         self._on_output = on_output
         self._pieces: list[str] = [prefix] if prefix else []
         self._token_ids: list[int] = []
         self._num_output_tokens = 0
+        self._num_sent_tokens = 0
 
     def __call__(self, output: RequestOutput) -> bool:
         stopped = self._text.push(output.new_token_ids)
@@ -186,7 +208,7 @@ class _TextSink:
         final = stopped or reason is not None
         text, token_ids = self._text.take()
         self._num_output_tokens += len(token_ids)
-        if not final and not (self._stream and text):
+        if not final and not (self._stream and (text or (token_ids and not self._detokenize))):
             if text or token_ids:
                 self._pieces.append(text)
                 self._token_ids += token_ids
@@ -195,20 +217,36 @@ class _TextSink:
             text = "".join([*self._pieces, text])
             token_ids = [*self._token_ids, *token_ids]
             self._pieces, self._token_ids = [], []
+        rows = self._kept_rows(output)
         if not final:
-            self._on_output(TextOutput(text, tuple(token_ids)))
+            self._on_output(TextOutput(text, tuple(token_ids), None, None, None, *rows))
             return False
         reason = FinishReason.STOP if stopped or reason is None else reason
-        self._on_output(
-            TextOutput(text, tuple(token_ids), reason.value, self._statistics(output), self._error(output, reason))
-        )
+        statistics, error = self._statistics(output), self._error(output, reason)
+        self._on_output(TextOutput(text, tuple(token_ids), reason.value, statistics, error, *rows))
         return stopped
+
+    def _kept_rows(self, output: RequestOutput) -> tuple[tuple[float, ...], bytes]:
+        """Log probs and logits of the tokens that go out now."""
+        request, first, end = output.request, self._num_sent_tokens, self._num_output_tokens
+        self._num_sent_tokens = end
+        if not request.keeps_rows:
+            return (), b""
+        return tuple(request.output_log_probs[first:end]), b"".join(
+            row.tobytes() for row in request.output_logits[first:end]
+        )
 
     def _statistics(self, output: RequestOutput) -> Statistics:
         request, stats = output.request, output.request.stats
 
         def since_arrival_ms(time_s: float | None) -> float | None:
             return None if time_s is None else round(1e3 * (time_s - request.arrival_s), 3)
+
+        def in_ns(time_s: float | None) -> int | None:
+            return None if time_s is None else round(1e9 * time_s)
+
+        num_blocks = -(-request.num_tokens // self._tokens_per_block) if stats.num_steps else 0
+        num_reused_blocks = stats.num_cached_tokens // self._tokens_per_block
 
         return Statistics(
             num_input_tokens=request.prompt_len,
@@ -221,6 +259,12 @@ class _TextSink:
             queue_ms=since_arrival_ms(stats.first_scheduled_s),
             ttft_ms=since_arrival_ms(stats.first_token_s),
             total_ms=since_arrival_ms(stats.last_token_s),
+            num_reused_blocks=num_reused_blocks,
+            num_new_blocks=max(0, num_blocks - num_reused_blocks),
+            arrival_time_ns=round(1e9 * request.arrival_s),
+            first_scheduled_time_ns=in_ns(stats.first_scheduled_s),
+            first_token_time_ns=in_ns(stats.first_token_s),
+            last_token_time_ns=in_ns(stats.last_token_s),
         )
 
     def _error(self, output: RequestOutput, reason: FinishReason) -> str | None:
@@ -309,3 +353,52 @@ class _StoppingText:
             self._free_ids.append(self._held_ids[num_ids][0])
             num_ids += 1
         del self._held_ids[:num_ids]
+
+
+class _StoppingTokens:
+    """Token ids up to the first sequence to stop at, released once they cannot be part of one; there is no text."""
+
+    def __init__(self, stop_token_ids: tuple[tuple[int, ...], ...], min_tokens: int) -> None:
+        # The finder reads characters; a token id is as good as a code point.
+        words = ["".join(map(chr, ids)) for ids in stop_token_ids]
+        self._finder = StopWordFinder(words) if any(words) else None
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held_ids: list[int] = []
+        self._free_ids: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> bool:
+        """Add tokens; True if a sequence to stop at is complete, and the rest is dropped."""
+        if self._finder is None:
+            self._free_ids += token_ids
+            return False
+        for token in token_ids:
+            self._num_tokens += 1
+            found = self._finder.push(chr(token), self._num_tokens <= self._min_tokens)
+            self._held_ids.append(token)
+            self._release(self._finder.num_held if found is None else found[1])
+            if found is not None:
+                return True
+        return False
+
+    def finish(self) -> bool:
+        """Release everything; False: that completes nothing."""
+        self._release(0)
+        return False
+
+    def take(self) -> tuple[str, list[int]]:
+        """What was released since the last call; the text is empty."""
+        token_ids, self._free_ids = self._free_ids, []
+        return "", token_ids
+
+    def _release(self, num_kept: int) -> None:
+        num_free = len(self._held_ids) - num_kept
+        self._free_ids += self._held_ids[:num_free]
+        del self._held_ids[:num_free]
+
+
+def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise InvalidArgumentError, naming the input, if a token id is not in the vocabulary."""
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidArgumentError(f"{name} holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}")

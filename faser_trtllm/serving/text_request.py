@@ -9,6 +9,7 @@ from faser_trtllm.errors import InvalidArgumentError
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
 MAX_WORDS = 1024
+MAX_LOGITS_BYTES = 32 << 20
 
 
 class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,6 +24,11 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: True gives deltas of the output; False gives one answer: prompt and output, as in TensorRT-LLM, or
     the output only if exclude_input_in_output.
     priority: 0 to 1, more is sooner. timeout_ms: the request ends when it has not finished by then.
+    detokenize: False gives token ids only, without text; then stop_token_ids takes the place of stop_words.
+    stop_token_ids: token sequences that end the output and are not part of it. bad_token_ids: never produced.
+    logit_bias: (token id, value) added to the logits. These two add to their spellings in words.
+    return_log_probs, normalize_log_probs, return_generation_logits: as in SamplingParams; logits of at most
+    MAX_LOGITS_BYTES per request.
     """
 
     text: str | None = None
@@ -47,6 +53,13 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     exclude_input_in_output: bool = False
     priority: float = 0.5
     timeout_ms: float | None = None
+    detokenize: bool = True
+    stop_token_ids: tuple[tuple[int, ...], ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    return_log_probs: bool = False
+    normalize_log_probs: bool = False
+    return_generation_logits: bool = False
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for what can be judged without a tokenizer or an engine."""
@@ -62,6 +75,14 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"embedding_bias_words has {len(self.embedding_bias_words)} entries and "
                 f"embedding_bias_weights {len(self.embedding_bias_weights)}, send one weight for each word"
             )
+        if self.detokenize and self.stop_token_ids:
+            raise InvalidArgumentError("stop_token_ids is for requests without text, send stop_words instead")
+        if not self.detokenize and self.stop_words:
+            raise InvalidArgumentError("stop_words needs text, send token ids to stop at instead")
+        if len(self.stop_token_ids) > MAX_STOP_WORDS:
+            raise InvalidArgumentError(
+                f"stop_words_list has {len(self.stop_token_ids)} entries, allowed are at most {MAX_STOP_WORDS}"
+            )
         if not 0.0 <= self.priority <= 1.0:
             raise InvalidArgumentError(f"priority is {self.priority}, allowed is 0 to 1 (more is sooner)")
         if self.timeout_ms is not None and not 0.0 < self.timeout_ms <= 86_400_000.0:
@@ -71,7 +92,11 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """How a request went. Times are None if it ended before that point; they count from its arrival."""
+    """How a request went. Times are None if it ended before that point.
+
+    _ms: from its arrival. _time_ns: of this machine's monotonic clock. Blocks of the KV cache: reused ones were found
+    there when the request was admitted, new ones came on top of them by its end.
+    """
 
     num_input_tokens: int
     num_output_tokens: int
@@ -83,6 +108,12 @@ class Statistics(msgspec.Struct, frozen=True):
     queue_ms: float | None = None
     ttft_ms: float | None = None
     total_ms: float | None = None
+    num_reused_blocks: int = 0
+    num_new_blocks: int = 0
+    arrival_time_ns: int = 0
+    first_scheduled_time_ns: int | None = None
+    first_token_time_ns: int | None = None
+    last_token_time_ns: int | None = None
 
     @property
     def acceptance_rate(self) -> float:
@@ -92,13 +123,16 @@ class Statistics(msgspec.Struct, frozen=True):
 
 class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """New text and its tokens. The last has statistics and a finish_reason: "stop", "length", "cancelled",
-    "timeout" or "error". error is a sentence, given with "error" and "timeout" only."""
+    "timeout" or "error". error is a sentence, given with "error" and "timeout" only. log_probs: one for each
+    of token_ids. logits: of them, [len(token_ids), vocab_size] fp32 in C order. Both are empty unless asked for."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     statistics: Statistics | None = None
     error: str | None = None
+    log_probs: tuple[float, ...] = ()
+    logits: bytes = b""
 
     @property
     def is_final(self) -> bool:

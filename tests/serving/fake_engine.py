@@ -29,6 +29,7 @@ class EchoExecutor:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self.max_draft_len = 4
+        self.tokens_per_block = 16
         self.submitted = []
         self._step_s = step_s
         self._lock = threading.Lock()

@@ -19,7 +19,9 @@ ALL = [
     messages.Drain(),
     messages.Ready(320, 512, 4),
     messages.Chunk(1, "text", (1, 2)),
-    messages.Chunk(1, "", (), "stop", STATISTICS),
+    messages.Chunk(2, "", (), "stop", STATISTICS),
+    messages.Chunk(3, "a", (5,), log_probs=(-0.5,), logits=b"\0" * 8),
+    messages.Stop(1),
     messages.Failed(None, "INTERNAL", "why"),
     messages.Draining(),
     messages.Pong({"num_steps": 1.0}),
@@ -43,6 +45,17 @@ def test_every_message_arrives_as_it_was_sent(pair):
     while len(received) < len(ALL):
         received += right.receive(1.0)
     assert received == ALL
+
+
+def test_chunks_of_one_request_that_arrive_together_are_one(pair):
+    left, right = pair
+    left.send(messages.Chunk(1, "a", (1,), log_probs=(-1.0,), logits=b"x"))
+    left.send(messages.Chunk(2, "other", (9,)))
+    left.send(messages.Chunk(1, "b", (2, 3), "stop", STATISTICS, log_probs=(-2.0, -3.0), logits=b"y"))
+    assert right.receive(1.0) == [
+        messages.Chunk(1, "ab", (1, 2, 3), "stop", STATISTICS, (-1.0, -2.0, -3.0), b"xy"),
+        messages.Chunk(2, "other", (9,)),
+    ]
 
 
 def test_a_reader_that_stalls_does_not_block_the_sender(pair):
