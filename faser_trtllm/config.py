@@ -65,6 +65,9 @@ class ServiceConfig(ExecutorConfig):
     restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is started again")
     restart_backoff_max_s: float = Field(10.0, gt=0)
     cancellation_check_period_ms: int = Field(5, ge=1)
+    otlp_traces_endpoint: str | None = Field(
+        None, description="OTLP/HTTP collector for spans of requests; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
+    )
 
 
 def load_service_config(path: Path | None, overrides: dict[str, Any] | None = None) -> ServiceConfig:
