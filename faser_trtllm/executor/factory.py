@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
@@ -18,7 +19,7 @@ from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
-from faser_trtllm.executor.lanes import DraftLane
+from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.executor.partitions import Partitions
 from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
 from faser_trtllm.executor.trace import TraceWriter
@@ -36,19 +37,33 @@ log = logging.getLogger(__name__)
 DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
 
 
+LaneMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftLane]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulation (faser_trtllm/sim) puts around engines and lanes, and the costs that its policy goes by.
+
+    wrap_engine: of an engine and its role, "target" or "draft".
+    """
+
+    wrap_engine: Callable[[Engine, str], Engine]
+    make_lane: LaneMaker
+    costs: CostTable
+
+
 def open_executor(
     engine_dir: Path,
     config: ExecutorConfig,
     clock: Clock | None = None,
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
-    wrap_engine: Callable[[Engine, str], Engine] = lambda engine, role: engine,
+    simulation: Simulation | None = None,
     interpretation: Interpretation | None = None,
 ) -> Executor:
     """Open the engines and return an executor that is not started yet; close() frees everything.
 
-    wrap_policy: puts something around the policy, to watch its decisions and outcomes. wrap_engine: around the engines
-    (role: "target" or "draft"), to price their passes in a simulation.
-
+    wrap_policy: puts something around the policy, to watch its decisions and outcomes.
+    simulation: take times from a cost table.
     interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
 
     Raises ConfigError where the configuration asks for more than the engines were built for or a GPU is missing, and
@@ -72,7 +87,9 @@ def open_executor(
         core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
         policy: Policy = OffPolicy()
         if engines.has_draft:
-            policy = choose_policy(engine_dir, config.speculation, core_set.num_threads, max_draft_len, max_batch_size)
+            costs = simulation.costs if simulation else None
+            num_threads = core_set.num_threads
+            policy = choose_policy(engine_dir, config.speculation, num_threads, max_draft_len, max_batch_size, costs)
         drafting = policy.name != "off"
         max_draft_len = max_draft_len if drafting else 0
         policy = wrap_policy(policy)
@@ -105,8 +122,8 @@ def open_executor(
             target, draft, enter_mode = opened.target, opened.draft, opened.enter_mode
         trace = stack.enter_context(TraceWriter(Path(config.trace_file))) if config.trace_file else None
         executor = assemble(
-            wrap_engine(target, "target"),
-            wrap_engine(draft, "draft") if draft is not None else None,
+            simulation.wrap_engine(target, "target") if simulation else target,
+            simulation.wrap_engine(draft, "draft") if simulation and draft is not None else draft,
             policy,
             config,
             max_seq_len=max_seq_len,
@@ -116,6 +133,7 @@ def open_executor(
             enter_mode=enter_mode,
             trace=trace,
             pool=core_set.handle,
+            make_lane=simulation.make_lane if simulation else DraftLane,
         )
         guard.pop_all()  # from here on the executor closes what was opened
         return executor
@@ -134,6 +152,7 @@ def assemble(
     enter_mode: Callable[[Mode], None] = lambda mode: None,
     trace: TraceWriter | None = None,
     pool: int | None = None,
+    make_lane: LaneMaker = DraftLane,
 ) -> Executor:
     """An executor over engines that are open; both share block ids, so they have as many blocks of the same size.
 
@@ -163,7 +182,7 @@ def assemble(
     sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len)
     resources = resources or ExitStack()
     stage = Drafter(draft, sampling, kv.block_table, max_draft_len, clock) if draft is not None else NoDrafter()
-    drafter = DraftLane(stage, enter_mode)
+    drafter = make_lane(stage, enter_mode)
     drafter.register(resources)
     return Executor(
         Scheduler(kv, limits, policy, clock),
@@ -182,18 +201,23 @@ def assemble(
 
 
 def choose_policy(
-    engine_dir: Path, speculation: str, num_threads: int, max_draft_len: int, max_batch_size: int
+    engine_dir: Path,
+    speculation: str,
+    num_threads: int,
+    max_draft_len: int,
+    max_batch_size: int,
+    costs: CostTable | None = None,
 ) -> Policy:
-    """The policy of a configuration's spelling, with the engine directory's cost table where it needs one.
+    """The policy of a configuration's spelling, with a cost table where it needs one: costs, else the directory's.
 
     "auto" is schedule if there is a table that fits this machine, else fixed:4: over all loads schedule has measured
     faster than price so far (docs/results). Raises ConfigError for a spelling that is wrong, or that needs a table
     which is missing or was measured elsewhere.
     """
     path = engine_dir / PROFILE
-    if speculation.startswith(("off", "fixed")) or not path.exists():
+    if speculation.startswith(("off", "fixed")):
         costs = None
-    else:
+    elif costs is None and path.exists():
         try:
             costs = CostTable.load(path, fingerprint_of(engine_dir, num_threads))
         except ConfigError as error:

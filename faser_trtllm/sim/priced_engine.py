@@ -17,7 +17,8 @@ from faser_trtllm.engine.base import Engine, EngineSpec
 class PricedEngine:
     """The Engine protocol around `inner`, which it owns no part of: whoever opened that closes it.
 
-    partition: where the passes run as far as the table is concerned; the lanes of an overlapped step set it.
+    partition: where the passes run as far as the table is concerned; slowdown: by what runs beside them. The lanes of
+    an overlapped step set both.
     """
 
     def __init__(self, inner: Engine, costs: CostTable, clock: ManualClock) -> None:
@@ -26,6 +27,7 @@ class PricedEngine:
         self._clock = clock
         self._segment = 0  # the one that ran last
         self.partition = ALL
+        self.slowdown = 1.0
 
     @property
     def spec(self) -> EngineSpec:
@@ -83,7 +85,7 @@ class PricedEngine:
         self.close()
 
     def _take(self, ms: float) -> None:
-        self._clock.advance(1e-3 * ms)
+        self._clock.advance(1e-3 * ms * self.slowdown)
 
 
 def _context_len(batch: RaggedBatch) -> float:

@@ -8,10 +8,13 @@ from pathlib import Path
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.executor.executor import Executor
-from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.executor.factory import Simulation, open_executor
+from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.policy.base import Policy
+from faser_trtllm.sim.lanes import SimulatedLane
 from faser_trtllm.sim.priced_engine import PricedEngine
 from faser_trtllm.sim.priced_policy import PricedPolicy
 
@@ -25,13 +28,22 @@ def open_simulation(
 ) -> Executor:
     """Tokens, drafts and confidences are the engines' own; only time is simulated, so a run repeats itself exactly.
 
-    What is left out: the host's time per step is the table's overhead, the same for every policy.
+    costs need not be this machine's: any table with the engine's segments will do. What is left out: the host's time
+    per step is the table's overhead, the same for every policy.
     """
 
+    engines: dict[str, PricedEngine] = {}
+
     def price(engine: Engine, role: str) -> Engine:
-        return PricedEngine(engine, costs, clock)
+        engines[role] = PricedEngine(engine, costs, clock)
+        return engines[role]
+
+    def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
+        return (
+            SimulatedLane(stage, lambda mode: None, engines, costs, clock) if "draft" in engines else DraftLane(stage)
+        )
 
     def charge(policy: Policy) -> Policy:
         return PricedPolicy(wrap_policy(policy), clock, costs.overhead_ms)
 
-    return open_executor(engine_dir, config, clock, charge, price)
+    return open_executor(engine_dir, config, clock, charge, Simulation(price, make_lane, costs))

@@ -7,9 +7,12 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.cost_table import CostTable, Interference
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.sim.lanes import SimulatedLane
 from faser_trtllm.sim.priced_engine import PricedEngine
 from faser_trtllm.sim.simulation import open_simulation
 from tests.checkpoints import make_pair
@@ -100,3 +103,36 @@ def test_tokens_are_real_and_time_is_the_tables(engine_dir):
     assert steps == 24
     expected_ms = 24 * 0.05 + table.verify_ms(6, 3, 2.0) + sum(table.verify_ms(3, 3, 3.0 + i) for i in range(23))
     assert 1e3 * ends["a"] == pytest.approx(expected_ms, rel=0.05)
+
+
+@pytest.mark.parametrize("mode", ["draft_ahead", "ping_pong"])
+def test_lanes_that_overlap_take_the_longer_ones_time(engine_dir, mode):
+    """The same tokens; a step takes what its slower lane takes, on the lanes' partitions, slowed by the other."""
+    plain, _, _ = simulate(engine_dir, "off")
+    tokens, ends, _ = simulate(engine_dir, f"price:mode={mode},prune=off")
+    assert tokens == plain
+    assert simulate(engine_dir, f"price:mode={mode},prune=off") == (tokens, ends, _)
+
+
+def test_a_step_of_two_lanes_ends_with_the_later_one():
+    clock = ManualClock(1.0)
+    table = toy_costs()
+    table = CostTable(table.fingerprint, table.curves, (Interference("draft", "verify", 1.5, 1.25),))
+    engines = {role: PricedEngine(Setup(policy="fixed:2").tables, table, clock) for role in ("target", "draft")}
+
+    class Stage:
+        def draft(self, plan):
+            engines["draft"]._take(4.0)
+            return DraftResult((), ())
+
+    lane = SimulatedLane(Stage(), lambda mode: None, engines, table, clock)
+    for verify_ms, expected_ms in ((2.0, 6.0), (8.0, 10.0)):
+        start_s = clock.now_s()
+        drafting = lane.draft(SchedulerOutput((), None, (), (), Mode.DRAFT_AHEAD))
+        assert clock.now_s() == pytest.approx(start_s)
+        assert engines["target"].partition == "verify"
+        engines["target"]._take(verify_ms)
+        drafting.result()
+        assert 1e3 * (clock.now_s() - start_s) == pytest.approx(expected_ms)
+    lane.draft(SchedulerOutput((), None, (), (), Mode.SERIAL)).result()
+    assert (engines["draft"].partition, engines["draft"].slowdown) == ("all", 1.0)

@@ -9,7 +9,6 @@ from pathlib import Path
 from faser_trtllm.errors import InvalidArgumentError
 
 OFF = "off"
-OVERLAP = "price+pruning+overlap"
 # Label in reports -> spelling of the policy, in the order of the ablation.
 POLICIES = {
     "schedule": "schedule",
@@ -17,7 +16,7 @@ POLICIES = {
     "price": "price:mode=serial,prune=off",
     "price again": "price:mode=serial,prune=off",  # a control: what differs between the two is noise
     "price+pruning": "price:mode=serial,prune=auto",
-    OVERLAP: "price:mode=auto,prune=auto",
+    "price+pruning+overlap": "price:mode=auto,prune=auto",
 }
 
 
@@ -84,10 +83,7 @@ class PolicyBenchOptions:
     def systems(self) -> dict[str, str]:
         """Label -> spelling of everything that may run."""
         fixed = {f"fixed:{k}": f"fixed:{k}" for k in self.fixed}
-        chosen = {name: POLICIES[name] for name in self.policies}
-        if self.simulated:  # two lanes cannot share one simulated clock
-            chosen.pop(OVERLAP, None)
-        return {OFF: OFF} | fixed | chosen
+        return {OFF: OFF} | fixed | {name: POLICIES[name] for name in self.policies}
 
     def pinned_cores(self) -> tuple[int, ...]:
         return self.cores if self.cores is not None else tuple(sorted(os.sched_getaffinity(0)))
