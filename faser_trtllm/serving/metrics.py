@@ -23,6 +23,7 @@ from faser_trtllm.serving.metrics_families import (
     FAMILIES,
     FINISH_REASONS,
     HISTOGRAM_FAMILIES,
+    READY,
     SUCCESSES,
     Family,
     HistogramFamily,
@@ -35,7 +36,11 @@ PERIOD_S = 1.0  # at least so often, also while no engine process answers
 
 
 class ModelMetrics:
-    """Publishes to Triton from a thread of its own, between start() and close(); news may come from any thread."""
+    """Publishes to Triton from a thread of its own, between start() and close(); news may come from any thread.
+
+    The requests that ended are counted per model. What the executor counts is published by the one model that gets
+    set_stats(), so that sums over models are right where several share an engine process.
+    """
 
     def __init__(self, pb_utils: Any, model: str, version: str) -> None:
         self._pb_utils = pb_utils
@@ -44,6 +49,7 @@ class ModelMetrics:
         self._histograms = [
             _Replay(self._new(f.name, f.help, "histogram"), self._labels, f) for f in HISTOGRAM_FAMILIES
         ]
+        self._ready = _Counts(self._new(READY.name, READY.help, READY.kind), self._labels, READY)
         self._end_families: list[Any] = []
         self._successes = self._ends(*SUCCESSES, "finished_reason", FINISH_REASONS)
         self._failures = self._ends(*FAILURES, "code", FAILURE_CODES)
@@ -69,7 +75,7 @@ class ModelMetrics:
             self._thread.join()
 
     def set_stats(self, stats: Mapping[str, float]) -> None:
-        """The latest of Executor.stats(), with num_restarts; published at once."""
+        """The latest of Executor.stats(), with num_restarts; published at once. Not empty."""
         self._stats = {**stats, "timestamp": time.time()}
         self._wake.set()
 
@@ -96,7 +102,17 @@ class ModelMetrics:
                 log.exception("metrics could not be published")
 
     def _publish(self) -> None:
-        stats = Stats({**self._stats, "is_ready": float(self._is_ready())})
+        self._ready.publish(Stats({"is_ready": float(self._is_ready())}))
+        if self._stats:
+            self._publish_stats(Stats(self._stats))
+        with self._lock:
+            ended, self._ended = self._ended, Counter()
+        for (well, reason), number in ended.items():
+            metric = self._successes.get(reason) if well else self._failure(reason)
+            if metric is not None:
+                metric.increment(number)
+
+    def _publish_stats(self, stats: Stats) -> None:
         restarted = stats["num_restarts"] != self._num_restarts
         self._num_restarts = stats["num_restarts"]
         families: list[_Counts | _Replay] = [*self._families, *self._histograms]
@@ -104,12 +120,6 @@ class ModelMetrics:
             if restarted:
                 family.forget()
             family.publish(stats)
-        with self._lock:
-            ended, self._ended = self._ended, Counter()
-        for (well, reason), number in ended.items():
-            metric = self._successes.get(reason) if well else self._failure(reason)
-            if metric is not None:
-                metric.increment(number)
 
     def _failure(self, code: str) -> Any:
         return self._failures.get(code) or self._failures["INTERNAL"]
@@ -161,7 +171,8 @@ class _Replay:
     def __init__(self, family: Any, labels: dict[str, str], spec: HistogramFamily) -> None:
         self._bounds = HISTOGRAMS[spec.key]
         self._family = family
-        self._metric = family.Metric(labels=labels | dict(spec.labels), buckets=list(self._bounds))
+        self._labels = labels | dict(spec.labels)
+        self._metric: Any = None
         self._key = spec.key
         self.forget()
 
@@ -173,6 +184,8 @@ class _Replay:
         counts, sums = stats.series(self._key), stats.series(f"{self._key}_sum")
         if len(counts) != len(self._counts) or len(sums) != len(self._sums):
             return
+        if self._metric is None:
+            self._metric = self._family.Metric(labels=self._labels, buckets=list(self._bounds))
         for place, (count, total) in enumerate(zip(counts, sums, strict=True)):
             number = round(count - self._counts[place])
             if number <= 0:

@@ -118,6 +118,8 @@ def _cumulative(stats: Stats) -> dict[str, float]:
 _ITL = "faser_inter_token_latency_seconds"
 _ITL_HELP = "Seconds between two steps that gave a request tokens (vLLM: inter_token_latency); a histogram in counters"
 
+READY = _gauge("faser_engine_ready", "is_ready", "1 while the engine process answers and takes requests, else 0")
+
 FAMILIES = (
     Family(
         "nv_trt_llm_request_metrics",
@@ -143,7 +145,6 @@ FAMILIES = (
         lambda stats: {"timestamp": stats["timestamp"], "iteration_counter": stats["num_steps"]},
         "general_type",
     ),
-    _gauge("faser_engine_ready", "is_ready", "1 while the engine process answers and takes requests, else 0"),
     _gauge("faser_num_requests_running", "num_running", "Requests that hold a slot"),
     _gauge("faser_num_requests_waiting", "num_waiting", "Requests in the queue"),
     Family(
