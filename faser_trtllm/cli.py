@@ -18,6 +18,8 @@ from faser_trtllm.commands.generate import EXAMPLES as GENERATE_EXAMPLES
 from faser_trtllm.commands.generate import generate
 from faser_trtllm.commands.options import EngineDirOption, numbers
 from faser_trtllm.commands.progress import ProgressBar
+from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
+from faser_trtllm.commands.top import top
 from faser_trtllm.config import SPELLINGS
 from faser_trtllm.errors import FaserError
 
@@ -31,6 +33,7 @@ app = typer.Typer(
 
 app.command(epilog=BUILD_EXAMPLES)(build)
 app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=TOP_EXAMPLES)(top)
 
 
 @app.command(epilog="Example: faser serve --engine_dir engines/built/demo --http_port 8000 --grpc_port 8001")
@@ -159,6 +162,9 @@ def policies(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="take times from the cost tables, tokens from the engines")
     ] = False,
+    cost_table: Annotated[
+        Path | None, typer.Option("--cost_table", help="a profile.json, to simulate the machine it was measured on")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
 ) -> None:
     """Compare the policies with each other by load, and with the oracle."""
@@ -175,6 +181,7 @@ def policies(
         minutes=minutes,
         num_threads=num_threads,
         simulated=simulated,
+        cost_table=cost_table,
         command_line=tuple(sys.argv),
     )
     run_policy_bench(options.quick() if quick else options, lambda line: print(line, file=sys.stderr, flush=True))

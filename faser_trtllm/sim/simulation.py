@@ -10,6 +10,7 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import Simulation, open_executor
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
@@ -35,6 +36,12 @@ def open_simulation(
     engines: dict[str, PricedEngine] = {}
 
     def price(engine: Engine, role: str) -> Engine:
+        num_segments = len(engine.spec.segments) - 1
+        if role == "target" and costs.num_segments not in (0, num_segments):
+            raise ConfigError(
+                f"the cost table has {costs.num_segments} segments, the target engine {num_segments}; build it with as "
+                "many --exit_layers as the engine had that was profiled"
+            )
         engines[role] = PricedEngine(engine, costs, clock)
         return engines[role]
 

@@ -11,6 +11,7 @@ from faser_trtllm.bench.policies.options import PolicyBenchOptions
 from faser_trtllm.bench.policies.runner import run_policy_bench
 from faser_trtllm.errors import InvalidArgumentError
 from tests.checkpoints import make_pair
+from tests.executor.harness import toy_costs
 
 
 @pytest.fixture
@@ -84,3 +85,25 @@ def test_no_time_left_shows_the_warm_up_round(options: PolicyBenchOptions) -> No
 def test_wrong_options(options: PolicyBenchOptions, change: dict, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         run_policy_bench(replace(options, **change))
+
+
+@pytest.mark.slow
+def test_a_simulated_run_repeats_itself(options: PolicyBenchOptions, tmp_path: Path) -> None:
+    table = tmp_path / "profile.json"
+    curves = dict(toy_costs().curves)
+    curves["segment:2@all"] = curves["segment:1@all"]
+    replace(toy_costs(), curves=curves).save(table)
+    rates = []
+    for name in ("a", "b"):
+        report = run_policy_bench(replace(options, simulated=True, cost_table=table, output_dir=tmp_path / name))
+        assert report.is_exact
+        assert not report.absences
+        rates.append({(c.workload, c.system): c.rates() for c in report.cases})
+        assert "SIMULATED" in (tmp_path / name / "policies.md").read_text()
+    assert rates[0] == rates[1]
+    assert rates[0]["concurrency 3", "price"] == rates[0]["concurrency 3", "price again"]
+
+
+def test_a_cost_table_is_for_simulation(options: PolicyBenchOptions) -> None:
+    with pytest.raises(InvalidArgumentError, match="add --simulated"):
+        run_policy_bench(replace(options, cost_table=Path("profile.json")))

@@ -12,6 +12,7 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.sim.lanes import SimulatedLane
 from faser_trtllm.sim.priced_engine import PricedEngine
 from faser_trtllm.sim.simulation import open_simulation
@@ -69,7 +70,8 @@ def engine_dir(tmp_path_factory):
     )
     fingerprint = fingerprint_of(root / "engines", 1)
     table = toy_costs()
-    CostTable(fingerprint, table.curves, overhead_ms=0.05).save(root / "engines" / PROFILE)
+    curves = {key: curve for key, curve in table.curves.items() if not key.startswith("segment")}
+    CostTable(fingerprint, curves, overhead_ms=0.05).save(root / "engines" / PROFILE)
     return root / "engines"
 
 
@@ -103,6 +105,11 @@ def test_tokens_are_real_and_time_is_the_tables(engine_dir):
     assert steps == 24
     expected_ms = 24 * 0.05 + table.verify_ms(6, 3, 2.0) + sum(table.verify_ms(3, 3, 3.0 + i) for i in range(23))
     assert 1e3 * ends["a"] == pytest.approx(expected_ms, rel=0.05)
+
+
+def test_a_table_of_other_segments_is_refused(engine_dir):
+    with pytest.raises(ConfigError, match="has 2 segments, the target engine 1; build it with"):
+        open_simulation(engine_dir, ExecutorConfig(speculation="off", num_threads=1), toy_costs(), ManualClock())
 
 
 @pytest.mark.parametrize("mode", ["draft_ahead", "ping_pong"])

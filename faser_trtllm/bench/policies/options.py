@@ -33,7 +33,8 @@ class PolicyBenchOptions:
     num_bursty_jobs: requests of the bursty trace.
     swing: highest over lowest arrival rate. peak_load: highest arrival rate over what `off` can serve.
     simulated: passes take the cost table's time on a clock of their own (faser_trtllm/sim), so that the machine's mood
-    and the host's speed are left out and every run repeats itself.
+    and the host's speed are left out and every run repeats itself. cost_table: of another machine, to simulate that one
+    (a profile.json); default: measured here.
     engines_dir: engine directories are kept here and reused; default: a temporary folder.
     """
 
@@ -58,6 +59,7 @@ class PolicyBenchOptions:
     peak_load: float = 2.5
     temperature: float = 0.8
     simulated: bool = False
+    cost_table: Path | None = None
     sampled_share: float = 0.5
     engines_dir: Path | None = None
     cores: tuple[int, ...] | None = None
@@ -110,6 +112,8 @@ class PolicyBenchOptions:
                 raise InvalidArgumentError(f"policy {policy} is unknown, there are {', '.join(POLICIES)}")
         if not self.minutes > 0:
             raise InvalidArgumentError(f"minutes is {self.minutes}, it must be more than 0")
+        if self.cost_table is not None and not self.simulated:
+            raise InvalidArgumentError("cost_table is given, but a run that is not simulated measures; add --simulated")
         if not self.swing >= 1:
             raise InvalidArgumentError(f"swing is {self.swing}, it must be 1 or more")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import tempfile
@@ -171,6 +172,10 @@ class FormRun:
                 expand=self.expand,
             )
         )
+        if options.cost_table is not None:
+            table = CostTable.from_json(json.loads(options.cost_table.read_text()))
+            self._say(f"x{self.expand}: costs of {table.fingerprint.cpu_model} from {options.cost_table.name}")
+            return table
         profile = profile_engine_dir(
             ProfileOptions(self._engine_dir, cores=options.cores, num_threads=options.num_threads, plot=False)
         )
