@@ -20,6 +20,8 @@ from faser_trtllm.commands.options import EngineDirOption, numbers
 from faser_trtllm.commands.progress import ProgressBar
 from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
 from faser_trtllm.commands.top import top
+from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
+from faser_trtllm.commands.top import top
 from faser_trtllm.config import SPELLINGS
 from faser_trtllm.errors import FaserError
 
@@ -33,6 +35,7 @@ app = typer.Typer(
 
 app.command(epilog=BUILD_EXAMPLES)(build)
 app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=TOP_EXAMPLES)(top)
 app.command(epilog=TOP_EXAMPLES)(top)
 
 

@@ -1,0 +1,202 @@
+"""`faser top`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from faser_trtllm.serving.metrics_view import View
+
+EXAMPLES = "Examples: faser top; faser top --url http://127.0.0.1:8002/metrics --once; faser top --once --json"
+
+_WINDOW_S = 10.0
+_BAR_WIDTH = 20
+
+
+def top(
+    url: Annotated[str, typer.Option("--url", help="metrics of a running server")] = "http://127.0.0.1:8002/metrics",
+    interval: Annotated[float, typer.Option("--interval", help="seconds between two looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="look for two intervals, print, and end")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --once: one JSON object")] = False,
+) -> None:
+    """Watch a running server: requests, lanes, acceptance, cache and latencies."""
+    if not 0.1 <= interval <= 3600.0:
+        raise InvalidArgumentError(f"interval is {interval:g}, allowed is 0.1 to 3600 (seconds)")
+    if as_json and not once:
+        raise InvalidArgumentError("--json is for one look; give --once with it")
+    if "://" not in url:
+        url = f"http://{url}"
+    if url.count("/") == 2:
+        url += "/metrics"
+    if once:
+        _print_once(url, interval, as_json)
+    else:
+        _watch(url, interval)
+
+
+def _print_once(url: str, interval: float, as_json: bool) -> None:
+    from rich.console import Console
+
+    from faser_trtllm.serving.metrics_view import fetch, make_view
+
+    before = fetch(url)
+    time.sleep(2.0 * interval)
+    view = make_view(fetch(url), before)
+    if as_json:
+        print(json.dumps(asdict(view)))
+    else:
+        Console().print(render(view, url))
+
+
+def _watch(url: str, interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from faser_trtllm.serving.metrics_view import fetch, make_view
+
+    console = Console()
+    scrapes = deque([fetch(url)], maxlen=max(2, 1 + round(_WINDOW_S / interval)))
+    shown = render(make_view(scrapes[0]), url)
+    try:
+        with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                try:
+                    scrapes.append(fetch(url))
+                    shown = render(make_view(scrapes[-1], scrapes[0]), url)
+                    live.update(shown, refresh=True)
+                except FaserError as error:
+                    live.update(_with_note(shown, str(error)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def render(view: View, url: str) -> RenderableType:
+    """The whole screen; 80 columns are enough."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    window = "since the start" if view.is_since_start else f"last {view.window_s:.0f} s"
+    state = "ready" if view.engine["is_ready"] else "NOT READY"
+    restarts = f", {view.engine['num_restarts']:.0f} restarts" if view.engine["num_restarts"] else ""
+    title = Text(f"faser top  {url}  engine {state}{restarts}", style="bold" if view.engine["is_ready"] else "bold red")
+    top_row = _side_by_side(
+        Panel(_requests(view), title="requests"), Panel(_lanes(view), title=f"lanes ({view.window_s:.0f} s)")
+    )
+    middle = _side_by_side(
+        Panel(_acceptance(view), title=f"speculation ({window})"), Panel(_frontiers(view), title="drafts verified")
+    )
+    bottom = _side_by_side(Panel(_cache(view), title="cache"), Panel(_latencies(view), title=f"latency, ms ({window})"))
+    return Group(title, top_row, middle, bottom)
+
+
+def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1)
+    table.add_column(ratio=1)
+    table.add_row(left, right)
+    return table
+
+
+def _with_note(shown: RenderableType, note: str) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(shown, Text(note, style="bold red"))
+
+
+def _requests(view: View) -> Table:
+    requests, throughput = view.requests, view.throughput
+    return _pairs(
+        [
+            ("running", f"{_number(requests['running'])} of {_number(requests['max'])}"),
+            ("reading prompts", _number(requests["context"])),
+            ("waiting", _number(requests["waiting"])),
+            ("ended/s", _number(requests["ended_per_s"], 1)),
+            ("failed/s", _number(requests["failed_per_s"], 1)),
+            ("output tokens/s", _number(throughput["generation_tokens_per_s"])),
+            ("prompt tokens/s", _number(throughput["prompt_tokens_per_s"])),
+        ]
+    )
+
+
+def _lanes(view: View) -> Table:
+    rows = [(lane, _bar(share)) for lane, share in sorted(view.lanes["busy"].items())]
+    rows += [("mode " + mode, _bar(share)) for mode, share in sorted(view.lanes["mode"].items())]
+    return _pairs([*rows, ("steps/s", _number(view.throughput["steps_per_s"]))])
+
+
+def _acceptance(view: View) -> Table:
+    spec = view.speculation
+    rows = [
+        ("acceptance", _bar(spec["acceptance_rate"])),
+        ("tokens per pass", _number(spec["mean_acceptance_length"], 2)),
+        ("of oracle (rows)", _bar(spec["oracle_fraction"])),
+        ("drafts/s", _number(spec["draft_tokens_per_s"])),
+        ("pruned rows/s", _number(spec["pruned_rows_per_s"])),
+    ]
+    if spec["price_tokens_per_s"]:
+        rows.append(("price, tokens/s", _number(spec["price_tokens_per_s"])))
+    return _pairs(rows + [(f"position {i}", _bar(share)) for i, share in enumerate(spec["accepted_by_position"])])
+
+
+def _frontiers(view: View) -> Table:
+    return _pairs((str(i), _bar(share)) for i, share in enumerate(view.speculation["frontiers_by_length"]))
+
+
+def _cache(view: View) -> Table:
+    cache = view.cache
+    return _pairs(
+        [
+            ("KV blocks", _bar(cache["usage"])),
+            ("used", f"{_number(cache['blocks_used'])} of {_number(cache['blocks_max'])}"),
+            ("tokens per block", _number(cache["tokens_per_block"])),
+            ("prefix hits", _bar(cache["hit_rate"])),
+        ]
+    )
+
+
+def _latencies(view: View) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("", "p50", "p90", "p99", style="dim")
+    for name, values in view.latency_s.items():
+        milliseconds = (None if v is None else 1e3 * v for v in values.values())
+        table.add_row(name.replace("_", " "), *(_number(v, 1) for v in milliseconds))
+    return table
+
+
+def _pairs(rows: Iterable[tuple[str, str]] | Sequence[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _bar(share: float | None) -> str:
+    if share is None:
+        return "-"
+    num_full = round(_BAR_WIDTH * min(max(share, 0.0), 1.0))
+    return f"{'█' * num_full}{'·' * (_BAR_WIDTH - num_full)} {100 * share:3.0f}%"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
