@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = "Examples: faser top; faser top --url http://127.0.0.1:8002/metrics --once; faser top --once --json"
 
 _WINDOW_S = 10.0
-_BAR_WIDTH = 20
+_BAR_WIDTH = 10
 
 
 def top(
@@ -97,7 +97,7 @@ def render(view: View, url: str) -> RenderableType:
         Panel(_requests(view), title="requests"), Panel(_lanes(view), title=f"lanes ({view.window_s:.0f} s)")
     )
     middle = _side_by_side(
-        Panel(_acceptance(view), title=f"speculation ({window})"), Panel(_frontiers(view), title="drafts verified")
+        Panel(_acceptance(view), title=f"speculation ({window})"), Panel(_frontiers(view), title="drafts per pass")
     )
     bottom = _side_by_side(Panel(_cache(view), title="cache"), Panel(_latencies(view), title=f"latency, ms ({window})"))
     return Group(title, top_row, middle, bottom)
@@ -152,11 +152,19 @@ def _acceptance(view: View) -> Table:
     ]
     if spec["price_tokens_per_s"]:
         rows.append(("price, tokens/s", _number(spec["price_tokens_per_s"])))
-    return _pairs(rows + [(f"position {i}", _bar(share)) for i, share in enumerate(spec["accepted_by_position"])])
+    return _pairs(rows)
 
 
 def _frontiers(view: View) -> Table:
-    return _pairs((str(i), _bar(share)) for i, share in enumerate(view.speculation["frontiers_by_length"]))
+    """Row n: the share of frontiers with n drafts, and how often the n-th draft was accepted."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("n", "verified", "n-th accepted", style="dim")
+    accepted = [None, *view.speculation["accepted_by_position"]]
+    for n, (verified, share) in enumerate(zip(view.speculation["frontiers_by_length"], accepted, strict=False)):
+        table.add_row(str(n), _bar(verified), _bar(share) if n else "")
+    return table
 
 
 def _cache(view: View) -> Table:
@@ -175,17 +183,21 @@ def _latencies(view: View) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for _ in range(3):
+        table.add_column(no_wrap=True, justify="right")
     table.add_row("", "p50", "p90", "p99", style="dim")
     for name, values in view.latency_s.items():
-        milliseconds = (None if v is None else 1e3 * v for v in values.values())
-        table.add_row(name.replace("_", " "), *(_number(v, 1) for v in milliseconds))
+        table.add_row(name.replace("_", " "), *(_milliseconds(v) for v in values.values()))
     return table
 
 
-def _pairs(rows: Iterable[tuple[str, str]] | Sequence[tuple[str, str]]) -> Table:
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
     for name, value in rows:
         table.add_row(name, value)
     return table
@@ -200,3 +212,7 @@ def _bar(share: float | None) -> str:
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else _number(1e3 * seconds, 1 if seconds < 0.1 else 0)
