@@ -41,20 +41,12 @@ from faser_trtllm.policy.goodput import (
 )
 from faser_trtllm.policy.measured_costs import FEW_REQUESTS, MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
+from faser_trtllm.policy.probes import Probes
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
-WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
-WARM_UP_LEN = 2
 JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-PROBE_SHARE = 0.008  # of the time, for drafts that only serve to learn whether drafting would pay again
-PROBE_LEN = 3
-PROBE_LAG = 64  # tokens that the draft has missed, of all requests in a probe but the first
-MAX_PROBE_STEPS = 4.0  # the most that is saved for probes, in steps
-PROBE_REQUESTS = 4
-PROBE_RUN = 16  # probes in a row for the same requests, so that their catching up is paid once
-MIN_PROBE_COST = 0.1  # of its time, however much it promises
 MAX_URGENCY = 4.0
 PROMPT_ROWS = 64  # of a pass of the draft model over a prompt, for its cost per row
 PLAN_STEPS = 12  # a plan holds so long: what it rests on is learnt no faster
@@ -89,14 +81,10 @@ class PricePolicy:
         self._promised = 0.0  # goodput that the arm was predicted to have, 0 where it is not to be judged
         self._price = 0.0
         self._horizon = 0  # longest planned length
-        self._probe_credit_ms = 0.0
-        self._probe_turn = 0
+        self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._probing = False
         self._unsettled: deque[tuple[StepOutcome, str, float, float]] = deque()
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
-        self._probe_at_ms = 0.0
-        self._probe_len = min(PROBE_LEN, max_draft_len)
-        self._warm_up_len = min(WARM_UP_LEN, max_draft_len)
         self._plan = DraftPlan([])
         self._plan_age = 0
         self._planned_size = 0
@@ -129,8 +117,9 @@ class PricePolicy:
         self._probing = False
         if self._drafting:
             return self._plan
-        probe = self._probe(decoding, self._context_len)
-        return self._plan if probe is None else DraftPlan(probe)
+        lengths = self._probes.lengths(decoding, self._context_len, self._price)
+        self._probing = lengths is not None
+        return self._plan if lengths is None else DraftPlan(lengths)
 
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
         """The plan for a batch that lost or won a few requests: newcomers get what is usual."""
@@ -255,7 +244,7 @@ class PricePolicy:
         """What a step cost, once all the drafts that were pending in it are tested."""
         self._exits.observe(outcome)
         ms = self._costs.observe(outcome, context_len, next_s)
-        self._probe_credit_ms = min(self._probe_credit_ms + PROBE_SHARE * ms, MAX_PROBE_STEPS * ms)
+        self._probes.save(ms)
         if promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
             # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
             ms -= self._costs.late_ms(outcome, context_len)
@@ -303,42 +292,6 @@ class PricePolicy:
                 needed_ms = (request.max_num_tokens - request.num_tokens) / pace
                 weights[i] = min(MAX_URGENCY, max(1.0, needed_ms / slack_ms))
         return weights / float(weights.mean())
-
-    def _probe(self, decoding: Sequence[Request], context_len: float) -> list[int] | None:
-        """A few drafts for a few requests, in turn, if the time set aside for it has come together.
-
-        Without them nothing would be learnt while nothing is drafted. A probe costs what it takes beyond the expected
-        worth of its tokens, so where drafting nearly pays, probes are frequent.
-        """
-        n = len(decoding)
-        if self.estimator.version <= WARM_UP_REFITS:
-            self._probing = True
-            self._probe_credit_ms = 1e9  # cut to MAX_PROBE_STEPS: the draft is up to date now, so look again soon
-            return [self._warm_up_len if i < PROBE_REQUESTS else 0 for i in range(n)]
-        if self._probe_credit_ms < self._probe_at_ms:
-            return None
-        turn = self._probe_turn // PROBE_RUN * PROBE_REQUESTS % n
-        chosen = [i % n for i in range(turn, turn + min(n, PROBE_REQUESTS))]
-        lags = [decoding[i].num_tokens - decoding[i].num_draft_computed_tokens for i in chosen]
-        within = [total <= PROBE_LAG for total in itertools.accumulate(lags)]
-        chosen = [i for i, ok in zip(chosen, [True, *within[1:]], strict=True) if ok and decoding[i].draft_limit]
-        lag = sum(lags[: len(chosen)])
-        costs = self._costs.costs(n, n, context_len)
-        num_rows = self._probe_len * len(chosen)
-        needed = self._costs.catch_up_ms(lag, context_len) + self._probe_len * costs.draft_step[len(chosen)]
-        needed += costs.verify[num_rows] - costs.verify[0]
-        gained = sum(
-            sum(self.estimator.expected(self.estimator.offset(decoding[i]))[: self._probe_len]) for i in chosen
-        )
-        needed = max(MIN_PROBE_COST * needed, needed - gained / self._price)
-        if not chosen or self._probe_credit_ms < needed:
-            self._probe_at_ms = needed
-            return None
-        self._probe_credit_ms -= needed
-        self._probe_turn += 1
-        self._probing = True
-        self._probe_at_ms = 0.0
-        return [self._probe_len if i in chosen else 0 for i in range(n)]
 
     def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
         """Drafting on must pay for the draft step and for the rows that it adds.
