@@ -47,6 +47,10 @@ INPUT_DTYPES = {
     "num_draft_tokens": "INT32",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
+    "return_log_probs": "BOOL",
+    "return_generation_logits": "BOOL",
+    "return_perf_metrics": "BOOL",
+    "stop": "BOOL",
     "priority": "FP32",
     "timeout_ms": "FP32",
 }
@@ -54,7 +58,7 @@ INPUT_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response; the counts are None in all but the last."""
+    """One response; the counts are None in all but a sequence's last. log_probs: of token_ids, if asked for."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -63,6 +67,9 @@ class Response:
     num_output_tokens: int | None = None
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
+    batch_index: int = 0
+    sequence_index: int = 0
+    log_probs: tuple[float, ...] = ()
 
     @property
     def is_final(self) -> bool:
@@ -103,7 +110,7 @@ class GrpcClient:
         self._client.close()
 
     def send(self, text: str | None = None, **fields: Any) -> str:
-        """Send a request without waiting for its answer, and give its id. fields: the model's inputs."""
+        """Send a request without waiting for its answer, and give its id. fields: inputs of the model `faser`."""
         inputs = []
         for name, value in _with_text(text, fields).items():
             array = _tensor(name, value)
@@ -189,7 +196,7 @@ def _response_of(get: Any) -> Response:
         array = get(name)
         return None if array is None else int(array.reshape(-1)[0])
 
-    reason = get("finish_reason")
+    reason, log_probs = get("finish_reason"), get("output_log_probs")
     return Response(
         text=get("text_output").reshape(-1)[0].decode(),
         token_ids=tuple(get("output_ids").reshape(-1).tolist()),
@@ -198,13 +205,16 @@ def _response_of(get: Any) -> Response:
         num_output_tokens=number("num_output_tokens"),
         num_draft_tokens=number("total_draft_tokens"),
         num_accepted_tokens=number("total_accepted_draft_tokens"),
+        batch_index=number("batch_index") or 0,
+        sequence_index=number("sequence_index") or 0,
+        log_probs=() if log_probs is None else tuple(log_probs.reshape(-1).tolist()),
     )
 
 
 def _response_of_json(answer: dict[str, Any]) -> Response:
     if "error" in answer:
         raise ResponseError(str(answer["error"]))
-    token_ids = answer["output_ids"]
+    token_ids, log_probs = answer["output_ids"], answer.get("output_log_probs", [])
     return Response(
         text=answer["text_output"],
         token_ids=tuple(token_ids) if isinstance(token_ids, list) else (token_ids,),
@@ -213,4 +223,7 @@ def _response_of_json(answer: dict[str, Any]) -> Response:
         num_output_tokens=answer.get("num_output_tokens"),
         num_draft_tokens=answer.get("total_draft_tokens"),
         num_accepted_tokens=answer.get("total_accepted_draft_tokens"),
+        batch_index=answer.get("batch_index", 0),
+        sequence_index=answer.get("sequence_index", 0),
+        log_probs=tuple(log_probs) if isinstance(log_probs, list) else (log_probs,),
     )

@@ -11,17 +11,19 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.serving.contract import contract_of
+from faser_trtllm.serving.contract_engine import RUN_DIR_VARIABLE, SharedEngine
+from faser_trtllm.serving.contract_reply import Reply
 from faser_trtllm.serving.messages import Chunk, Failed
 from faser_trtllm.serving.metrics import ModelMetrics
-from faser_trtllm.serving.supervisor import ENGINE_COMMAND, Supervisor
-from faser_trtllm.serving.triton_request import Wanted, parse_request, read_tensors
+from faser_trtllm.serving.supervisor import ENGINE_COMMAND
+from faser_trtllm.serving.triton_request import Part, Wanted, is_stop, parse_request, read_tensors
 
 log = logging.getLogger("faser.triton")
 
@@ -32,16 +34,19 @@ _PARENT_CHECK_S = 0.5
 
 
 class TritonModel:
-    """The model of one instance; pb_utils is Triton's triton_python_backend_utils."""
+    """One of the models of contract.py, by its name; pb_utils is Triton's triton_python_backend_utils."""
 
     def __init__(self, pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._pb_utils = pb_utils
         config = _load_config(args)
-        self._metrics = ModelMetrics(pb_utils, args.get("model_name", "faser"), args.get("model_version", "1"))
+        name = args.get("model_name", "faser")
+        self._contract = contract_of(name)
+        self._normalize_log_probs = _parameters(args).get("normalize_log_probs", "").lower() == "true"
+        self._metrics = ModelMetrics(pb_utils, name, args.get("model_version", "1"))
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._supervisor = Supervisor(config, command, self._metrics.set_stats)
+        self._supervisor = SharedEngine(config, command, self._metrics.set_stats)
         self._supervisor.start()
         self._metrics.start(lambda: self._supervisor.is_ready)
         self._poll_period_s = config.cancellation_check_period_ms / 1e3
@@ -62,12 +67,17 @@ class TritonModel:
             sender = request.get_response_sender()
             try:
                 tensors = read_tensors(request)
-                text_request, wanted = parse_request(tensors), Wanted(tensors)
-                stream = _Stream(self._pb_utils, request, sender, wanted)
+                if is_stop(tensors):
+                    self._stop(request.request_id())
+                    sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    continue
+                tensors = self._contract.canonical(tensors)
+                parts = parse_request(tensors, self._contract, normalize_log_probs=self._normalize_log_probs)
+                reply = Reply(self._pb_utils.Tensor, self._contract, Wanted(tensors, self._contract), parts)
                 del tensors
-                self._submit(stream, text_request)
+                self._submit(_Stream(self._pb_utils, request, sender, reply, len(parts)), parts)
             except FaserError as error:
-                self._refuse(sender, error.code, str(error))
+                self._refuse(sender, error.code, self._contract.client_message(str(error)))
             except Exception as error:
                 log.exception("a request could not be read")
                 self._refuse(sender, "INTERNAL", f"the request could not be read: {type(error).__name__}")
@@ -80,21 +90,49 @@ class TritonModel:
             thread.join()
         self._metrics.close()
 
-    def _submit(self, stream: _Stream, text_request: Any) -> None:
-        with self._lock:
-            request_id = self._supervisor.submit(text_request, lambda event: self._on_event(stream, event))
-            if not stream.is_done:
-                self._streams[request_id] = stream
+    def _submit(self, stream: _Stream, parts: list[Part]) -> None:
+        """Send all parts to the engine, or none: a part that is refused ends the others and is raised."""
+        ids = stream.engine_ids
+        try:
+            for place, part in enumerate(parts):
+                with self._lock:
+                    ids.append(self._supervisor.submit(part.request, partial(self._on_event, stream, place)))
+                    self._streams[ids[-1]] = stream
+        except FaserError:
+            if not ids:
+                raise
+            stream.abandon()
+            self._cancel(stream)
+            raise
+        if stream.is_unwanted:  # cancelled or failed while only some parts had their ids
+            self._cancel(stream)
 
-    def _on_event(self, stream: _Stream, event: Chunk | Failed) -> None:
-        if isinstance(event, Chunk) and not event.is_final:
-            stream.send_chunk(event)
-            return
-        self._metrics.record(event)
-        stream.send_final(event)
+    def _on_event(self, stream: _Stream, place: int, event: Chunk | Failed) -> None:
+        is_final = isinstance(event, Failed) or event.is_final
+        if is_final:
+            self._metrics.record(event)
+        if isinstance(event, Failed):
+            if stream.fail(event.code, self._contract.client_message(event.message)):
+                self._cancel(stream)
+        else:
+            stream.send(place, event)
+        if is_final:
+            with self._lock:
+                assert event.id is not None
+                self._streams.pop(event.id, None)
+
+    def _cancel(self, stream: _Stream) -> None:
+        for request_id in list(stream.engine_ids):
+            self._supervisor.cancel(request_id)
+
+    def _stop(self, request_id: str) -> None:
+        """End the requests of this id with what they have."""
+        if not request_id:
+            raise InvalidArgumentError("A request id must be provided for request cancellation")
         with self._lock:
-            assert event.id is not None
-            self._streams.pop(event.id, None)
+            ids = [engine_id for engine_id, stream in self._streams.items() if stream.request_id == request_id]
+        for engine_id in ids:
+            self._supervisor.stop(engine_id)
 
     def _refuse(self, sender: Any, code: str, message: str) -> None:
         pb_utils = self._pb_utils
@@ -107,10 +145,10 @@ class TritonModel:
         while not self._closing.wait(pause_s):
             started_s = time.monotonic()
             with self._lock:
-                streams = list(self._streams.items())
-            for request_id, stream in streams:
+                streams = set(self._streams.values())
+            for stream in streams:
                 if stream.was_cancelled():
-                    self._supervisor.cancel(request_id)
+                    self._cancel(stream)
             polled_s = time.monotonic() - started_s
             pause_s = max(self._poll_period_s, polled_s / _MAX_POLL_SHARE) if streams else _IDLE_POLL_S
 
@@ -125,14 +163,23 @@ class TritonModel:
 class _Stream:
     """One Triton request that is open. Its lock keeps everyone away once FINAL is sent."""
 
-    def __init__(self, pb_utils: Any, request: Any, sender: Any, wanted: Wanted) -> None:
+    def __init__(self, pb_utils: Any, request: Any, sender: Any, reply: Reply, num_parts: int) -> None:
         self._pb_utils = pb_utils
         self._request = request
         self._sender = sender
-        self._wanted = wanted
+        self._reply = reply
+        self._num_open_parts = num_parts
         self._lock = threading.Lock()
         self._cancel_sent = False
+        self._has_failed = False
+        self.request_id: str = request.request_id()
+        self.engine_ids: list[int] = []
         self.is_done = False
+
+    @property
+    def is_unwanted(self) -> bool:
+        """What still runs for it is of no use."""
+        return self._cancel_sent or self._has_failed
 
     def was_cancelled(self) -> bool:
         """True once, when the client has cancelled."""
@@ -142,48 +189,42 @@ class _Stream:
             self._cancel_sent = True
             return True
 
-    def send_chunk(self, chunk: Chunk) -> None:
-        with self._lock:
-            if not self.is_done and not self._cancel_sent:
-                self._sender.send(self._pb_utils.InferenceResponse(output_tensors=self._tensors(chunk)))
-
-    def send_final(self, event: Chunk | Failed) -> None:
-        pb_utils = self._pb_utils
-        if isinstance(event, Failed):
-            error = pb_utils.TritonError(event.message, getattr(pb_utils.TritonError, event.code))
-            response = pb_utils.InferenceResponse(error=error)
-        else:
-            response = pb_utils.InferenceResponse(output_tensors=self._tensors(event))
+    def send(self, place: int, chunk: Chunk) -> None:
+        """A part's next chunk; the last chunk of the last part ends the request."""
         with self._lock:
             if self.is_done:
                 return
-            self.is_done = True
-            sender, self._sender, self._request = self._sender, None, None
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._num_open_parts -= chunk.is_final
+            is_final = self._num_open_parts == 0
+            if self._cancel_sent and not is_final:
+                return
+            response = self._pb_utils.InferenceResponse(output_tensors=self._reply.tensors(place, chunk))
+            if is_final:
+                self._end(response)
+            else:
+                self._sender.send(response)
 
-    def _tensors(self, chunk: Chunk) -> list[Any]:
-        tensor = self._pb_utils.Tensor
-        tensors = [
-            tensor("text_output", np.array([chunk.text.encode()], dtype=np.object_)),
-            tensor("output_ids", np.array([[chunk.token_ids]], dtype=np.int32)),
-            tensor("sequence_index", np.zeros((1, 1), np.int32)),
-            tensor("batch_index", np.zeros((1, 1), np.int32)),
-        ]
-        statistics = chunk.statistics
-        if statistics is None:
-            return tensors
-        assert chunk.finish_reason is not None
-        tensors += [
-            tensor("finish_reason", np.array([chunk.finish_reason.encode()], dtype=np.object_)),
-            tensor("total_draft_tokens", np.array([[statistics.num_draft_tokens]], np.int32)),
-            tensor("total_accepted_draft_tokens", np.array([[statistics.num_accepted_tokens]], np.int32)),
-            tensor("acceptance_rate", np.array([[statistics.acceptance_rate]], np.float32)),
-        ]
-        if self._wanted.num_input_tokens:
-            tensors.append(tensor("num_input_tokens", np.array([[statistics.num_input_tokens]], np.int32)))
-        if self._wanted.num_output_tokens:
-            tensors.append(tensor("num_output_tokens", np.array([[statistics.num_output_tokens]], np.int32)))
-        return tensors
+    def fail(self, code: str, message: str) -> bool:
+        """End the request with an error; False if it has ended already."""
+        pb_utils = self._pb_utils
+        with self._lock:
+            if self.is_done:
+                return False
+            self._has_failed = True
+            error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+            self._end(pb_utils.InferenceResponse(error=error))
+            return True
+
+    def abandon(self) -> None:
+        """Send nothing more: another answer ends the request."""
+        with self._lock:
+            self._has_failed = self.is_done = True
+            self._sender = self._request = None
+
+    def _end(self, response: Any) -> None:
+        self.is_done = True
+        sender, self._sender, self._request = self._sender, None, None
+        sender.send(response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> TritonModel:
@@ -192,18 +233,28 @@ def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = E
     try:
         return TritonModel(pb_utils, args, command)
     except FaserError as error:
-        run_dir = os.environ.get("FASER_RUN_DIR")
+        run_dir = os.environ.get(RUN_DIR_VARIABLE)
         if run_dir:
             Path(run_dir, STARTUP_ERROR_FILE).write_text(str(error))
         raise pb_utils.TritonModelException(str(error)) from error
 
 
-def _load_config(args: dict[str, str]) -> ServiceConfig:
-    """1/faser.yaml or FASER_CONFIG, then the model's parameters, then FASER_ENGINE_DIR; the last one wins."""
+def _parameters(args: dict[str, str]) -> dict[str, str]:
+    """The parameters of the model's config.pbtxt."""
     parameters = json.loads(args["model_config"]).get("parameters", {})
-    values = {name: parameter.get("string_value", "") for name, parameter in parameters.items()}
-    own_file = Path(args["model_repository"]) / args["model_version"] / "faser.yaml"
-    path = os.environ.get("FASER_CONFIG") or values.get("config") or (own_file if own_file.exists() else None)
+    return {name: parameter.get("string_value", "") for name, parameter in parameters.items()}
+
+
+def _load_config(args: dict[str, str]) -> ServiceConfig:
+    """1/faser.yaml or FASER_CONFIG, then the model's parameters, then FASER_ENGINE_DIR; the last one wins.
+
+    A model without a faser.yaml takes that of the model `faser` beside it, so that both use the same engine process.
+    """
+    values = _parameters(args)
+    model_dir, version = Path(args["model_repository"]), args["model_version"]
+    files = (path / version / "faser.yaml" for path in (model_dir, model_dir.parent / "faser"))
+    own_file = next((path for path in files if path.exists()), None)
+    path = os.environ.get("FASER_CONFIG") or values.get("config") or own_file
     engine_dir = os.environ.get("FASER_ENGINE_DIR") or values.get("engine_dir") or None
     config = load_service_config(Path(path) if path else None, {"engine_dir": engine_dir})
     if not config.engine_dir:

@@ -1,4 +1,4 @@
-"""Triton's tensors to a TextRequest, with the names of TensorRT-LLM's inflight_batcher_llm `ensemble`.
+"""Triton's tensors to TextRequests, for the models of contract.py.
 
 Triton has checked names and dtypes; values, sizes and missing tensors are checked here and later.
 """
@@ -6,17 +6,23 @@ Triton has checked names and dtypes; values, sizes and missing tensors are check
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.serving.text_request import MAX_WORDS, TextRequest
+from faser_trtllm.serving.contract import FASER, ModelContract
+from faser_trtllm.serving.text_request import MAX_STOP_WORDS, MAX_WORDS, TextRequest
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 MAX_REQUEST_ID_BYTES = 4096
+MAX_RETURN_SEQUENCES = 64
+SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that the seeds of a request's sequences differ
 
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "max_tokens": int,
@@ -33,18 +39,12 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
     "exclude_input_in_output": bool,
     "priority": float,
     "timeout_ms": float,
+    "return_log_probs": bool,
+    "return_generation_logits": bool,
 }
 """Inputs that go to the TextRequest field of the same name."""
 
 WORDS = ("stop_words", "bad_words", "embedding_bias_words")
-
-UNSUPPORTED_FLAGS = (
-    "return_log_probs",
-    "return_context_logits",
-    "return_generation_logits",
-    "return_perf_metrics",
-)
-"""Declared because TensorRT-LLM's clients send them as false."""
 
 
 class TritonTensor(Protocol):
@@ -57,14 +57,31 @@ class TritonRequest(Protocol):
     def request_id(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the sequences that a Triton request asks for: the sequence_index-th of the batch_index-th prompt."""
+
+    request: TextRequest
+    batch_index: int
+    sequence_index: int
+
+
 class Wanted:
-    """Which optional outputs a request asks for; unlike in TensorRT-LLM, counts are given unless refused."""
+    """Which counts and times a request asks for. Our own model gives counts and acceptance unless they are refused."""
 
-    __slots__ = ("num_input_tokens", "num_output_tokens")
+    __slots__ = ("acceptance", "num_input_tokens", "num_output_tokens", "perf_metrics")
 
-    def __init__(self, tensors: Tensors) -> None:
-        self.num_input_tokens = bool(_scalar(tensors, "return_num_input_tokens", bool, True))
-        self.num_output_tokens = bool(_scalar(tensors, "return_num_output_tokens", bool, True))
+    def __init__(self, tensors: Tensors, contract: ModelContract = FASER) -> None:
+        """tensors: by canonical names; a batch wants what any of it wants."""
+        default = not contract.is_trtllm
+
+        def flag(name: str, default: bool) -> bool:
+            return bool(tensors[name].any()) if name in tensors else default
+
+        self.num_input_tokens = flag("return_num_input_tokens", default)
+        self.num_output_tokens = flag("return_num_output_tokens", default)
+        self.perf_metrics = flag("return_perf_metrics", False)
+        self.acceptance = self.perf_metrics or default
 
 
 def read_tensors(request: TritonRequest) -> dict[str, npt.NDArray[Any]]:
@@ -75,35 +92,145 @@ def read_tensors(request: TritonRequest) -> dict[str, npt.NDArray[Any]]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def parse_request(tensors: Tensors) -> TextRequest:
-    """The request that the tensors describe; raises InvalidArgumentError in one sentence."""
+def is_stop(tensors: Tensors) -> bool:
+    """The request asks to end those of the same id; its other inputs are dummies."""
+    return "stop" in tensors and bool(tensors["stop"].any())
+
+
+def parse_request(
+    tensors: Tensors, contract: ModelContract = FASER, *, normalize_log_probs: bool = False
+) -> list[Part]:
+    """What the tensors (by canonical names) ask for, at least one part; raises InvalidArgumentError in one sentence.
+
+    A request with a seed s and num_return_sequences n draws its i-th sequence with the seed (s + i x SEED_STEP) mod
+    2^64: independent samples, each of which a request of its own could ask for.
+    """
+    parts: list[Part] = []
+    items = _batch(tensors)
+    for batch_index, item in enumerate(items):
+        request = _parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1)
+        num_sequences = _scalar(item, "num_return_sequences", int, 1)
+        if not 1 <= num_sequences <= MAX_RETURN_SEQUENCES:
+            raise InvalidArgumentError(
+                f"num_return_sequences is {num_sequences}, allowed is 1 to {MAX_RETURN_SEQUENCES}"
+            )
+        parts += [Part(_with_own_seed(request, i), batch_index, i) for i in range(num_sequences)]
+    return parts
+
+
+def _batch(tensors: Tensors) -> list[Tensors]:
+    """The items of a batch, each with tensors of batch size 1."""
+    sizes = {name: tensor.shape[0] if tensor.ndim else 1 for name, tensor in tensors.items()}
+    batch_size = max(sizes.values(), default=1)
+    if batch_size <= 1:
+        return [tensors]
+    for name, size in sizes.items():
+        if size != batch_size:
+            raise InvalidArgumentError(f"{name} has batch size {size}, other inputs have {batch_size}; make them equal")
+    return [{name: tensor[i : i + 1] for name, tensor in tensors.items()} for i in range(batch_size)]
+
+
+def _with_own_seed(request: TextRequest, sequence_index: int) -> TextRequest:
+    if request.seed is None or sequence_index == 0:
+        return request
+    return msgspec.structs.replace(request, seed=(request.seed + sequence_index * SEED_STEP) % 2**64)
+
+
+def _parse_item(
+    tensors: Tensors, contract: ModelContract, normalize_log_probs: bool, may_be_padded: bool
+) -> TextRequest:
     fields: dict[str, Any] = {}
-    if "text_input" in tensors:
-        fields["text"] = _single_text(tensors["text_input"])
-    if "input_ids" in tensors:
-        fields["token_ids"] = tuple(_row("input_ids", tensors["input_ids"]).tolist())
     for name, kind in SCALARS.items():
         value = _scalar(tensors, name, kind, None)
         if value is not None:
             fields[name] = value
+    fields["stream"] = bool(_scalar(tensors, "stream", bool, False))
+    end_id = _scalar(tensors, "end_id", int, None)
+    if end_id is not None:
+        fields["end_ids"] = () if end_id == -1 else (end_id,)
+    if contract.has_text:
+        _read_text(tensors, fields)
+    else:
+        _read_token_ids(tensors, fields, may_be_padded)
+        fields.setdefault("end_ids", ())
+    _refuse_unsupported(tensors)
+    if contract.is_trtllm:
+        _apply_trtllm_defaults(fields)
+    fields["normalize_log_probs"] = normalize_log_probs and fields.get("return_log_probs", False)
+    request = TextRequest(**fields)
+    request.validate()
+    return request
+
+
+def _apply_trtllm_defaults(fields: dict[str, Any]) -> None:
+    if "max_tokens" not in fields:
+        raise InvalidArgumentError("max_tokens is missing, send how many tokens to generate at most")
+    if fields.get("top_p") == 0.0:
+        del fields["top_p"]
+    if not fields.get("top_k") and "top_p" not in fields:
+        fields["top_k"] = 1
+
+
+def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
+    if "text_input" in tensors:
+        fields["text"] = _single_text(tensors["text_input"])
+    if "input_ids" in tensors:
+        fields["token_ids"] = tuple(tensors["input_ids"].reshape(-1).tolist())
     for name in WORDS:
         if name in tensors:
             fields[name] = _words(name, tensors[name])
     if "embedding_bias_words" in fields:
-        weights = _row("embedding_bias_weights", tensors.get("embedding_bias_weights", np.zeros((1, 0), np.float32)))
+        weights = tensors.get("embedding_bias_weights", np.zeros(0, np.float32)).reshape(-1)
         fields["embedding_bias_words"], fields["embedding_bias_weights"] = _without_empty(
             fields["embedding_bias_words"], tuple(weights.tolist())
         )
     elif "embedding_bias_weights" in tensors:
         raise InvalidArgumentError("embedding_bias_weights was sent without embedding_bias_words, send both")
-    end_id = _scalar(tensors, "end_id", int, None)
-    if end_id is not None:
-        fields["end_ids"] = () if end_id == -1 else (end_id,)
-    fields["stream"] = bool(_scalar(tensors, "stream", bool, False))
-    _refuse_unsupported(tensors)
-    request = TextRequest(**fields)
-    request.validate()
-    return request
+
+
+def _read_token_ids(tensors: Tensors, fields: dict[str, Any], may_be_padded: bool) -> None:
+    fields["detokenize"] = False
+    if "input_ids" not in tensors:
+        raise InvalidArgumentError("the prompt is missing, send input_ids")
+    token_ids = tensors["input_ids"].reshape(-1)
+    num_tokens = _scalar(tensors, "input_lengths", int, None)
+    if num_tokens is None:
+        raise InvalidArgumentError("input_lengths is missing, send the number of tokens in input_ids")
+    if not 0 <= num_tokens <= token_ids.size or (num_tokens < token_ids.size and not may_be_padded):
+        raise InvalidArgumentError(f"input_lengths is {num_tokens}, input_ids has {token_ids.size}; make them equal")
+    fields["token_ids"] = tuple(token_ids[:num_tokens].tolist())
+    if "stop_words_list" in tensors:
+        fields["stop_token_ids"] = _word_list("stop_words_list", tensors["stop_words_list"], MAX_STOP_WORDS)
+    if "bad_words_list" in tensors:
+        fields["bad_token_ids"] = _word_list("bad_words_list", tensors["bad_words_list"], MAX_BAD_WORDS)
+    if "embedding_bias" in tensors:
+        bias = tensors["embedding_bias"].reshape(-1)
+        (places,) = np.nonzero(bias)
+        if places.size > MAX_LOGIT_BIAS:
+            raise InvalidArgumentError(
+                f"embedding_bias has {places.size} values other than 0, allowed are at most {MAX_LOGIT_BIAS}"
+            )
+        fields["logit_bias"] = tuple(zip(places.tolist(), bias[places].tolist(), strict=True))
+
+
+def _word_list(name: str, tensor: npt.NDArray[Any], limit: int) -> tuple[tuple[int, ...], ...]:
+    """TensorRT-LLM's form: row 0 the words' token ids in line, row 1 where each word ends there, then -1."""
+    token_ids, ends = tensor.reshape(2, -1).tolist()
+    words: list[tuple[int, ...]] = []
+    start = 0
+    for end in ends:
+        if end < 0:
+            break
+        if not start < end <= len(token_ids):
+            raise InvalidArgumentError(
+                f"{name} has a word that ends at {end}, allowed is {start + 1} to {len(token_ids)}; row 1 holds the "
+                "ends of the words in row 0, then -1"
+            )
+        words.append(tuple(token_ids[start:end]))
+        start = end
+    if len(words) > limit:
+        raise InvalidArgumentError(f"{name} has {len(words)} entries, allowed are at most {limit}")
+    return tuple(words)
 
 
 def _refuse_unsupported(tensors: Tensors) -> None:
@@ -112,17 +239,12 @@ def _refuse_unsupported(tensors: Tensors) -> None:
         raise InvalidArgumentError(
             f"beam_width is {beam_width}, allowed is 1; beam search is not supported with speculation"
         )
-    num_sequences = _scalar(tensors, "num_return_sequences", int, 1)
-    if num_sequences != 1:
-        raise InvalidArgumentError(
-            f"num_return_sequences is {num_sequences}, allowed is 1; send one request for each sequence"
-        )
+    decay = _scalar(tensors, "runtime_top_p_decay", float, 1.0)
+    if decay != 1.0:
+        raise InvalidArgumentError(f"runtime_top_p_decay is {decay}, allowed is 1; top_p stays the same in a request")
     length_penalty = _scalar(tensors, "length_penalty", float, 1.0)
     if not np.isfinite(length_penalty):
         raise InvalidArgumentError(f"length_penalty is {length_penalty}, it must be a finite number")
-    for name in UNSUPPORTED_FLAGS:
-        if _scalar(tensors, name, bool, False):
-            raise InvalidArgumentError(f"{name} is true, which is not supported; send false or leave it out")
 
 
 def _scalar(tensors: Tensors, name: str, kind: Callable[[Any], Any], default: Any) -> Any:
@@ -130,29 +252,20 @@ def _scalar(tensors: Tensors, name: str, kind: Callable[[Any], Any], default: An
         return default
     tensor = tensors[name]
     if tensor.size != 1:
-        raise InvalidArgumentError(f"{name} has {tensor.size} values, allowed is 1; send one request for each prompt")
+        raise InvalidArgumentError(f"{name} has {tensor.size} values for one prompt, allowed is 1")
     return kind(tensor.reshape(-1)[0])
-
-
-def _row(name: str, tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if tensor.ndim > 1 and tensor.shape[0] != 1:
-        raise InvalidArgumentError(
-            f"{name} has batch size {tensor.shape[0]}, allowed is 1; send one request for each prompt"
-        )
-    return tensor.reshape(-1)
 
 
 def _single_text(tensor: npt.NDArray[Any]) -> str:
     if tensor.size != 1:
-        raise InvalidArgumentError(f"text_input has {tensor.size} prompts, allowed is 1; send one request for each")
+        raise InvalidArgumentError(f"text_input has {tensor.size} prompts in one item of the batch, allowed is 1")
     return _text("text_input", tensor.reshape(-1)[0])
 
 
 def _words(name: str, tensor: npt.NDArray[Any]) -> tuple[str, ...]:
-    row = _row(name, tensor)
-    if row.size > MAX_WORDS:
-        raise InvalidArgumentError(f"{name} has {row.size} entries, allowed are at most {MAX_WORDS}")
-    words = tuple(_text(name, word) for word in row)
+    if tensor.size > MAX_WORDS:
+        raise InvalidArgumentError(f"{name} has {tensor.size} entries, allowed are at most {MAX_WORDS}")
+    words = tuple(_text(name, word) for word in tensor.reshape(-1))
     return words if name == "embedding_bias_words" else tuple(word for word in words if word)
 
 

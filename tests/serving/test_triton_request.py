@@ -34,8 +34,13 @@ def flag(value):
     return np.array([[value]])
 
 
+def parse_one(tensors):
+    (part,) = parse_request(tensors)
+    return part.request
+
+
 def test_what_the_openai_frontend_sends():
-    request = parse_request(
+    request = parse_one(
         {
             "text_input": strings("naïve"),
             "stream": flag(True),
@@ -58,7 +63,7 @@ def test_what_the_openai_frontend_sends():
 
 
 def test_what_tensorrt_llm_clients_send_for_nothing():
-    request = parse_request(
+    request = parse_one(
         {
             "text_input": strings("x"),
             "max_tokens": ints(5),
@@ -79,9 +84,9 @@ def test_what_tensorrt_llm_clients_send_for_nothing():
 
 
 def test_ids_and_end_ids():
-    request = parse_request({"input_ids": ints(1, 2, 3), "end_id": ints(-1), "num_draft_tokens": ints(0)})
+    request = parse_one({"input_ids": ints(1, 2, 3), "end_id": ints(-1), "num_draft_tokens": ints(0)})
     assert (request.token_ids, request.end_ids, request.num_draft_tokens) == ((1, 2, 3), (), 0)
-    assert parse_request({"input_ids": ints(1), "end_id": ints(5)}).end_ids == (5,)
+    assert parse_one({"input_ids": ints(1), "end_id": ints(5)}).end_ids == (5,)
 
 
 BAD = [
@@ -91,10 +96,10 @@ BAD = [
     ({"text_input": strings("a"), "stop_words": strings(b"\xc3")}, "stop_words is not valid UTF-8"),
     ({"text_input": strings("a", "b")}, "text_input has 2 prompts"),
     ({"text_input": strings("a"), "max_tokens": ints(1, 2)}, "max_tokens has 2 values"),
-    ({"input_ids": np.zeros((2, 3), np.int32)}, "input_ids has batch size 2"),
+    ({"input_ids": np.zeros((2, 3), np.int32), "max_tokens": ints(1)}, "max_tokens has batch size 1"),
     ({"text_input": strings("a"), "beam_width": ints(2)}, "not supported with speculation"),
-    ({"text_input": strings("a"), "num_return_sequences": ints(2)}, "num_return_sequences is 2"),
-    ({"text_input": strings("a"), "return_log_probs": flag(True)}, "return_log_probs is true"),
+    ({"text_input": strings("a"), "num_return_sequences": ints(0)}, "num_return_sequences is 0"),
+    ({"text_input": strings("a"), "num_return_sequences": ints(65)}, "num_return_sequences is 65"),
     ({"text_input": strings("a"), "stop_words": strings(*["x"] * 100_000)}, "100000 entries"),
     ({"text_input": strings("a"), "embedding_bias_weights": floats(1)}, "without embedding_bias_words"),
     ({"text_input": strings("a"), "embedding_bias_words": strings("b")}, "one weight for each word"),
@@ -167,15 +172,16 @@ class FakeRequest:
     def get_response_sender(self):
         return self
 
-    def send(self, response, flags=0):
+    def send(self, response=None, flags=0):
         self.touched_after_final |= self.final.is_set()
-        self.responses.append(response)
+        if response is not None:
+            self.responses.append(response)
         if flags:
             self.final.set()
 
     def wait(self):
         assert self.final.wait(5), "no final response"
-        return self.responses[-1]
+        return self.responses[-1] if self.responses else None
 
 
 def model_args(engine_dir, tmp_path):

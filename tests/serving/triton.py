@@ -51,11 +51,11 @@ class TritonPythonModel:
 
 def fake_repository(directory: Path) -> Path:
     """Our model repository, with an engine child that has no engines."""
-    model = directory / "faser" / "1"
-    model.mkdir(parents=True)
-    config = ROOT / "triton_model_repo" / "faser" / "config.pbtxt"
-    (model.parent / "config.pbtxt").write_text(config.read_text())
-    (model / "model.py").write_text(_FAKE_MODEL)
+    for config in (ROOT / "triton_model_repo").glob("*/config.pbtxt"):
+        model = directory / config.parent.name / "1"
+        model.mkdir(parents=True)
+        (model.parent / "config.pbtxt").write_text(config.read_text())
+        (model / "model.py").write_text(_FAKE_MODEL)
     return directory
 
 

@@ -1,0 +1,137 @@
+"""One engine child for all models of a server, though Triton runs each model in a process of its own.
+
+The first model to take the lock starts the child and supervises it; the others connect to the child's socket. When that
+model goes away, so does its child, and the next to take the lock starts another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from faser_trtllm.config import ServiceConfig
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.serving.messages import Connection, ConnectionClosedError, Stop
+from faser_trtllm.serving.supervisor import ENGINE_COMMAND, Supervisor
+
+RUN_DIR_VARIABLE = "FASER_RUN_DIR"
+_RETRY_S = 0.05
+_MAX_SOCKET_PATH_BYTES = 107  # of Linux, for a Unix socket
+
+
+class SharedEngine(Supervisor):
+    """A Supervisor whose child other processes with the same configuration use too."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        command: Sequence[str] = ENGINE_COMMAND,
+        on_stats: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
+        """on_stats: as in Supervisor, but only while this process runs the child: sums over models stay right."""
+        directory = open_run_dir()
+        name = f"engine_{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]}"
+        self._socket_path = directory / f"{name}.sock"
+        if len(os.fsencode(self._socket_path)) > _MAX_SOCKET_PATH_BYTES:
+            raise InvalidArgumentError(
+                f"{RUN_DIR_VARIABLE} is a path of {len(os.fsencode(directory))} bytes, allowed are "
+                f"{_MAX_SOCKET_PATH_BYTES - len(name) - 6}; choose a shorter one"
+            )
+        self._lock = _FileLock(directory / f"{name}.lock")
+        super().__init__(config, (*command, f"--listen={self._socket_path}"))
+        self._own_on_stats = on_stats
+
+    @property
+    def runs_engine(self) -> bool:
+        """The engine child is this process's, not another's."""
+        return self._lock.is_held
+
+    def stop(self, request_id: int) -> None:
+        """Ask the child to end a request with what it has; unknown ids are ignored."""
+        with self._changed:
+            connection = self._connection if request_id in self._events else None
+        if connection is not None:
+            with contextlib.suppress(ConnectionClosedError):
+                connection.send(Stop(request_id))
+
+    def _serve_child(self) -> None:
+        while not self._closing.is_set():
+            if self._lock.acquire():
+                self._on_stats = self._own_on_stats
+                super()._serve_child()
+                return
+            connection = self._connect()
+            if connection is not None:
+                self._on_stats = None
+                with self._changed:
+                    self._connection = connection
+                with contextlib.suppress(ConnectionClosedError):
+                    self._read(connection)
+                return
+            self._closing.wait(_RETRY_S)
+
+    def _end_child(self) -> None:
+        super()._end_child()
+        if self._lock.is_held:
+            self._socket_path.unlink(missing_ok=True)
+            self._lock.release()
+
+    def _connect(self) -> Connection | None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(self._socket_path))
+        except OSError:
+            sock.close()
+            return None
+        return Connection(sock)
+
+
+class _FileLock:
+    """A lock between processes that the kernel gives back when its holder dies; its file is there while it is held."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._file is not None
+
+    def acquire(self) -> bool:
+        """Take it without waiting; False if another has it."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_ino == os.stat(self._path).st_ino:  # else its last holder has removed the file
+                self._file = file
+                return True
+        except OSError:
+            pass
+        os.close(file)
+        return False
+
+    def release(self) -> None:
+        assert self._file is not None
+        self._path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = None
+
+
+def open_run_dir() -> Path:
+    """The directory that the models of this server share: FASER_RUN_DIR, or one named after the server's process."""
+    named = os.environ.get(RUN_DIR_VARIABLE)
+    path = Path(named) if named else Path(tempfile.gettempdir(), f"faser_{os.getuid()}_{os.getppid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+        raise InvalidArgumentError(
+            f"{RUN_DIR_VARIABLE} is a directory that other users may enter; make it this user's own, with mode 700"
+        )
+    return path
