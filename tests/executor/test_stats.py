@@ -1,0 +1,184 @@
+"""What the executor counts, against what its requests say of themselves."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.executor.stats import HISTOGRAMS, Histogram
+from tests.executor.harness import Collector, Setup
+
+POLICIES = ["off", "fixed:3", "fixed:3:draft_ahead", "fixed:3:ping_pong", "erratic"]
+
+
+class Watcher:
+    """Counts the tokens of frontiers one by one."""
+
+    def __init__(self):
+        self.num_frontier_tokens = 0
+        self.ended = []
+
+    def finished(self, request):
+        self.ended.append(request)
+
+    def step(self, plan, drafts, result, times_s):
+        decoding = set(map(id, plan.view.decoding))
+        for scheduled, num_tokens in zip(plan.scheduled, result.num_tokens, strict=True):
+            self.num_frontier_tokens += num_tokens if id(scheduled.request) in decoding else 0
+
+
+class Run:
+    """All requests to their end, a step every 3 ms of a manual clock; tokens are counted by their sinks too."""
+
+    def __init__(self, setup, requests, cancel=()):
+        self.executor, self.collector, self.watcher = setup.open(), Collector(), Watcher()
+        self.executor.watch(self.watcher)
+        self.token_times: dict[str, list[float]] = {}
+        for i, (prompt, params) in enumerate(requests):
+            self.executor.submit(str(i), prompt, params, self._sink(str(i), setup.clock))
+        num_steps = 0
+        while self.executor.step():
+            setup.clock.advance(0.003)
+            num_steps += 1
+            if num_steps == 3:
+                for name in cancel:
+                    self.executor.cancel(name)
+        self.num_steps = num_steps
+        self.stats = self.executor.stats()
+        self.requests = list(self.collector.requests.values())
+        self.executor.close()
+
+    def _sink(self, name, clock):
+        inner = self.collector.sink(name)
+
+        def sink(output):
+            if output.new_token_ids:
+                self.token_times.setdefault(name, []).append(clock.now_s())
+            return inner(output)
+
+        return sink
+
+    def series(self, name):
+        found = []
+        while f"{name}[{len(found)}]" in self.stats:
+            found.append(self.stats[f"{name}[{len(found)}]"])
+        return found
+
+    def total(self, field):
+        return sum(getattr(request.stats, field) for request in self.requests)
+
+
+def some_requests(seed, number=12):
+    draw = random.Random(seed)
+    return [
+        (
+            [draw.randrange(1, 5) for _ in range(draw.randint(1, 12))],
+            SamplingParams(max_tokens=draw.randint(1, 30), seed=i, temperature=1.0),
+        )
+        for i in range(number)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("capacity", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])
+def test_counts_add_up(policy, capacity):
+    num_blocks = 20 if capacity == "MAX_UTILIZATION" else 128
+    setup = Setup(policy=policy, capacity=capacity, num_blocks=num_blocks, max_batch_size=4, max_num_tokens=24)
+    run = Run(setup, some_requests(1))
+    stats = run.stats
+    num_output = sum(request.num_output_tokens for request in run.requests)
+    assert stats["num_output_tokens"] == num_output > 0
+    assert stats["num_accepted_tokens"] == run.total("num_accepted_tokens")
+    assert stats["num_draft_tokens"] == run.total("num_draft_tokens")
+    assert stats["num_pruned_rows"] >= run.total("num_pruned_rows")
+    assert stats["num_steps"] == run.num_steps
+    per_pos = run.series("num_accepted_tokens_per_pos")
+    assert len(per_pos) == (0 if policy == "off" else setup.max_draft_len)
+    assert sum(per_pos) == stats["num_accepted_tokens"]
+    assert per_pos == sorted(per_pos, reverse=True), "a position is accepted only behind the one before it"
+    assert all(count <= stats["num_drafts"] for count in per_pos)
+    by_len = run.series("num_frontiers_by_len")
+    assert sum(length * count for length, count in enumerate(by_len)) == stats["num_verified_tokens"]
+    assert sum((1 + length) * count for length, count in enumerate(by_len)) == stats["num_frontier_rows"]
+    assert min(by_len) >= 0
+    resumed = run.total("num_preemptions")
+    assert stats["num_preemptions"] == resumed
+    assert (resumed > 0) == (capacity == "MAX_UTILIZATION")
+    assert stats["num_oracle_rows"] == run.watcher.num_frontier_tokens
+    assert sorted(map(id, run.watcher.ended)) == sorted(map(id, run.requests))
+    if policy == "off":
+        assert stats["num_oracle_rows"] == stats["num_frontier_rows"] == by_len[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_latencies_are_those_the_sinks_saw(policy):
+    run = Run(Setup(policy=policy, max_batch_size=3), some_requests(2))
+    gaps = [b - a for times in run.token_times.values() for a, b in pairwise(times)]
+    assert sum(run.series("inter_token_latency_s")) == len(gaps)
+    assert sum(run.series("inter_token_latency_s_sum")) == pytest.approx(sum(gaps))
+    firsts = [times[0] for times in run.token_times.values()]  # all arrive at time 0
+    assert sum(run.series("time_to_first_token_s")) == len(firsts) == 12
+    assert sum(run.series("time_to_first_token_s_sum")) == pytest.approx(sum(firsts))
+    queued = [request.stats.first_scheduled_s for request in run.requests]
+    assert sum(run.series("queue_time_s_sum")) == pytest.approx(sum(queued))
+    assert max(queued) > 0.0, "12 requests do not fit into 3 slots"
+    ends = [times[-1] for times in run.token_times.values()]
+    assert sum(run.series("e2e_latency_s_sum")) == pytest.approx(sum(ends))
+    assert sum(run.series("output_token_len_sum")) == sum(request.num_output_tokens for request in run.requests)
+    assert sum(run.series("input_token_len_sum")) == sum(request.prompt_len for request in run.requests)
+    several = [r for r in run.requests if r.num_output_tokens > 1]
+    assert sum(run.series("time_per_output_token_s")) == len(several)
+
+
+def test_cancelled_requests_leave_nothing_behind_and_have_no_end_to_end_time():
+    requests = some_requests(3)
+    requests[0] = ([1, 2], SamplingParams(max_tokens=50))
+    run = Run(Setup(policy="fixed:3", max_batch_size=2), requests, cancel=("0", "11"))
+    assert run.collector.reasons["0"] == run.collector.reasons["11"] == "cancelled"
+    assert sum(run.series("e2e_latency_s")) == sum(run.series("output_token_len")) == 10
+    assert sum(run.series("time_to_first_token_s")) == 11, "the one that was cancelled in the queue had no token"
+    assert run.stats["num_finished_requests"] == 12
+    assert not run.executor._stats._last_token_s
+    assert not run.executor._stats._ended
+
+
+def test_prefix_hits_are_counted_in_tokens():
+    setup = Setup(policy="fixed:2", tokens_per_block=2)
+    executor, collector = setup.open(), Collector()
+    for name in "ab":
+        executor.submit(name, [1, 2, 3, 4, 1, 2, 3], SamplingParams(max_tokens=4), collector.sink(name))
+        while executor.step():
+            pass
+    stats = executor.stats()
+    executor.close()
+    assert (stats["num_prefix_tokens"], stats["num_prefix_hit_tokens"]) == (14, 6)
+
+
+def test_the_last_step_is_described():
+    setup = Setup(policy="fixed:2", max_num_tokens=10, chunk_unit_size=2)
+    executor, collector = setup.open(), Collector()
+    names = ("num_scheduled", "num_context_requests", "num_generation_requests", "num_context_tokens")
+    assert [executor.stats()[name] for name in names] == [0, 0, 0, 0]
+    executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=30), collector.sink("a"))
+    executor.step()
+    assert [executor.stats()[name] for name in names] == [1, 1, 0, 3]
+    executor.submit("b", [1] * 20, SamplingParams(max_tokens=3), collector.sink("b"))
+    executor.step()
+    scheduled, context, generation, tokens = (executor.stats()[name] for name in names)
+    assert (scheduled, context, generation) == (2, 1, 1)
+    assert 0 < tokens < 10
+    executor.close()
+
+
+def test_values_fall_into_the_bucket_whose_bound_they_reach():
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 2]
+    assert histogram.sums == [1.5, 3.5, 7.0]
+
+
+def test_bounds_grow():
+    for bounds in HISTOGRAMS.values():
+        assert list(bounds) == sorted(set(bounds))
