@@ -6,9 +6,11 @@ chunks, prefix hits, requests resumed after preemption and verification are one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.decision import DraftPlan, StepView
+from faser_trtllm.core.decision import DraftPlan, Mode, StepView
 from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
@@ -118,9 +120,15 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
         finished = self._expire() if self._may_expire else ()
-        decoding = [request for request in self._running if request.is_decoding]
-        contexts = [request for request in self._running if not request.is_decoding]
-        decision = self._policy.plan(self._view(decoding, contexts))
+        decoding: list[Request] = []
+        contexts: list[Request] = []
+        for request in self._running:
+            (decoding if request.is_decoding else contexts).append(request)
+        view = self._view(decoding, contexts)
+        decision = self._policy.plan(view)
+        if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
+            steady = self._schedule_steady(decoding, decision.lengths)
+            return SchedulerOutput(steady, view, (), (), decision.mode, decision.stop, any(decision.lengths), finished)
         paused: list[Request] = []
         scheduled = self._schedule_running(decoding, contexts, decision, paused)
         admitted = [] if paused else self._admit(scheduled)
@@ -173,6 +181,26 @@ class Scheduler:
             len(self._waiting),
             self._clock.now_s(),
         )
+
+    def _has_ample_blocks(self) -> bool:
+        """Whether every request can get what it may want in this step, so that the order of asking does not matter."""
+        blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
+        return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
+
+    def _schedule_steady(self, decoding: list[Request], lengths: Sequence[int]) -> tuple[ScheduledRequest, ...]:
+        """What _schedule_running would do where all decode, nobody waits and blocks are ample, in one loop."""
+        scheduled: list[ScheduledRequest] = []
+        num_rows = self._limits.max_num_tokens - len(decoding)
+        for request, length in zip(decoding, lengths, strict=True):
+            pending = request.num_drafts
+            share = min(max(pending, min(length, request.draft_limit)), num_rows)
+            num_rows -= share
+            num_drafts = max(pending, share)
+            allocated = self._kv.allocate(request.slot, request.num_tokens + num_drafts)
+            assert allocated, "blocks were ample"
+            request.was_drafted = False
+            scheduled.append(ScheduledRequest(request, 1, num_drafts, share))
+        return tuple(scheduled)
 
     def _schedule_running(
         self, decoding: list[Request], contexts: list[Request], decision: DraftPlan, paused: list[Request]

@@ -1,6 +1,8 @@
 """Golden vectors of the scheduling rules: rows, capacity, order, rewind."""
 
 import gc
+import itertools
+import random
 import weakref
 
 import numpy as np
@@ -13,6 +15,7 @@ from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.manager import KVCacheManager
+from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.scheduler.rows import chunk_length
@@ -52,7 +55,7 @@ class Bench:
         self.scheduler.add(request)
         return request
 
-    def step(self, accept=0, carry=False, token=51):
+    def step(self, accept=0, carry=False, token=51, trim=64):
         plan = self.scheduler.schedule()
         rows = [(s.request.request_id, s.num_new_tokens, s.num_drafts) for s in plan.scheduled]
         new, tokens, accepted, verified = [], [], [], []
@@ -66,7 +69,7 @@ class Bench:
             if not item.reaches_end:
                 num_tokens = num_accepted = num_verified = 0
             else:
-                num_verified = min(item.max_verified, pending)
+                num_verified = min(item.max_verified, pending, trim)
                 num_accepted = min(accept, num_verified + (1 if carry and num_verified < pending else 0))
                 is_carried = carry and num_accepted == num_verified + 1
                 ids[index, :num_accepted] = request.tokens[request.num_tokens : request.num_tokens + num_accepted]
@@ -80,7 +83,9 @@ class Bench:
         drafts = DraftResult(
             tuple(new), tuple(s.request.num_computed_tokens + s.num_new_tokens for s in plan.scheduled)
         )
-        result = VerifyResult(ids.tolist(), tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n)
+        result = VerifyResult(
+            ids.tolist(), tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n
+        )
         outputs = self.scheduler.update(plan, drafts, result)
         self.scheduler.check_integrity()
         return plan, rows, outputs
@@ -327,3 +332,45 @@ def test_cancelled_requests_do_not_pile_up_behind_the_head_of_the_line():
     gc.collect()
     assert sum(request() is not None for request in cancelled) < 100
     assert bench.scheduler.gauges()["num_waiting"] == 1
+
+
+class _LoosePolicy(StatelessPolicy):
+    """Other lengths in every step, beyond what is allowed and below what is pending."""
+
+    name = "loose"
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def plan(self, view):
+        return DraftPlan([self.random.randint(0, 12) for _ in view.decoding])
+
+
+@pytest.mark.parametrize("max_num_tokens", [10, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_steady_state_is_scheduled_as_any_other(seed, max_num_tokens):
+    """The short way and the long way give the same plans, drafts carried over, limits near and rows short included."""
+    benches = [Bench(drafts=8, max_batch_size=5, max_num_tokens=max_num_tokens, num_blocks=200) for _ in range(2)]
+    short, long = (bench.scheduler for bench in benches)
+    short_ways = []
+    schedule_steady = short._schedule_steady
+    short._schedule_steady = lambda *args: short_ways.append(1) or schedule_steady(*args)
+    long._has_ample_blocks = lambda: False
+    for bench in benches:
+        bench.scheduler._policy = _LoosePolicy(seed)
+        bench.add(3, max_tokens=40)
+    rng = random.Random(seed)
+    for step in itertools.count():
+        if not short.has_work():
+            break
+        if step in (2, 3, 5, 7):  # drafts that were pending before may be more than the rows that newcomers leave
+            for bench in benches:
+                bench.add(1, max_tokens=30 + step, first=7 * step)
+        accept, carry, trim = rng.randint(0, 3), rng.random() < 0.7, rng.randint(0, 2)
+        (plan, rows, _), (other, other_rows, _) = (bench.step(accept, carry, trim=trim) for bench in benches)
+        assert rows == other_rows
+        assert [s.max_verified for s in plan.scheduled] == [s.max_verified for s in other.scheduled]
+        assert [r.request_id for r in plan.view.decoding] == [r.request_id for r in other.view.decoding]
+        assert plan.is_drafting == other.is_drafting
+        assert benches[0].kv.num_free_blocks == benches[1].kv.num_free_blocks
+    assert len(short_ways) > 5
