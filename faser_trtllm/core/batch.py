@@ -58,6 +58,16 @@ class BatchBuilder:
         """Add rows for tokens[first:end] of a request; the last num_logit_rows of them give logits."""
         start, stop = self.num_rows, self.num_rows + end - first
         self._slots[self.num_requests] = slot
+        if stop == start + 1:  # the usual row of a request without drafts; slices would take three times as long
+            self._token_ids[start] = tokens[first]
+            self._positions[start] = first
+            if num_logit_rows:
+                self._logit_rows[self.num_logit_rows] = start
+                self.num_logit_rows += 1
+            self.num_requests += 1
+            self.num_rows = stop
+            self._cu_rows[self.num_requests] = stop
+            return
         self._token_ids[start:stop] = tokens[first:end]
         self._positions[start:stop] = self._iota[first:end]
         if num_logit_rows:

@@ -159,7 +159,7 @@ class Scheduler:
                 kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
             if reason is not None:
                 self.finish(request, reason, result.failed[index] or None)
-            else:
+            elif scheduled.num_drafts:  # without drafts every block is of a committed token
                 kv.rewind(request.slot, request.num_tokens + request.num_drafts)
             if new_token_ids or reason is not None:
                 outputs.append(RequestOutput(request, new_token_ids, reason))
