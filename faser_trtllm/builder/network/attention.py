@@ -156,7 +156,8 @@ class PluginAttention:
         except AttributeError as error:
             raise ConfigError(
                 f"the plugins {' and '.join(self.plugins)} are not registered with {graph.trt.__name__} "
-                f"{graph.trt.__version__}; call faser_trtllm.builder.plugins.register(trt) first, with TensorRT 10.13 or newer"
+                f"{graph.trt.__version__}; call faser_trtllm.builder.plugins.register(trt) first, with TensorRT 10.13 "
+                "or newer"
             ) from error
         self._graph = graph
         self._config = config

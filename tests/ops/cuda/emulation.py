@@ -67,7 +67,9 @@ def _host_compiler() -> str | None:
 @functools.cache
 def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
     sources = [folder / f"{stem}.cu", *sorted(folder.glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
+    # Without -fno-gnu-unique two builds of one stem would share static memory.
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-gnu-unique"]
+    flags += ["-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
     flags += [f"-D{name}={value}" for name, value in defines]
     flags += ["-I", str(folder), "-I", str(EMULATOR_DIR)]
     for include in include_dirs():
