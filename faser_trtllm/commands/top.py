@@ -38,6 +38,8 @@ def top(
         raise InvalidArgumentError("--json is for one look; give --once with it")
     if "://" not in url:
         url = f"http://{url}"
+    if not url.startswith(("http://", "https://")):
+        raise InvalidArgumentError(f"url is {url!r}, it must be as http://127.0.0.1:8002/metrics")
     if url.count("/") == 2:
         url += "/metrics"
     if once:

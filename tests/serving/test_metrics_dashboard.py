@@ -15,8 +15,10 @@ from pathlib import Path
 import promql_parser as promql
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.cli import app
 from faser_trtllm.serving.client import GrpcClient
 from faser_trtllm.serving.metrics_families import FAILURES, FAMILIES, HISTOGRAM_FAMILIES, READY, SUCCESSES, Stats
 from faser_trtllm.serving.metrics_text import parse_metrics
@@ -248,6 +250,38 @@ def test_metrics_served_are_the_documented_ones_with_their_types(server):
         assert found.types[family.name] == "histogram"
     assert found.by_label("faser_generation_tokens_total", "model").keys() == {"faser"}
     assert found.by_label("faser_generation_tokens_total", "version").keys() == {"1"}
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_scraping_a_hundred_times_a_second_changes_nothing(server):
+    """Reading metrics while they are written, and writing them from another thread, crash some of Triton's versions."""
+    before, started_s = scrape(server).get("faser_generation_tokens_total"), time.monotonic()
+    for i in range(200):
+        scrape(server)
+        time.sleep(max(0.0, started_s + 0.01 * (i + 1) - time.monotonic()))
+    assert time.monotonic() - started_s < 6.0
+    assert scrape(server).get("faser_generation_tokens_total") > before
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_faser_top_shows_the_running_server(server):
+    url = f"127.0.0.1:{server.ports[2]}"
+    result = CliRunner().invoke(app, ["top", "--url", url, "--once", "--json", "--interval", "1"])
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert view["engine"] == {"is_ready": True, "num_restarts": 0.0}
+    assert view["requests"]["max"] == 4
+    assert 1.0 <= view["window_s"] <= 4.0
+    assert view["throughput"]["generation_tokens_per_s"] > 0
+    assert view["requests"]["ended_per_s"] > 0
+    assert 0.0 < view["lanes"]["busy"]["verify"] < 1.0
+    assert view["lanes"]["mode"]["serial"] == 1.0
+    assert 0.0 < view["speculation"]["acceptance_rate"] <= 1.0
+    assert sum(view["speculation"]["frontiers_by_length"]) == pytest.approx(1.0)
+    assert view["cache"]["blocks_max"] > 0
+    assert all(0.0 < values["p50"] <= values["p99"] < 10.0 for values in view["latency_s"].values())
 
 
 def find_prometheus():
