@@ -128,9 +128,12 @@ def ensure_context(driver: Any) -> None:
 
 
 def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> Any:
-    """What a driver function returns beside its status; FaserError with the error's name, and `what` it was for."""
+    """What a driver function returns beside its status: nothing, a value, or a tuple of several.
+
+    FaserError with the name of the driver's error, and `what` it was for.
+    """
     status, *values = function(*arguments)
     if int(status) != 0:
         name = getattr(function, "__name__", "the CUDA driver")
         raise FaserError(f"{name} failed with {status.name}{' for ' + what if what else ''}")
-    return values[0] if values else None
+    return tuple(values) if len(values) > 1 else values[0] if values else None

@@ -1,0 +1,170 @@
+"""Shares of a GPU: SMs in green contexts, one split for both sides, with streams made in them.
+
+A green context is a mask of SMs over the primary context: memory, modules and events are common to all, and what runs
+on a stream of it stays on its SMs. Moving to another partition is enqueueing on another stream. Not run on a GPU; the
+calls are tested through cuda-python's bindings over a stand-in driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.ops.cuda.module import call_driver, ensure_context, load_driver, num_sms
+
+log = logging.getLogger(__name__)
+
+_NON_BLOCKING = 1  # ints, since newer bindings lack or rename these enums
+_DEFAULT_STREAM = 1
+_GREEN_CALLS = (
+    "cuDeviceGetDevResource",
+    "cuDevSmResourceSplitByCount",
+    "cuDevResourceGenerateDesc",
+    "cuGreenCtxCreate",
+    "cuGreenCtxStreamCreate",
+    "cuGreenCtxGetDevResource",
+    "cuGreenCtxDestroy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPartition:
+    """What runs on its stream (a CUstream as a number) stays within its num_sms SMs."""
+
+    name: str
+    stream: int
+    num_sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPair:
+    """A draft's and a target's share of one GPU: disjoint SMs, or, without green contexts, two priorities."""
+
+    draft: GpuPartition
+    target: GpuPartition
+
+
+def default_draft_sms(device_sms: int) -> tuple[int, ...]:
+    """SMs for the draft worth having in the pre-made pairs: a quarter first, an eighth, a half; multiples of 8."""
+    wanted = (device_sms // part // 8 * 8 for part in (4, 8, 2))
+    return tuple(dict.fromkeys(max(8, count) for count in wanted))
+
+
+class GpuPartitions:
+    """The whole GPU, and pairs that divide it between a draft and a target; all made at once, none while serving.
+
+    whole: a stream of the primary context. pairs[i]: for draft_sms[i], with the counts that the driver granted. kind:
+    "green", or "priority" where the driver has no green contexts: then both sides of the one pair have every SM, and
+    the draft's blocks go first, since a draft step is short. Use a `with` block, or close().
+    """
+
+    def __init__(
+        self, draft_sms: Sequence[int] | None = None, ordinal: int = 0, *, require_green: bool = False
+    ) -> None:
+        """draft_sms: default default_draft_sms(). require_green: FaserError instead of the fallback.
+
+        Raises ConfigError where cuda-python or a driver is missing, or for a count that the GPU cannot divide into.
+        """
+        self._driver = load_driver()
+        self.num_sms = num_sms(ordinal)
+        self.kind = "green"
+        counts = tuple(draft_sms) if draft_sms is not None else default_draft_sms(self.num_sms)
+        for count in counts:
+            if not 1 <= count < self.num_sms:
+                raise ConfigError(
+                    f"draft_sms has {count}, it must be 1 to {self.num_sms - 1}, which leaves the target at least one "
+                    f"of the GPU's {self.num_sms} SMs"
+                )
+        with ExitStack() as guard:
+            self._stack = guard.enter_context(ExitStack())
+            ensure_context(self._driver)
+            self._device = self._call("cuDeviceGet", ordinal)
+            self.whole = GpuPartition("whole", self._stream("cuStreamCreate", _NON_BLOCKING), self.num_sms)
+            self.pairs: tuple[PartitionPair, ...] = self._green_pairs(counts, require_green)
+            if not self.pairs and counts:
+                self.kind, self.pairs = "priority", (self._priority_pair(),)
+            guard.pop_all()
+
+    @property
+    def partitions(self) -> tuple[GpuPartition, ...]:
+        """All of them, the whole GPU first."""
+        return (self.whole, *(side for pair in self.pairs for side in (pair.draft, pair.target)))
+
+    def close(self) -> None:
+        """Destroy streams, then their contexts, newest first. What ran on them must have ended. Twice is harmless."""
+        self._stack.close()
+
+    def __enter__(self) -> GpuPartitions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _green_pairs(self, counts: Sequence[int], require_green: bool) -> tuple[PartitionPair, ...]:
+        reason = next((f"cuda-python has no {name}" for name in _GREEN_CALLS if not hasattr(self._driver, name)), "")
+        pairs: list[PartitionPair] = []
+        if not reason:
+            # Pairs that were made before one fails go with it: half of what was asked for would be a trap.
+            with ExitStack() as made:
+                try:
+                    pairs = [self._green_pair(count, made) for count in counts]
+                except (FaserError, RuntimeError) as error:  # a driver older than the bindings lacks the functions
+                    reason = str(error)
+                else:
+                    self._stack.enter_context(made.pop_all())
+        if reason and require_green:
+            raise FaserError(f"green contexts cannot be made: {reason}; a driver for CUDA 12.4 or newer has them")
+        if reason:
+            log.warning(
+                "green contexts cannot be made (%s): draft and target share all %d SMs, on streams of two priorities",
+                reason,
+                self.num_sms,
+            )
+            return ()
+        return tuple(pairs)
+
+    def _green_pair(self, draft_sms: int, made: ExitStack) -> PartitionPair:
+        sm = self._driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        whole = self._call("cuDeviceGetDevResource", self._device, sm)
+        # Both sides of a pair come from this one call: two splits of a device may overlap.
+        groups, found, rest = self._call("cuDevSmResourceSplitByCount", 1, whole, 0, draft_sms)
+        if found != 1 or rest.sm.smCount == 0:
+            raise FaserError(f"{draft_sms} of {whole.sm.smCount} SMs for the draft leave nothing for the target")
+        name = f"{groups[0].sm.smCount}:{rest.sm.smCount}"
+        draft = self._green(f"draft {name}", groups[0], made)
+        return PartitionPair(draft, self._green(f"target {name}", rest, made))
+
+    def _green(self, name: str, resource: Any, made: ExitStack) -> GpuPartition:
+        description = self._call("cuDevResourceGenerateDesc", [resource], 1)
+        context = self._call("cuGreenCtxCreate", description, self._device, _DEFAULT_STREAM)
+        made.callback(self._call, "cuGreenCtxDestroy", context)
+        stream = self._call("cuGreenCtxStreamCreate", context, _NON_BLOCKING, 0)
+        made.callback(self._call, "cuStreamDestroy", stream)
+        sm = self._driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        granted = int(self._call("cuGreenCtxGetDevResource", context, sm).sm.smCount)
+        if granted < resource.sm.smCount:
+            log.warning("partition %s was granted %d SMs, %d were asked for", name, granted, resource.sm.smCount)
+        return GpuPartition(name, int(stream), granted)
+
+    def _priority_pair(self) -> PartitionPair:
+        least, greatest = self._call("cuCtxGetStreamPriorityRange")
+        draft = self._stream("cuStreamCreateWithPriority", _NON_BLOCKING, greatest)
+        target = self._stream("cuStreamCreateWithPriority", _NON_BLOCKING, least)
+        return PartitionPair(
+            GpuPartition("draft first", draft, self.num_sms), GpuPartition("target behind", target, self.num_sms)
+        )
+
+    def _stream(self, create: str, *arguments: Any) -> int:
+        stream = self._call(create, *arguments)
+        self._stack.callback(self._call, "cuStreamDestroy", stream)
+        return int(stream)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return call_driver(self._driver, getattr(self._driver, name), *arguments)

@@ -1,0 +1,164 @@
+"""Shares of a GPU, through cuda-python's real bindings over a stand-in driver; on a GPU with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.errors import FaserError
+from faser_trtllm.partition.green_context import GpuPartitions, default_draft_sms
+
+MAKE_AND_TELL = """
+import logging, sys
+from faser_trtllm.errors import FaserError
+from faser_trtllm.partition.green_context import GpuPartitions
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+try:
+    with GpuPartitions({arguments}) as made:
+        streams = {{p.stream for p in made.partitions}}
+        assert len(streams) == len(made.partitions) and all(streams)
+        print(made.kind, *(f"{{p.name}}={{p.num_sms}}" for p in made.partitions), sep=", ")
+    made.close()
+except FaserError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a libcuda.so.1 that stands in for the driver's."""
+    pytest.importorskip("cuda.bindings", reason="needs pip install 'faser-trtllm[cuda]'")
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("needs Linux and a C++ compiler")
+    folder = tmp_path_factory.mktemp("libcuda")
+    source = Path(__file__).parent / "libcuda_stand_in.cpp"
+    command = [compiler, "-shared", "-fPIC", "-std=c++17", "-Wall", "-o", str(folder / "libcuda.so.1"), str(source)]
+    subprocess.run([*command, "-ldl"], check=True)
+    return folder
+
+
+def tell(library: Path, arguments: str, **environment: str) -> tuple[list[str], list[str]]:
+    """What MAKE_AND_TELL printed, and the driver calls."""
+    log = library / "log"
+    log.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", MAKE_AND_TELL.format(arguments=arguments)],
+        env={**os.environ, "LD_LIBRARY_PATH": str(library), "LIBCUDA_LOG": str(log), **environment},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), log.read_text().splitlines()
+
+
+def assert_all_destroyed(calls: list[str]) -> None:
+    created = [call for call in calls if "StreamCreate" in call]
+    assert len(created) == calls.count("cuStreamDestroy") > 0
+    assert calls.count("cuGreenCtxCreate") == calls.count("cuGreenCtxDestroy")
+
+
+def test_each_pair_comes_from_one_split_and_has_the_granted_counts(library: Path) -> None:
+    lines, calls = tell(library, "[32, 12, 64]")
+    assert lines == [
+        "green, whole=132, draft 32:100=32, target 32:100=100, draft 16:116=16, target 16:116=116, "
+        "draft 64:68=64, target 64:68=68"
+    ]
+    assert calls.count("cuDevSmResourceSplitByCount") == 3
+    assert calls.count("cuGreenCtxCreate") == calls.count("cuGreenCtxGetDevResource") == 6
+    assert_all_destroyed(calls)
+    destroyed = [call for call in calls if call.endswith("Destroy")]
+    assert destroyed == ["cuStreamDestroy", "cuGreenCtxDestroy"] * 6 + ["cuStreamDestroy"]
+
+
+def test_a_driver_that_grants_less_is_believed_and_reported(library: Path) -> None:
+    lines, _ = tell(library, "[32]", LIBCUDA_STINGY="1")
+    assert lines[0] == "WARNING partition target 32:100 was granted 98 SMs, 100 were asked for"
+    assert lines[1].endswith("target 32:100=98")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LIBCUDA_FAILS": "cuDeviceGetDevResource"},
+        {"LIBCUDA_FAILS": "cuGreenCtxStreamCreate"},
+        {"LIBCUDA_FAILS": "cuGreenCtxGetDevResource"},
+        {"LIBCUDA_LACKS": "cuGreenCtxCreate"},
+    ],
+)
+def test_without_green_contexts_there_are_two_priorities_and_a_warning(
+    library: Path, environment: dict[str, str]
+) -> None:
+    lines, calls = tell(library, "[32, 16]", **environment)
+    (name,) = environment.values()
+    assert lines[0].startswith("WARNING green contexts cannot be made (")
+    assert name in lines[0]
+    assert lines[0].endswith("share all 132 SMs, on streams of two priorities")
+    assert lines[1] == "priority, whole=132, draft first=132, target behind=132"
+    assert [call for call in calls if "WithPriority" in call] == [
+        "cuStreamCreateWithPriority first",
+        "cuStreamCreateWithPriority last",
+    ]
+    failed_stream = environment == {"LIBCUDA_FAILS": "cuGreenCtxStreamCreate"}
+    assert_all_destroyed(calls[:] if not failed_stream else [c for c in calls if c != "cuGreenCtxStreamCreate"])
+
+
+def test_who_asked_for_green_contexts_by_name_gets_an_error(library: Path) -> None:
+    lines, calls = tell(library, "[32], require_green=True", LIBCUDA_FAILS="cuGreenCtxCreate")
+    assert lines == [
+        "FaserError green contexts cannot be made: cuGreenCtxCreate failed with CUDA_ERROR_NOT_SUPPORTED; a driver for "
+        "CUDA 12.4 or newer has them"
+    ]
+    assert calls.count("cuStreamDestroy") == 1, "the whole GPU's stream is not left behind"
+
+
+def test_counts_that_cannot_be_are_refused(library: Path) -> None:
+    for count in (0, 132):
+        lines, calls = tell(library, f"[{count}]")
+        assert lines == [
+            f"ConfigError draft_sms has {count}, it must be 1 to 131, which leaves the target at least one of the "
+            "GPU's 132 SMs"
+        ]
+        assert not calls
+    lines, _ = tell(library, "[130], require_green=True")  # rounded up to more than there is
+    assert lines[0].startswith("FaserError green contexts cannot be made: cuDevSmResourceSplitByCount failed with")
+
+
+def test_no_pairs_are_made_where_none_are_wanted(library: Path) -> None:
+    lines, calls = tell(library, "[]")
+    assert lines == ["green, whole=132"]
+    assert calls == ["cuStreamCreate", "cuStreamDestroy"]
+
+
+def test_default_counts_are_multiples_of_eight() -> None:
+    assert default_draft_sms(132) == (32, 16, 64)
+    assert default_draft_sms(20) == (8,)
+
+
+@pytest.mark.gpu
+def test_kernels_of_both_sides_run_on_a_gpu() -> None:
+    """Not run yet: no GPU was at hand. That they stay on their SMs is measured by the bench, not here."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU and a CUDA build of torch")
+    torch.zeros(1, device="cuda")
+    try:
+        made = GpuPartitions(require_green=True)
+    except FaserError as error:
+        pytest.skip(f"this driver has no green contexts: {error}")
+    with made:
+        for pair in made.pairs:
+            assert pair.draft.num_sms + pair.target.num_sms <= made.num_sms
+            for side in (pair.draft, pair.target):
+                with torch.cuda.stream(torch.cuda.ExternalStream(side.stream)):
+                    x = torch.ones(1024, 1024, device="cuda")
+                    assert (x @ x).sum().item() == 1024**3
+        torch.cuda.synchronize()
