@@ -13,6 +13,7 @@ from typing import Any
 from faser_trtllm import __version__
 from faser_trtllm.builder.backend import Backend, Progress
 from faser_trtllm.builder.cpu_engine import CpuBackend
+from faser_trtllm.builder.cuda_engine import CudaBackend
 from faser_trtllm.builder.engine_config import engine_config
 from faser_trtllm.builder.engine_dir import (
     CONFIG_FILE,
@@ -67,6 +68,8 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
 def _open_backend(options: BuildOptions) -> Backend:
     if options.backend == "cpu":
         return CpuBackend()
+    if options.backend == "cuda":
+        return CudaBackend(options.dtype)
     from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
 
     return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities)

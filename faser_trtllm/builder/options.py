@@ -7,10 +7,9 @@ from pathlib import Path
 
 from faser_trtllm.errors import InvalidArgumentError
 
-BACKENDS = ("cpu", "tensorrt_rtx", "tensorrt")
-PLANNED_BACKENDS = ("cuda",)
+BACKENDS = ("cpu", "cuda", "tensorrt_rtx", "tensorrt")
 MAX_DRAFT_LEN = 64
-_DTYPES = {"cpu": ("bfloat16",)}
+_DTYPES = {"cpu": ("bfloat16",), "cuda": ("bfloat16", "float16")}
 _TENSORRT_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -44,8 +43,7 @@ class BuildOptions:
 def check_options(options: BuildOptions) -> None:
     """Raise InvalidArgumentError for the first option that no checkpoint could make right."""
     if options.backend not in BACKENDS:
-        reason = "is not built yet in this version" if options.backend in PLANNED_BACKENDS else "is unknown"
-        raise InvalidArgumentError(f"backend {options.backend} {reason}; use {' or '.join(BACKENDS)}")
+        raise InvalidArgumentError(f"backend {options.backend} is unknown; use {' or '.join(BACKENDS)}")
     dtypes = _DTYPES.get(options.backend, _TENSORRT_DTYPES)
     if options.dtype not in dtypes:
         raise InvalidArgumentError(

@@ -132,8 +132,9 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "cuda"}, "backend cuda is not built yet in this version; use cpu or tensorrt_rtx or tensorrt"),
-        ({"backend": "opencl"}, "backend opencl is unknown; use cpu"),
+        ({"backend": "opencl"}, "backend opencl is unknown; use cpu or cuda or tensorrt_rtx or tensorrt"),
+        ({"backend": "cuda", "dtype": "float32"}, "dtype is float32, the cuda backend builds bfloat16 or float16"),
+        ({"backend": "cuda"}, "head_dim is 16 in the target checkpoint, the CUDA kernels have 64, 80, 96, 128, 256"),
         ({"dtype": "float16"}, "dtype is float16, the cpu backend builds bfloat16"),
         ({"compute_capabilities": ("8.6",)}, "compute_capability is 8.6, only the tensorrt_rtx backend"),
         ({"max_batch_size": 0}, "max_batch_size is 0, it must be at least 1"),

@@ -1,0 +1,130 @@
+"""The cuda backend of `faser build`: a checkpoint's weights, fused and converted; kernels are compiled at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.builder.backend import Progress
+from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_model
+from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_shapes, write_cuda_file
+from faser_trtllm.builder.engine_dir import BuildConfig
+from faser_trtllm.builder.source import Source
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.models.weights import Weights
+from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
+
+
+class CudaBackend:
+    """Backend (builder/backend.py) of the cuda engine. Needs no GPU, no CUDA and no torch."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
+        size = wanted if wanted is not None else DEFAULT_TOKENS_PER_BLOCK
+        if size < 16 or size % 16:
+            raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
+        return size
+
+    def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
+        for source in sources:
+            if source.config.head_dim not in HEAD_DIMS:
+                raise InvalidArgumentError(
+                    f"head_dim is {source.config.head_dim} in the {source.role} checkpoint, the CUDA kernels have "
+                    f"{', '.join(map(str, HEAD_DIMS))}; use --backend cpu or another checkpoint"
+                )
+        return {"engine_file_version": VERSION}
+
+    def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
+        return {}
+
+    def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
+        return num_bytes(_sizes(source.config, build_config), self._dtype)
+
+    def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
+        model = _sizes(source.config, build_config)
+        tensors = _Tensors(source.config, source.weights, self._dtype)
+        total = len(tensor_shapes(model))
+        done = 0
+
+        def on_tensor(name: str) -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(source.role, done, total)
+
+        named = ((name, tensors.maker(name)) for name in tensor_shapes(model))
+        write_cuda_file(path, model, list(source.segments), self._dtype, named, on_tensor)
+
+
+def _sizes(config: ModelConfig, build_config: BuildConfig) -> dict[str, Any]:
+    return engine_model(config, build_config.max_seq_len) | {
+        "qkv_bias": config.qkv_bias,
+        "o_bias": config.o_bias,
+        "mlp_bias": config.mlp_bias,
+        "qk_norm": config.qk_norm,
+    }
+
+
+class _Tensors:
+    """The file's tensors, made from a checkpoint's."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: str) -> None:
+        self._config = config
+        self._weights = weights
+        self._dtype = dtype
+
+    def maker(self, name: str) -> Callable[[], Array]:
+        return lambda: self._make(name)
+
+    def _make(self, name: str) -> Array:
+        config = self._config
+        if name == "rope_inv_freq":
+            return rope_frequencies(config.rope, config.head_dim)[0]
+        return np.concatenate([self._tensor(*part) for part in self._parts(name)])
+
+    def _parts(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The checkpoint's tensors that make up one of the file's, and their shapes."""
+        config = self._config
+        hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        whole: dict[str, tuple[str, tuple[int, ...]]] = {
+            "embedding": ("model.embed_tokens.weight", (vocab, hidden)),
+            "lm_head": ("lm_head.weight", (vocab, hidden)),
+            "final_norm": ("model.norm.weight", (hidden,)),
+        }
+        if name in whole:
+            yield whole[name]
+            return
+        _, index, part = name.split(".")
+        layer = f"model.layers.{index}"
+        vectors = {
+            "input_norm": ("input_layernorm", hidden),
+            "post_norm": ("post_attention_layernorm", hidden),
+            "q_norm": ("self_attn.q_norm", config.head_dim),
+            "k_norm": ("self_attn.k_norm", config.head_dim),
+        }
+        if part in vectors:
+            yield f"{layer}.{vectors[part][0]}.weight", (vectors[part][1],)
+            return
+        linears = {
+            "qkv": (("self_attn.q_proj", q_size), ("self_attn.k_proj", kv_size), ("self_attn.v_proj", kv_size)),
+            "o": (("self_attn.o_proj", hidden),),
+            "gate_up": (("mlp.gate_proj", inner), ("mlp.up_proj", inner)),
+            "down": (("mlp.down_proj", hidden),),
+        }
+        widths = {"qkv": hidden, "o": q_size, "gate_up": hidden, "down": inner}
+        linear, is_bias = part.removesuffix("_bias"), part.endswith("_bias")
+        for source, size in linears[linear]:
+            yield f"{layer}.{source}.{'bias' if is_bias else 'weight'}", (size,) if is_bias else (size, widths[linear])
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Array:
+        if self._dtype == "bfloat16":
+            return self._weights.bfloat16(name, shape)
+        return self._weights.float32(name, shape).astype(np.float16)
