@@ -1,0 +1,141 @@
+"""The free test on the device: one upload, two launches, and the one read that the host waits for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.engine.cuda import CudaEngine
+from faser_trtllm.engine.cuda_draft import DraftLaws
+from faser_trtllm.engine.cuda_logits import DeviceLogits
+from faser_trtllm.engine.cuda_ops import Ops
+from faser_trtllm.engine.cuda_sampling import PackedSampling, has_edits
+from faser_trtllm.engine.cuda_staging import Staging
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
+_TOKENS_PER_REQUEST = 64  # what the first upload buffer holds for each request; it grows for what needs more
+
+
+class DeviceAcceptor:
+    """As ops.accept.Acceptor, for logits that stayed on the engine's device (CudaEngine with keep_logits).
+
+    Results hold until the next call. Scratch for edited logits is allocated when a request first needs it.
+    """
+
+    def __init__(self, engine: CudaEngine, ops: Ops, max_draft_len: int, laws: DraftLaws | None) -> None:
+        """laws: where the draft engine leaves the laws of unseeded drafts; None without a draft."""
+        import torch
+
+        if laws is not None and laws.tensor.shape[1] != max_draft_len:
+            raise ValueError(f"the laws are of {laws.tensor.shape[1]} drafts per request, not {max_draft_len}")
+        spec, runtime = engine.spec, engine.runtime
+        self._engine = engine
+        self._ops = ops
+        self._vocab_size = spec.vocab_size
+        self._max_draft_len = max_draft_len
+        self._laws = laws
+        batch = spec.max_batch_size
+        counts = [np.zeros(size, np.int32) for size in (batch, batch + 1, batch, batch)]
+        self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts = counts
+        self._packed = PackedSampling(batch)
+        size = batch * (_ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
+        with runtime.on(engine.partition):
+            self._staging = Staging(runtime, size)
+            self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
+            self._result = torch.zeros(batch * (max_draft_len + 5), dtype=torch.int32, device=runtime.device)
+            self._verdicts = torch.zeros((0, 3), dtype=torch.int32, device=runtime.device)
+            self._edited: Tensor | None = None
+            runtime.wait()
+        self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
+        self.clear()
+
+    def clear(self) -> None:
+        self._num_requests = 0
+        self._num_rows = 0
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+        """As Acceptor.add."""
+        i = self._num_requests
+        self._slots[i] = slot
+        self._num_tokens[i] = num_tokens
+        self._num_drafts[i] = num_drafts
+        self._num_rows += num_rows
+        self._num_requests = i + 1
+        self._cu_logit_rows[i + 1] = self._num_rows
+
+    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
+        """As Acceptor.run; logits: DeviceLogits [num_rows, vocab_size]."""
+        import torch
+
+        assert isinstance(logits, DeviceLogits)
+        n, rows = self._num_requests, self._num_rows
+        if logits.shape[0] < rows:
+            raise ValueError(f"{rows} rows were added, logits has {logits.shape[0]}")
+        slots = self._slots[:n]
+        engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
+        with runtime.on(engine.partition), torch.no_grad():
+            packed_size = self._packed.gather(sampling, slots, self._num_tokens[:n], self._num_drafts[:n])
+            is_edited = any(has_edits(entry) for entry in self._packed.entries)
+            start = -(-packed_size // 4) * 4
+            self._grow(start + 3 * n + 1, rows, is_edited)
+            filled, device = self._staging.fill(), self._staging.device
+            laws = None if self._laws is None else self._laws.address(slots)
+            self._packed.place(filled[:packed_size], device.data_ptr(), laws)
+            sections: list[Tensor] = []
+            end = start
+            for array in (self._cu_logit_rows[: n + 1], self._num_tokens[:n], self._num_drafts[:n]):
+                filled[end : end + array.size] = array
+                sections.append(device[end : end + array.size])
+                end += array.size
+            self._staging.send(end)
+            cu_logit_rows, num_tokens, num_drafts = sections
+            self._ops.accept(
+                device[: n * _ENTRY_INTS].view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
+                self._iota[:n],
+                logits.tensor[:rows],
+                self._vocab_size,
+                cu_logit_rows,
+                num_tokens,
+                num_drafts,
+                self._max_draft_len,
+                result,
+                self._verdicts[:rows],
+                self._edited[:rows] if is_edited and self._edited is not None else None,
+            )
+            used = n * (self._max_draft_len + 5)
+            self._host_result[:used].copy_(self._result[:used], non_blocking=True)
+            runtime.wait()
+        return _split(self._host_result.numpy(), n, self._max_draft_len)
+
+    def _views(self, n: int) -> AcceptResult:
+        return _split(self._result, n, self._max_draft_len)
+
+    def _grow(self, size: int, rows: int, is_edited: bool) -> None:
+        """Make room for a call that is larger than all before."""
+        import torch
+
+        runtime = self._engine.runtime
+        if size > self._staging.size:
+            runtime.wait()
+            self._staging = Staging(runtime, max(size, 2 * self._staging.size))
+        if rows > self._verdicts.shape[0]:
+            self._verdicts = torch.zeros((2 * rows, 3), dtype=torch.int32, device=runtime.device)
+        if is_edited and (self._edited is None or rows > self._edited.shape[0]):
+            shape = (rows, self._vocab_size)
+            self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
+
+
+def _split(flat: Any, n: int, max_draft_len: int) -> AcceptResult:
+    """The parts of an AcceptResult in one array or tensor, one behind the other."""
+    width = max_draft_len + 1
+    ends = [n * width + k * n for k in range(5)]
+    counts = (flat[begin:end] for begin, end in itertools.pairwise(ends))
+    return AcceptResult(flat[: n * width].reshape(n, width), *counts)

@@ -1,0 +1,134 @@
+"""Where the cuda engine runs: a GPU's streams, events and graphs through torch, or the host, for tests.
+
+Everything else of the engine is the same code on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    import torch
+
+Replay = Callable[[], None]
+
+
+class Runtime(Protocol):
+    """Work goes to the stream that on() made current for the calling thread."""
+
+    device: torch.device
+
+    def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
+        """A block whose work runs in this partition."""
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed host memory that copies to and from the device without a detour."""
+
+    def wait(self) -> None:
+        """Sleep until the work given so far is done."""
+
+    def mark(self) -> Callable[[], None]:
+        """A function that sleeps until the work given up to now is done."""
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        """A graph of what `work` gives to the current stream; `work` has run there before, and is not run again."""
+
+    def memory_bytes(self) -> int:
+        """Device memory that this process holds."""
+
+
+class HostRuntime:
+    """The engine's logic on the CPU, synchronously: partitions are names, and a graph is the function itself."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.device = torch.device("cpu")
+
+    def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(shape, dtype=dtype)
+
+    def wait(self) -> None:
+        return
+
+    def mark(self) -> Callable[[], None]:
+        return self.wait
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        return work
+
+    def memory_bytes(self) -> int:
+        return 0
+
+
+class CudaRuntime:
+    """One GPU. Waiting sleeps on an event, so that the host is free for the other lane. Not run on a GPU yet."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """ConfigError where torch or its CUDA is missing."""
+        try:
+            import torch
+        except ImportError as error:
+            raise ConfigError(
+                "torch is not installed, and the cuda backend needs it; pip install a CUDA build of torch"
+            ) from error
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"torch {torch.__version__} finds no CUDA GPU, and the cuda backend needs one; install a CUDA build of "
+                "torch on a machine with an NVIDIA GPU, or build engines with --backend cpu"
+            )
+        torch.zeros(1, device=f"cuda:{ordinal}")  # makes the primary context, before any green one
+        self.device = torch.device("cuda", ordinal)
+        self._torch: Any = torch
+        self._streams: dict[int, Any] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
+        stream = self._streams.get(partition.stream)
+        if stream is None:
+            stream = self._torch.cuda.ExternalStream(partition.stream, device=self.device)
+            self._streams[partition.stream] = stream
+        context: AbstractContextManager[Any] = self._torch.cuda.stream(stream)
+        return context
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor: torch.Tensor = self._torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return tensor
+
+    def wait(self) -> None:
+        self.mark()()
+
+    def mark(self) -> Callable[[], None]:
+        event = self._torch.cuda.Event(blocking=True)
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        graph = self._torch.cuda.CUDAGraph()
+        stream = self._torch.cuda.current_stream(self.device)
+        # A node keeps the context of the stream it was captured on: one graph per partition. This engine's graphs never
+        # run at the same time, so they share a pool; other threads may go on allocating.
+        with self._torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            work()
+        replay: Replay = graph.replay
+        return replay
+
+    def memory_bytes(self) -> int:
+        free, total = self._torch.cuda.mem_get_info(self.device)
+        return int(total - free)
+
+    def stream(self) -> int:
+        """The current stream as a number, for kernels that are not torch's."""
+        return int(self._torch.cuda.current_stream(self.device).cuda_stream)

@@ -1,0 +1,58 @@
+"""Cuda engines of tiny checkpoints on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.cuda_engine_file import CudaFile
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
+from faser_trtllm.engine.cuda_runtime import HostRuntime
+from faser_trtllm.engine.cuda_weights import DeviceWeights
+from faser_trtllm.partition.green_context import GpuPartition
+from tests.checkpoints import make_pair
+from tests.engine.cuda_exact_ops import ExactOps
+
+WHOLE = GpuPartition("whole", 1, 132)
+MAX_BATCH_SIZE = 6
+
+
+def build_pair(directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **options) -> EngineDir:
+    """A random pair of tiny models with 64-wide heads, built for the cuda backend."""
+    sizes = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 320}
+    target, draft = make_pair(directory / "checkpoints", **(sizes | options))
+    engines = build_engines(
+        BuildOptions(
+            target, draft, directory / "engines", backend="cuda", dtype=dtype, exit_layers=exit_layers, max_seq_len=256
+        )
+    )
+    assert engines is not None
+    return engines
+
+
+def open_engine(path: Path, ops=None, dtype=torch.float32, runtime=None, laws=None, keep_logits=False, **limits):
+    """An engine on the host: exact in float32 unless told otherwise."""
+    sizes = {
+        "num_blocks": MAX_BATCH_SIZE * 8,
+        "tokens_per_block": 32,
+        "max_batch_size": MAX_BATCH_SIZE,
+        "max_num_tokens": 96,
+        "max_seq_len": 256,
+        "max_logit_rows": 96,
+    }
+    runtime = runtime or HostRuntime()
+    with CudaFile.open(path) as file:
+        weights, segments = DeviceWeights.load(file, runtime.device, dtype), file.segments
+    return CudaEngine(
+        weights,
+        segments,
+        ops or ExactOps(),
+        runtime,
+        WHOLE,
+        CudaLimits(**(sizes | limits)),
+        laws=laws,
+        keep_logits=keep_logits,
+    )
