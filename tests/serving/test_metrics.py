@@ -22,11 +22,21 @@ PB_UTILS = SimpleNamespace(MetricFamily=FakeMetricFamily)
 
 @pytest.fixture
 def metrics():
+    """Not started: publish() does by hand what its thread would."""
     FakeMetricFamily.reset()
-    metrics = ModelMetrics(PB_UTILS, "faser", "1")
-    metrics.start(lambda: True)
-    yield metrics
-    metrics.close()
+    return ModelMetrics(PB_UTILS, "faser", "1")
+
+
+def publish(metrics, stats):
+    metrics.set_stats(stats)
+    metrics._publish()
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.005)
 
 
 def value(name, **labels):
@@ -40,8 +50,7 @@ def run():
 
 def test_what_the_executor_counted_is_published(metrics, run):
     stats = run.stats
-    metrics.set_stats(stats)
-    metrics.close()
+    publish(metrics, stats)
     assert value("faser_generation_tokens_total") == stats["num_output_tokens"] > 0
     assert value("faser_prompt_tokens_total") == stats["num_prompt_tokens"]
     assert value("faser_spec_decode_num_draft_tokens_total") == stats["num_draft_tokens"] > 0
@@ -58,17 +67,14 @@ def test_what_the_executor_counted_is_published(metrics, run):
 
 def test_the_gauges_of_the_last_step_rest_with_the_executor(metrics, run):
     assert run.stats["num_scheduled"] > 0
-    metrics.set_stats(run.stats)
-    metrics.close()
+    publish(metrics, run.stats)
     for kind in ("active", "scheduled", "context", "waiting"):
         assert value("nv_trt_llm_request_metrics", request_type=kind) == 0
 
 
 def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, run):
     for _ in range(2):  # the second time nothing is new
-        metrics.set_stats(run.stats)
-        time.sleep(0.05)
-    metrics.close()
+        publish(metrics, run.stats)
     for family in HISTOGRAM_FAMILIES:
         found = FakeMetricFamily.histograms[(family.name, *family.labels)]
         assert found["bounds"] == list(HISTOGRAMS[family.key])
@@ -85,30 +91,41 @@ def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, ru
 
 def test_counters_go_on_after_a_restart_of_the_engine(metrics):
     def tell(tokens, restarts, queued):
-        metrics.set_stats(
+        publish(
+            metrics,
             {"num_output_tokens": tokens, "num_restarts": restarts}
             | {f"queue_time_s[{i}]": float(i == 3) * queued for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)}
-            | {f"queue_time_s_sum[{i}]": 0.004 * queued * (i == 3) for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)}
+            | {f"queue_time_s_sum[{i}]": 0.004 * queued * (i == 3) for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)},
         )
-        time.sleep(0.05)
 
     tell(100, 0, 5)
     tell(130, 1, 2)  # a new child that has counted more than the old one
     tell(150, 1, 2)
-    metrics.close()
     assert value("faser_generation_tokens_total") == 250
     assert value("faser_engine_restarts_total") == 1
     assert FakeMetricFamily.histograms[("faser_request_queue_time_seconds",)]["counts"][3] == 7
 
 
 def test_only_what_changed_is_told_to_triton(metrics, run):
-    metrics.set_stats(run.stats)
-    time.sleep(0.1)
+    publish(metrics, run.stats)
     before = FakeMetricFamily.num_calls
-    metrics.set_stats(run.stats)
-    metrics.close()
+    publish(metrics, run.stats)
     assert FakeMetricFamily.num_calls == before + 1, "the timestamp"
+
+
+def test_one_thread_publishes_and_what_is_left_at_the_end_too(metrics, run):
+    metrics.start(lambda: True)
+    for _ in range(20):
+        metrics.set_stats(run.stats)
+        metrics.refused("UNAVAILABLE")
+    metrics.close()
     assert FakeMetricFamily.threads == {"faser-metrics"}
+    assert value("faser_generation_tokens_total") == run.stats["num_output_tokens"]
+    assert value("faser_request_failures_total", code="UNAVAILABLE") == 20
+    before = FakeMetricFamily.num_calls
+    metrics.refused("UNAVAILABLE")
+    metrics.close()
+    assert FakeMetricFamily.num_calls == before, "nothing is touched after close()"
 
 
 def test_ends_are_counted_by_reason_and_code(metrics):
@@ -117,7 +134,7 @@ def test_ends_are_counted_by_reason_and_code(metrics):
     metrics.record(Failed(1, "CANCELLED", ""))
     metrics.record(Failed(1, "NEW_CODE", ""))
     metrics.refused("INVALID_ARG")
-    metrics.close()
+    metrics._publish()
     successes = {r: value("faser_request_success_total", finished_reason=r) for r in ("length", "stop", "timeout")}
     assert successes == {"length": 2, "stop": 1, "timeout": 1}
     failures = {
@@ -130,9 +147,8 @@ def test_ends_are_counted_by_reason_and_code(metrics):
 def test_a_model_without_stats_publishes_its_own_requests_only():
     FakeMetricFamily.reset()
     metrics = ModelMetrics(PB_UTILS, "ensemble", "1")
-    metrics.start(lambda: False)
     metrics.record(Chunk(1, "", (), "stop"))
-    metrics.close()
+    metrics._publish()
     names = {key[0] for key in FakeMetricFamily.values}
     assert names == {"faser_engine_ready", "faser_request_success_total", "faser_request_failures_total"}
     assert not FakeMetricFamily.histograms
@@ -145,21 +161,19 @@ def test_readiness_is_told_even_when_the_engine_is_silent(monkeypatch):
     ready = [True]
     metrics = ModelMetrics(PB_UTILS, "faser", "1")
     metrics.start(lambda: ready[0])
-    time.sleep(0.1)
-    assert value("faser_engine_ready") == 1
+    wait_until(lambda: FakeMetricFamily.values.get(("faser_engine_ready",)) == 1)
     ready[0] = False
-    time.sleep(0.1)
-    assert value("faser_engine_ready") == 0
+    wait_until(lambda: value("faser_engine_ready") == 0)
     metrics.close()
 
 
 def test_a_failure_to_publish_does_not_end_publishing(metrics, caplog):
+    metrics.start(lambda: True)
     metrics.set_stats({"num_running": "?"})
-    time.sleep(0.05)
+    wait_until(lambda: "metrics could not be published" in caplog.text)
     metrics.set_stats({"num_running": 3.0})
     metrics.close()
     assert value("faser_num_requests_running") == 3
-    assert "metrics could not be published" in caplog.text
 
 
 def test_names_are_what_prometheus_expects():

@@ -1,6 +1,7 @@
 """Spans say when a request queued, read its prompt, drafted and verified; off unless it was asked for."""
 
 import builtins
+import signal
 import threading
 import time
 from collections import Counter
@@ -18,11 +19,13 @@ from faser_trtllm.config import ServiceConfig
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.serving.client import generate_http
 from faser_trtllm.serving.spans import MAX_STEPS, SpanRecorder, open_span_recorder
 from faser_trtllm.serving.supervisor import Supervisor
 from faser_trtllm.serving.text_request import TextRequest
 from tests.checkpoints import make_pair
 from tests.executor.harness import Collector, Setup
+from tests.serving.triton import Server
 
 DRAFT_S, VERIFY_S, REST_S = 0.002, 0.006, 0.002
 
@@ -290,3 +293,27 @@ def test_the_engine_process_sends_spans_to_a_collector(tmp_path, collector, monk
     assert names["draft"] > 0
     assert names["verify"] > 0
     assert all(before_ns - 1e7 < s.start_time_unix_nano <= s.end_time_unix_nano < after_ns for s in spans)
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_server_that_is_stopped_sends_what_it_has_first(tmp_path, collector, monkeypatch):
+    """The SDK sends every five seconds; the server is stopped before that."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    target, draft = make_pair(tmp_path, 320)
+    build_engines(BuildOptions(target, draft, tmp_path / "engine", max_batch_size=4, max_seq_len=128))
+    with Server(tmp_path / "engine", speculation="fixed:2", log=tmp_path / "log") as server:
+        server.wait_ready()
+        for _ in range(3):
+            generate_http(server.http_url, "hello", max_tokens=5)
+        assert not collector.received
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+    spans = [
+        span
+        for _, export in collector.received
+        for r in export.resource_spans
+        for s in r.scope_spans
+        for span in s.spans
+    ]
+    assert Counter(span.name for span in spans)["llm_request"] == 3
