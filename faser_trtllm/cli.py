@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from faser_trtllm import __version__
+from faser_trtllm.commands.bench_serve import EXAMPLES as BENCH_SERVE_EXAMPLES
+from faser_trtllm.commands.bench_serve import serve as bench_serve
 from faser_trtllm.commands.build import EXAMPLES as BUILD_EXAMPLES
 from faser_trtllm.commands.build import build
 from faser_trtllm.commands.generate import EXAMPLES as GENERATE_EXAMPLES
@@ -101,6 +103,7 @@ def profile(
 
 bench_app = typer.Typer(help="Measurements: against peers, and of policies against each other.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+bench_app.command("serve", epilog=BENCH_SERVE_EXAMPLES)(bench_serve)
 
 
 @bench_app.command(

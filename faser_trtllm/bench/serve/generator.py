@@ -1,0 +1,160 @@
+"""The load: requests over gRPC to model `faser`, each a stream of its own, in one asyncio loop.
+
+A request's tensors are made before the clock starts, and a response costs this process its timestamp and its token ids
+only; text is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.bench.serve.outcome import Ending, Outcome
+from faser_trtllm.bench.serve.workload import ServeJob
+from faser_trtllm.errors import UnavailableError
+
+MODEL_NAME = "faser"
+_LEAD_S = 0.1  # between making the tasks and the first arrival
+
+
+def run_open(url: str, jobs: Sequence[ServeJob], temperature: float, timeout_s: float) -> list[Outcome]:
+    """Send each job at its arrival_s, whatever became of those before it; outcomes in the order of the jobs.
+
+    timeout_s: of one request. Raises UnavailableError if no service answers at url.
+    """
+    return asyncio.run(_run(url, jobs, None, temperature, timeout_s))
+
+
+def run_closed(url: str, jobs: Sequence[ServeJob], concurrency: int, timeout_s: float) -> list[Outcome]:
+    """Keep `concurrency` jobs in flight until all were sent, greedy; as run_open otherwise."""
+    return asyncio.run(_run(url, jobs, concurrency, 0.0, timeout_s))
+
+
+async def _run(
+    url: str, jobs: Sequence[ServeJob], concurrency: int | None, temperature: float, timeout_s: float
+) -> list[Outcome]:
+    import tritonclient.grpc.aio as grpcclient
+
+    client = grpcclient.InferenceServerClient(url)
+    try:
+        await _check_ready(client, url)
+        requests = [_request(grpcclient, number, job, temperature) for number, job in enumerate(jobs)]
+        return await _Load(client, jobs, requests, timeout_s).run(concurrency)
+    finally:
+        await client.close()
+
+
+async def _check_ready(client: Any, url: str) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        is_ready = await client.is_model_ready(MODEL_NAME, client_timeout=10)
+    except InferenceServerException as error:
+        raise UnavailableError(f"no service answers at {url} ({_sentence(error)}); start one or mend --url") from None
+    if not is_ready:
+        raise UnavailableError(f"model {MODEL_NAME} at {url} is not ready; wait until it is")
+
+
+class _Load:
+    """One run over a connection. requests: what stream_infer takes, by job."""
+
+    def __init__(self, client: Any, jobs: Sequence[ServeJob], requests: list[dict[str, Any]], timeout_s: float) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._requests = requests
+        self._timeout_s = timeout_s
+        self._start_s = 0.0
+
+    async def run(self, concurrency: int | None) -> list[Outcome]:
+        numbers = range(len(self._jobs))
+        if concurrency is None:
+            self._start_s = time.perf_counter() + _LEAD_S
+            return await asyncio.gather(*(self._send_when_due(number) for number in numbers))
+        self._start_s = time.perf_counter()
+        outcomes: dict[int, Outcome] = {}
+        waiting = iter(numbers)
+
+        async def stream() -> None:
+            for number in waiting:
+                outcomes[number] = await self._send(number, self._now_s())
+
+        await asyncio.gather(*(stream() for _ in range(min(concurrency, len(numbers)))))
+        return [outcomes[number] for number in numbers]
+
+    async def _send_when_due(self, number: int) -> Outcome:
+        due_s = self._jobs[number].arrival_s
+        await asyncio.sleep(max(0.0, due_s - self._now_s()))
+        return await self._send(number, due_s)
+
+    async def _send(self, number: int, due_s: float) -> Outcome:
+        import grpc
+
+        outcome = Outcome(due_s=due_s, sent_s=self._now_s())
+        answers = self._client.stream_infer(_once(self._requests[number]), stream_timeout=self._timeout_s)
+        try:
+            await self._read(answers, outcome, self._jobs[number].cancel_after)
+        except grpc.aio.AioRpcError as error:
+            outcome.error = f"{error.code().name}: {_sentence(error.details())}"
+        except asyncio.CancelledError:  # of the call by ourselves; nobody cancels the task
+            if outcome.ending is not Ending.CANCELLED:
+                raise
+        outcome.ended_s = outcome.ended_s or self._now_s()
+        return outcome
+
+    async def _read(self, answers: Any, outcome: Outcome, cancel_after: int | None) -> None:
+        async for result, error in answers:
+            now_s = self._now_s()
+            if error is not None:
+                outcome.error = _sentence(error)
+                outcome.ended_s = now_s
+                return
+            outcome.add_chunk(now_s, result.as_numpy("output_ids").reshape(-1).tolist())
+            reason = result.as_numpy("finish_reason")
+            if reason is not None:
+                outcome.finish_reason = reason.reshape(-1)[0].decode()
+                outcome.num_draft_tokens = _count(result, "total_draft_tokens")
+                outcome.num_accepted_tokens = _count(result, "total_accepted_draft_tokens")
+                outcome.ending = Ending.COMPLETED
+                outcome.ended_s = now_s
+            elif cancel_after is not None and outcome.num_tokens >= cancel_after and not outcome.ended_s:
+                outcome.ending = Ending.CANCELLED
+                outcome.ended_s = now_s
+                answers.cancel()
+        if not outcome.ended_s:
+            outcome.error = "the stream ended without a last response"
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._start_s
+
+
+async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request
+
+
+def _request(grpcclient: Any, number: int, job: ServeJob, temperature: float) -> dict[str, Any]:
+    values = {
+        "input_ids": ("INT32", np.array([job.prompt], np.int32)),
+        "max_tokens": ("INT32", np.array([[job.max_tokens]], np.int32)),
+        "temperature": ("FP32", np.array([[temperature]], np.float32)),
+        "end_id": ("INT32", np.array([[-1]], np.int32)),
+        "stream": ("BOOL", np.array([[True]])),
+    }
+    inputs = []
+    for name, (dtype, array) in values.items():
+        inputs.append(grpcclient.InferInput(name, list(array.shape), dtype))
+        inputs[-1].set_data_from_numpy(array)
+    return {"model_name": MODEL_NAME, "inputs": inputs, "request_id": str(number + 1)}
+
+
+def _count(result: Any, name: str) -> int | None:
+    array = result.as_numpy(name)
+    return None if array is None else int(array.reshape(-1)[0])
+
+
+def _sentence(error: object) -> str:
+    message = error.message() if hasattr(error, "message") else str(error)
+    return " ".join(str(message).split())
