@@ -61,6 +61,13 @@ class SharedEngine(Supervisor):
             with contextlib.suppress(ConnectionClosedError):
                 connection.send(Stop(request_id))
 
+    def close(self) -> None:
+        """As Supervisor.close(); another model takes over if this one ran the child."""
+        super().close()
+        if RUN_DIR_VARIABLE not in os.environ:
+            with contextlib.suppress(OSError):  # another model still uses it
+                self._socket_path.parent.rmdir()
+
     def _serve_child(self) -> None:
         while not self._closing.is_set():
             if self._lock.acquire():

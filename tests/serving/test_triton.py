@@ -195,7 +195,7 @@ BAD = [
     ({"text_input": "a", "presence_penalty": float("nan")}, "presence_penalty is nan"),
     ({"text_input": "a", "num_draft_tokens": -1}, "num_draft_tokens is -1"),
     ({"text_input": "a", "beam_width": 2}, "not supported with speculation"),
-    ({"text_input": "a", "num_return_sequences": 3}, "num_return_sequences is 3"),
+    ({"text_input": "a", "num_return_sequences": 300}, "num_return_sequences is 300"),
     ({"text_input": "a", "stop_words": ["x"] * 65}, "allowed are at most 64"),
     ({"text_input": "a", "stop_words": ["x"] * 100_000}, "100000 entries"),
     ({"text_input": "a", "end_id": 999}, "token id 999"),
@@ -213,7 +213,7 @@ def test_bad_requests_get_one_sentence_and_the_server_lives(server):
             assert "\n" not in str(caught.value)
         assert gather(client.stream("a", max_tokens=3, end_id=-1))[2].num_output_tokens == 3
     with pytest.raises(ResponseError, match=r"unexpected shape|batch"):
-        infer(server, {"text_input": ("BYTES", np.array([["a"], ["b"]], dtype=object))})
+        infer(server, {"text_input": ("BYTES", np.array([["a"]] * 65, dtype=object))})
     with pytest.raises(ResponseError, match=r"data-type|dtype"):
         infer(server, {"text_input": ("INT32", np.array([[1]], np.int32))})
 
