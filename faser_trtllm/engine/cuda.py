@@ -109,6 +109,7 @@ class CudaEngine:
         self._keep_logits = keep_logits
         self._max_logit_rows = max(min(limits.max_logit_rows, limits.max_num_tokens), limits.max_batch_size)
         self._buckets = Buckets(max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows)))
+        runtime.wait()  # weights and laws may have been made on the default stream, which others do not wait for
         with runtime.on(partition), torch.no_grad():
             self._batch = DeviceBatch(runtime, self._spec)
             self._decoder = Decoder(weights, ops, self._spec)
@@ -137,6 +138,7 @@ class CudaEngine:
         self._host_logits: Tensor | None = None
         self._num_hidden: int | None = None  # hidden rows that a segment left, dummies not counted
         self._uploaded: RaggedBatch | None = None
+        self._begun = self._ended = runtime.now()
         self._is_closed = False
 
     @property
@@ -189,12 +191,16 @@ class CudaEngine:
             )
         self._run(batch, segment, is_last)
         self._num_hidden = None if is_last else batch.num_rows
-        return self._returned_logits(batch.logit_rows.size) if is_last else None
+        if not is_last:
+            return None
+        logits: npt.NDArray[np.float32] = self._returned_logits(batch.logit_rows.size)
+        return logits
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
         self._run(batch, WHOLE_PASS, True)
         self._num_hidden = None
-        return self._returned_logits(batch.logit_rows.size)
+        logits: npt.NDArray[np.float32] = self._returned_logits(batch.logit_rows.size)
+        return logits
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         import torch
@@ -291,6 +297,10 @@ class CudaEngine:
         array: npt.NDArray[np.float32] = self._host_logits.numpy()[:num_rows]
         return array
 
+    def pass_ms(self) -> float:
+        """What the last pass took on its partition, once it is over: graphs and launches, not the host before them."""
+        return self.runtime.ms_between(self._begun, self._ended)
+
     def close(self) -> None:
         """Free graphs and device memory; weights and partitions are the caller's."""
         if self._is_closed:
@@ -326,13 +336,17 @@ class CudaEngine:
             if part in (WHOLE_PASS, 0) or batch is not self._uploaded:
                 self._batch.upload(batch)
             self._uploaded = batch
+            if part in (WHOLE_PASS, 0):
+                self._begun = self.runtime.now()
             widest = int(np.diff(batch.cu_rows).max())
             narrow = widest * self._decoder.group <= _NARROW_ROWS
             rows = self._buckets.rows(batch.num_rows)
-            if rows <= self._buckets.limit and self.graphs.replay(self._key(part, rows, narrow)):
-                return
-            longest = int(batch.positions.max()) + 1
-            self._run_part(part, rows, rows if rows <= self._buckets.limit else num_logits, Bounds(widest, longest))
+            if not self.graphs.replay(self._key(part, rows, narrow)):
+                longest = int(batch.positions.max()) + 1
+                is_padded = rows <= self._buckets.limit
+                self._run_part(part, rows, rows if is_padded else num_logits, Bounds(widest, longest))
+            if has_logits:
+                self._ended = self.runtime.now()
 
     def _run_part(self, part: int, rows: int, num_logits: int, bounds: Bounds) -> None:
         segments = self._spec.segments

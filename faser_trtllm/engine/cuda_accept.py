@@ -27,7 +27,8 @@ _TOKENS_PER_REQUEST = 64  # what the first upload buffer holds for each request;
 class DeviceAcceptor:
     """As ops.accept.Acceptor, for logits that stayed on the engine's device (CudaEngine with keep_logits).
 
-    Results hold until the next call. Scratch for edited logits is allocated when a request first needs it.
+    Results hold until the next call. pass_ms: what the tested pass took; it may still run when run() begins. Scratch
+    for edited logits is allocated when a request first needs it.
     """
 
     def __init__(self, engine: CudaEngine, ops: Ops, max_draft_len: int, laws: DraftLaws | None) -> None:
@@ -55,6 +56,7 @@ class DeviceAcceptor:
             self._edited: Tensor | None = None
             runtime.wait()
         self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
+        self.pass_ms = 0.0
         self.clear()
 
     def clear(self) -> None:
@@ -113,6 +115,7 @@ class DeviceAcceptor:
             used = n * (self._max_draft_len + 5)
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
+        self.pass_ms = engine.pass_ms()
         return _split(self._host_result.numpy(), n, self._max_draft_len)
 
     def _views(self, n: int) -> AcceptResult:

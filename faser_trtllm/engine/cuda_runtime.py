@@ -6,6 +6,7 @@ Everything else of the engine is the same code on both.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +43,12 @@ class Runtime(Protocol):
     def memory_bytes(self) -> int:
         """Device memory that this process holds."""
 
+    def now(self) -> Any:
+        """The moment when the current stream gets here."""
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        """Between two moments that have passed."""
+
 
 class HostRuntime:
     """The engine's logic on the CPU, synchronously: partitions are names, and a graph is the function itself."""
@@ -70,6 +77,12 @@ class HostRuntime:
 
     def memory_bytes(self) -> int:
         return 0
+
+    def now(self) -> Any:
+        return time.perf_counter()
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        return 1e3 * float(end - begin)
 
 
 class CudaRuntime:
@@ -128,6 +141,14 @@ class CudaRuntime:
     def memory_bytes(self) -> int:
         free, total = self._torch.cuda.mem_get_info(self.device)
         return int(total - free)
+
+    def now(self) -> Any:
+        event = self._torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record()
+        return event
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end))
 
     def stream(self) -> int:
         """The current stream as a number, for kernels that are not torch's."""

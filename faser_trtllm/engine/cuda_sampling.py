@@ -68,7 +68,7 @@ class PackedSampling:
         self.entries["num_end_ids"][self.entries["min_tokens"] <= 0] = 0
         self.pieces = []
         self._offsets: list[tuple[int, str, int]] = []
-        size = self.entries.size * _ENTRY_INTS
+        size: int = self.entries.size * _ENTRY_INTS
         is_plain = ~_may_have_lists(self.entries)
         counts = zip(slots.tolist(), num_tokens.tolist(), num_drafts.tolist(), is_plain.tolist(), strict=True)
         for i, (slot, known, pending, plain) in enumerate(counts):

@@ -17,13 +17,14 @@ from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.cuda_engines import CudaGpu, open_cuda_engines
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.executor.partitions import Partitions
 from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
 from faser_trtllm.executor.trace import TraceWriter
-from faser_trtllm.executor.verifier import Verifier
+from faser_trtllm.executor.verifier import DeviceTester, Verifier
 from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
@@ -110,12 +111,20 @@ def open_executor(
         target: Engine
         draft: Engine | None
         enter_mode: Callable[[Mode], None]
+        device_tester: DeviceTester | None = None
         if engines.backend == "cpu":
             if interpretation is not None:
                 raise ConfigError(f"{engine_dir} holds cpu engines, which run as they are; leave --interpret out")
             target = cpu_target = open_engine(engines.target_path)
             draft = cpu_draft = open_engine(engines.draft_path) if drafting else None
             enter_mode = Partitions(core_set, cpu_target, cpu_draft, core_set.num_threads, stack).enter
+        elif engines.backend == "cuda":
+            if interpretation is not None:
+                raise ConfigError(f"{engine_dir} holds cuda engines, which run as they are; leave --interpret out")
+            limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
+            on_gpu = open_cuda_engines(engines, limits, num_blocks, drafting, stack.enter_context(CudaGpu()), stack)
+            target, draft, enter_mode = on_gpu.target, on_gpu.draft, on_gpu.enter_mode
+            device_tester = on_gpu.tester
         else:
             limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
             opened = open_tensorrt_engines(engines, limits, num_blocks, drafting, interpretation, stack)
@@ -134,6 +143,7 @@ def open_executor(
             trace=trace,
             pool=core_set.handle,
             make_lane=simulation.make_lane if simulation else DraftLane,
+            device_tester=device_tester,
         )
         guard.pop_all()  # from here on the executor closes what was opened
         return executor
@@ -153,10 +163,12 @@ def assemble(
     trace: TraceWriter | None = None,
     pool: int | None = None,
     make_lane: LaneMaker = DraftLane,
+    device_tester: DeviceTester | None = None,
 ) -> Executor:
     """An executor over engines that are open; both share block ids, so they have as many blocks of the same size.
 
-    pool: a core set's handle, whose threads share the free test; None: the calling thread alone.
+    pool: a core set's handle, whose threads share the free test; None: the calling thread alone. device_tester: where
+    the target's logits stay on the device.
     """
     spec = target.spec
     assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
@@ -187,7 +199,7 @@ def assemble(
     return Executor(
         Scheduler(kv, limits, policy, clock),
         drafter,
-        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool),
+        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool, device_tester),
         sampling,
         clock,
         vocab_size=spec.vocab_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,21 @@ CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # com
 NAN_LOGITS = "the target model returned NaN or infinite logits for this request; check the checkpoint's weights"
 
 
+class DeviceTester(Protocol):
+    """The free test where the logits are: as ops.accept.Acceptor, for logits that the host does not hold.
+
+    The pass may still run when run() is called; pass_ms tells afterwards how long it took.
+    """
+
+    pass_ms: float
+
+    def clear(self) -> None: ...
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None: ...
+
+    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> accept.AcceptResult: ...
+
+
 class Verifier:
     """Runs the rows that the plan and the policy give each request, and tests what they reached."""
 
@@ -37,8 +53,12 @@ class Verifier:
         max_draft_len: int,
         clock: Clock,
         pool: int | None = None,
+        device_tester: DeviceTester | None = None,
     ) -> None:
-        """pool: the threads that share the free test (a core set's handle); None: the caller's alone."""
+        """pool: the threads that share the free test (a core set's handle); None: the caller's alone.
+
+        device_tester: of an engine whose logits stay on the device.
+        """
         spec = engine.spec
         self._sampling = sampling
         self._policy = policy
@@ -48,7 +68,8 @@ class Verifier:
         self._pruner = Pruner(engine, policy)
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
-        self._tester = accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
+        self._device_tester = device_tester
+        self._tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
         """Run the pass and the free test. Unless the mode is serial, the pass runs while drafting goes on: the frontier
@@ -125,7 +146,12 @@ class Verifier:
         kept_rows: dict[int, KeptRows] = {}
         if tested:
             assert logits is not None
+            begun = self._clock.now_s()
             found = self._tester.run(self._sampling.array, logits)
+            if self._device_tester is not None:
+                verify_ms, step_ms = times_ms
+                waited_ms = 1e3 * (self._clock.now_s() - begun)
+                times_ms = (max(verify_ms, self._device_tester.pass_ms), step_ms + waited_ms)
             found_ids = found.token_ids.tolist()
             found_tokens, found_accepted = found.num_tokens.tolist(), found.num_accepted.tolist()
             outcomes = found.outcome.tolist()
