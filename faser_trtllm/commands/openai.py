@@ -1,0 +1,57 @@
+"""`faser openai`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from faser_trtllm.config import SPELLINGS
+
+EXAMPLES = (
+    "Examples: faser openai --engine_dir engines/built/demo; "
+    "faser openai --url grpc://127.0.0.1:8001 --engine_dir engines/built/demo"
+)
+
+
+def openai(
+    engine_dir: Annotated[
+        Path | None, typer.Option("--engine_dir", help="engines to serve; with --url only their tokenizer is used")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="a running `faser serve`: grpc://host:port")] = None,
+    port: Annotated[int, typer.Option("--port")] = 9000,
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
+    served_model_name: Annotated[str, typer.Option("--served_model_name", help="`model` of requests")] = "faser",
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat_template", help="a Jinja file; default: the model's own")
+    ] = None,
+    max_body_bytes: Annotated[int | None, typer.Option("--max_body_bytes", help="default: 4 MiB")] = None,
+    http_port: Annotated[int, typer.Option("--http_port", help="of the Triton server to start")] = 8000,
+    grpc_port: Annotated[int, typer.Option("--grpc_port", help="of the Triton server to start")] = 8001,
+    metrics_port: Annotated[int, typer.Option("--metrics_port", help="of the Triton server to start")] = 8002,
+    config: Annotated[Path | None, typer.Option("--config", help="faser.yaml of the Triton server to start")] = None,
+    speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
+) -> None:
+    """Serve OpenAI's completions and chat API, over a Triton server that runs or that it starts."""
+    from faser_trtllm.serving.launcher import ServeOptions
+    from faser_trtllm.serving.openai.server import OpenAIOptions, serve_openai
+
+    triton = ServeOptions(
+        engine_dir=engine_dir,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        config=config,
+        speculation=speculation,
+    )
+    options = OpenAIOptions(
+        url=url,
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        chat_template=chat_template,
+        max_body_bytes=max_body_bytes,
+        triton=triton,
+    )
+    raise typer.Exit(serve_openai(options))

@@ -1,0 +1,240 @@
+"""The ASGI application: OpenAI's routes over the Triton model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from faser_trtllm.errors import FaserError
+from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
+from faser_trtllm.serving.openai.fields import parse_object
+from faser_trtllm.serving.openai.generation import Generation
+from faser_trtllm.serving.openai.model import Delta, Model
+from faser_trtllm.serving.openai.reply import LAST_EVENT, Reply, encode, event
+from faser_trtllm.serving.openai.request import (
+    GenerationRequest,
+    ServedModel,
+    parse_chat,
+    parse_completion,
+    unknown_model,
+)
+
+log = logging.getLogger("faser.openai")
+
+MAX_BODY_BYTES = 4 << 20
+_BODY_TIMEOUT_S = 30.0
+_DRAINED_BODIES = 4  # a body is read up to so many limits: a client that still sends would not see the answer
+_RETRY_AFTER_S = "1"
+
+Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes share."""
+
+    model: Model
+    served: ServedModel
+    max_body_bytes: int = MAX_BODY_BYTES
+
+
+def build_app(service: Service) -> Starlette:
+    """The application; it closes the model's connection when it ends."""
+    started_s = int(time.time())
+    card = {"id": service.served.name, "object": "model", "created": started_s, "owned_by": "faser"}
+    if service.served.max_seq_len is not None:
+        card["max_model_len"] = service.served.max_seq_len
+
+    async def list_models(request: Request) -> Response:
+        return _json({"object": "list", "data": [card]})
+
+    async def get_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != service.served.name:
+            return _error(unknown_model(name, service.served.name))
+        return _json(card)
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200 if await service.model.is_ready() else 503)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await service.model.close()
+
+    return Starlette(
+        routes=[
+            Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", get_model),
+            Route("/v1/completions", _Endpoint(service, parse_completion), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(service, parse_chat), methods=["POST"]),
+            Route("/health", health),
+        ],
+        exception_handlers={HTTPException: _on_http_error},
+        lifespan=lifespan,
+    )
+
+
+class _Endpoint:
+    """A route that generates. A plain ASGI application: reading, waiting and writing end with the connection."""
+
+    def __init__(self, service: Service, parse: Parse) -> None:
+        self._service = service
+        self._parse = parse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = _Writer(scope, receive, send)
+        try:
+            body = await asyncio.wait_for(_read_body(scope, receive, self._service.max_body_bytes), _BODY_TIMEOUT_S)
+            if body is not None:
+                await _while_connected(receive, self._answer(body, writer))
+        except FaserError as error:
+            await writer.fail(error)
+        except asyncio.TimeoutError:
+            message = f"the body did not come within {_BODY_TIMEOUT_S:g} s; send it faster"
+            await writer.fail(RequestError(message, status=408))
+        except Exception:
+            log.exception("a request failed")
+            await writer.fail(FaserError("the request failed in the server; its log has the reason"))
+
+    async def _answer(self, body: bytes, writer: _Writer) -> None:
+        service = self._service
+        # Templates and tokenizers take their time over long messages, which the other streams should not wait for.
+        request = await asyncio.to_thread(lambda: self._parse(parse_object(body), service.served))
+        reply = Reply(request, service.served.name, service.served.tokenizer)
+        async with Generation(service.model, reply.id, request) as generation:
+            if request.stream:
+                await _stream(generation.deltas(), reply, writer)
+                return
+            async for index, delta in generation.deltas():
+                reply.add(index, delta)
+        await writer.respond(_json(reply.whole()))
+
+
+async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer: _Writer) -> None:
+    """Nothing is sent before the first delta, so that a request that is refused gets an HTTP status."""
+    async for index, delta in deltas:
+        chunks = reply.chunks(index, delta)
+        if not writer.has_started:
+            await writer.start_events()
+            chunks = [*reply.first_chunks(), *chunks]
+        if chunks:
+            await writer.write(b"".join(map(event, chunks)))
+    await writer.write(b"".join(map(event, reply.last_chunks())) + LAST_EVENT)
+    await writer.end()
+
+
+class _Writer:
+    """The response of one request: either whole, or events one after the other."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.has_started = False
+
+    async def respond(self, response: Response) -> None:
+        self.has_started = True
+        await response(self._scope, self._receive, self._send)
+
+    async def start_events(self) -> None:
+        self.has_started = True
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: FaserError) -> None:
+        """An error as the response, or as a stream's last event."""
+        if not self.has_started:
+            await self.respond(_error(error))
+            return
+        await self.write(event(error_object(error)))
+        await self.end()
+
+
+async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes | None:
+    """The body; None if the client left.
+
+    Only application/json: browsers let a web page of another origin post other types here unasked.
+    """
+    headers = dict(scope["headers"])
+    content_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise RequestError(
+            f"content-type is {content_type[:60] or 'missing'!r}, allowed is application/json", status=415
+        )
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > _DRAINED_BODIES * max_body_bytes:
+        raise _too_large(max_body_bytes)
+    body = bytearray()
+    num_bytes = 0
+    while num_bytes <= _DRAINED_BODIES * max_body_bytes:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes <= max_body_bytes:
+            body += chunk
+        if not message.get("more_body", False):
+            break
+    if num_bytes > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    return bytes(body)
+
+
+def _too_large(max_body_bytes: int) -> RequestError:
+    return RequestError(f"the body has more than {max_body_bytes} bytes (max_body_bytes); shorten it", status=413)
+
+
+async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:
+    """Run `work`, and cancel it when the client leaves."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        has_ended = task.done()
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+    if has_ended:
+        task.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, "application/json")
+
+
+def _error(error: FaserError) -> Response:
+    status = status_of(error)
+    return _json(error_object(error), status, {"Retry-After": _RETRY_AFTER_S} if status == 503 else None)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:100]}"
+    message = f"{what} is not served here; see /v1/models, /v1/completions and /v1/chat/completions"
+    return _error(RequestError(message, status=error.status_code))

@@ -1,0 +1,177 @@
+"""A model's chat template: messages to the tokens of a prompt, in Jinja's sandbox."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.models.config import read_json
+from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
+from faser_trtllm.serving.openai.error import RequestError
+
+MAX_TEMPLATE_BYTES = 256 << 10
+MAX_PROMPT_CHARS = 8 << 20
+_TEMPLATE_FILE = "chat_template.jinja"
+_SETTINGS_FILE = "tokenizer_config.json"
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """A template in Hugging Face's dialect, and the tokenizer its result is for. Immutable; threads may share it."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Sequence[str] = (), **names: str) -> None:
+        """special_tokens: what a message cannot spell as a token. names: what the template sees, such as bos_token.
+
+        Raises ConfigError if the template is too long or not valid.
+        """
+        num_bytes = len(source.encode())
+        if num_bytes > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"the chat template has {num_bytes} bytes, allowed are at most {MAX_TEMPLATE_BYTES}")
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock], autoescape=False
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"the chat template is not valid: {error}") from error
+        self._tokenizer = tokenizer
+        self._names = names
+        tokens = sorted((token for token in special_tokens if token), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+
+    @classmethod
+    def load(cls, directory: Path, tokenizer: Tokenizer, path: Path | None = None) -> ChatTemplate | None:
+        """The template of a tokenizer's directory, or of the file `path`; None if there is none. Raises ConfigError."""
+        settings_path = directory / _SETTINGS_FILE
+        settings = read_json(settings_path) if settings_path.exists() else {}
+        source = _read(path) if path is not None else _find_source(directory, settings)
+        if source is None:
+            return None
+        names = {}
+        for kind in ("bos", "eos", "unk", "pad"):
+            token = settings.get(f"{kind}_token")
+            content = token.get("content") if isinstance(token, dict) else token
+            if isinstance(content, str):
+                names[f"{kind}_token"] = content
+        added = read_json(directory / TOKENIZER_FILE).get("added_tokens", [])
+        return cls(source, tokenizer, [token["content"] for token in added if token.get("special")], **names)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the conversation, up to where the assistant answers.
+
+        Special tokens are those that the template writes: one spelled out in a message stays text, so that no message
+        can forge a turn. RequestError if the template refuses the messages.
+        """
+        marks: list[str] = []
+        nonce = secrets.token_hex(8)
+
+        def hide(match: re.Match[str]) -> str:
+            marks.append(match[0])
+            return f"\ue000{nonce}.{len(marks) - 1}\ue001"
+
+        if self._special is not None:
+            messages = [{k: self._special.sub(hide, v) for k, v in message.items()} for message in messages]
+        text = self._render(messages)
+        ids: list[int] = []
+        # Odd pieces are the numbers of marks.
+        for i, piece in enumerate(re.split(f"\ue000{nonce}\\.(\\d+)\ue001", text) if marks else [text]):
+            piece, is_template = (marks[int(piece)], False) if i % 2 else (piece, True)
+            ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=is_template)
+        return ids
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(
+                messages=messages, add_generation_prompt=True, tools=None, **self._names
+            ):
+                num_chars += len(piece)
+                if num_chars > MAX_PROMPT_CHARS:
+                    raise RequestError(
+                        f"messages become a prompt of more than {MAX_PROMPT_CHARS} characters; shorten them", "messages"
+                    )
+                pieces.append(piece)
+        except RequestError:
+            raise
+        except SecurityError as error:
+            raise ConfigError(f"the chat template does what its sandbox forbids: {_one_line(error)}") from error
+        except Exception as error:  # whatever a template does with messages it was not written for
+            raise RequestError(f"messages do not suit the chat template: {_one_line(error)}", "messages") from error
+        return "".join(pieces)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, without the operators that make huge values from small ones."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
+            raise SecurityError(f"the operator {operator} on these values")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationBlock(Extension):
+    """{% generation %} marks the assistant's text for training; its content is all that matters here."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _find_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    if (directory / _TEMPLATE_FILE).exists():
+        return _read(directory / _TEMPLATE_FILE)
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ConfigError(f"chat_template in {_SETTINGS_FILE} is not a text; name a file with --chat_template")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(
+                f"chat_template {path} has {path.stat().st_size} bytes, allowed are at most {MAX_TEMPLATE_BYTES}"
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template {path} cannot be read: {error}") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """json.dumps: Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

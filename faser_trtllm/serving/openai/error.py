@@ -1,0 +1,51 @@
+"""Errors as OpenAI's clients expect them: an HTTP status and a JSON object with message, type, param and code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+
+_STATUS = {
+    "INVALID_ARG": 400,
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "UNAVAILABLE": 503,
+    "RESOURCE_EXHAUSTED": 429,
+    "DEADLINE_EXCEEDED": 504,
+    "CANCELLED": 499,
+}
+_TYPES = {429: "rate_limit_error", 499: "cancelled", 503: "service_unavailable", 504: "timeout"}
+
+
+class RequestError(InvalidArgumentError):
+    """A request that is refused. param: the field at fault. reason: OpenAI's short name of the error, if it has one."""
+
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+        self.reason = reason
+
+
+class ModelError(FaserError):
+    """The Triton model refused or failed; code is Triton's status."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def status_of(error: FaserError) -> int:
+    """The HTTP status of an error; 500 where nothing fits better."""
+    if isinstance(error, RequestError):
+        return error.status
+    return _STATUS.get(error.code, 500)
+
+
+def error_object(error: FaserError) -> dict[str, Any]:
+    """The body {"error": {...}} of an error."""
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    param, reason = (error.param, error.reason) if isinstance(error, RequestError) else (None, None)
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": reason}}

@@ -1,0 +1,114 @@
+"""Reads the fields of a JSON object, with a sentence for each that cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from faser_trtllm.serving.openai.error import RequestError
+
+_MAX_SHOWN_CHARS = 60
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request's body; RequestError if it is none."""
+    try:
+        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not valid UTF-8 at byte {error.start}; send JSON encoded as UTF-8") from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply; send a flat JSON object") from error
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON at character {error.pos}: {error.msg.lower()}") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise RequestError("the body holds a number with too many digits") from error
+    if not isinstance(value, dict):
+        raise RequestError(f"the body is {kind_of(value)}, it must be a JSON object")
+    return value
+
+
+class Fields:
+    """The fields of one object by name; null is the same as absent. All raise RequestError."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {name: value for name, value in values.items() if value is not None}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def get(self, name: str) -> Any:
+        """The value as it is, None if absent."""
+        return self._values.get(name)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number from low to high."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RequestError(f"{name} is {shown(value)}, it must be a number from {low:g} to {high:g}", name)
+        if not low <= value <= high:  # false for huge integers too, before they are made floats
+            raise RequestError(f"{name} is {shown(value)}, allowed is {low:g} to {high:g}", name)
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """A whole number from low to high."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name} is {shown(value)}, it must be a whole number from {low} to {high}", name)
+        if not low <= value <= high:
+            raise RequestError(f"{name} is {shown(value)}, allowed is {low} to {high}", name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """true or false; false if absent."""
+        value = self.get(name)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise RequestError(f"{name} is {shown(value)}, it must be true or false", name)
+        return value
+
+    def text(self, name: str) -> str | None:
+        value = self.get(name)
+        return None if value is None else checked_text(name, value)
+
+
+def checked_text(name: str, value: Any) -> str:
+    """value if it is a text that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is {kind_of(value)}, it must be a string", name)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} has half of a surrogate pair at character {error.start}; send whole characters", name
+        ) from error
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in an error's sentence, cut to a bearable length."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a number of more than 70 digits"
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+
+
+def kind_of(value: Any) -> str:
+    """What JSON calls a value's type."""
+    kinds = {str: "a string", bool: "true or false", int: "a number", float: "a number", list: "an array"}
+    return "null" if value is None else kinds.get(type(value), "an object")
+
+
+def _refuse_constant(name: str) -> float:
+    raise RequestError(f"the body holds {name}, which is not JSON; send finite numbers")

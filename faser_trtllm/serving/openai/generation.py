@@ -1,0 +1,65 @@
+"""The sequences of one request, run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from faser_trtllm.serving.openai.model import Delta
+from faser_trtllm.serving.openai.request import GenerationRequest
+
+_MAX_WAITING_DELTAS = 64
+
+
+class DeltaSource(Protocol):
+    """What is needed of model.Model."""
+
+    def generate(
+        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
+    ) -> AsyncIterator[Delta]: ...
+
+
+class Generation:
+    """Runs a request; `async with` bounds it: what still runs when it is left is cancelled in the server."""
+
+    def __init__(self, source: DeltaSource, request_id: str, request: GenerationRequest) -> None:
+        self._source = source
+        self._request_id = request_id
+        self._sequences = request.sequences()
+        # Bounded, so that a client that does not read holds up its own gRPC streams and not this process's memory.
+        self._deltas: asyncio.Queue[tuple[int, Delta | Exception]] = asyncio.Queue(_MAX_WAITING_DELTAS)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Generation:
+        self._tasks = [asyncio.create_task(self._run(index)) for index in range(len(self._sequences))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(index of the sequence, delta) as they come, until all sequences have ended; the first error is raised."""
+        num_open = len(self._sequences)
+        while num_open:
+            index, delta = await self._deltas.get()
+            if isinstance(delta, Exception):
+                raise delta
+            num_open -= delta.finish_reason is not None
+            yield index, delta
+
+    async def _run(self, index: int) -> None:
+        prompt, inputs = self._sequences[index]
+        source = self._source.generate(f"{self._request_id}-{index}", prompt, inputs)
+        try:
+            async for delta in source:
+                await self._deltas.put((index, delta))
+        except Exception as error:
+            await self._deltas.put((index, error))
+        finally:
+            await source.aclose()  # type: ignore[attr-defined]

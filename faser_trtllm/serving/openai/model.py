@@ -1,0 +1,133 @@
+"""The Triton model behind the API: one gRPC stream per sequence, so that each can be cancelled by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving.openai.error import ModelError
+
+MODEL_NAME = "faser"
+
+_DTYPES: Mapping[type, tuple[str, Any]] = {
+    bool: ("BOOL", np.bool_),
+    int: ("INT32", np.int32),
+    float: ("FP32", np.float32),
+}
+_UINT64_INPUTS = ("seed",)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of a sequence and its tokens; log_probs has one per token, or none. The last has the rest."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    finish_reason: str | None = None
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class Model:
+    """A connection to a running Triton server. All methods belong to one event loop."""
+
+    def __init__(self, url: str, name: str = MODEL_NAME) -> None:
+        """url: host:port of the server's gRPC endpoint."""
+        import tritonclient.grpc.aio as grpcclient
+
+        self._grpc = grpcclient
+        self._client = grpcclient.InferenceServerClient(url)
+        self._name = name
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def is_ready(self) -> bool:
+        """The server answers and the model serves."""
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return bool(await self._client.is_model_ready(self._name, client_timeout=5.0))
+        except InferenceServerException:
+            return False
+
+    async def generate(
+        self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
+    ) -> AsyncIterator[Delta]:
+        """Deltas of one sequence; leaving the iteration, or a cancelled task, cancels it in the server.
+
+        prompt: text or token ids. inputs: further inputs of the Triton model by name, as Python values. Raises
+        ModelError with Triton's sentence, UnavailableError if the server cannot be reached.
+        """
+        import grpc
+
+        name = "text_input" if isinstance(prompt, str) else "input_ids"
+        tensors = [self._tensor(key, value) for key, value in {name: prompt, **inputs}.items()]
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": self._name, "inputs": tensors, "request_id": request_id}
+
+        answers = self._client.stream_infer(requests(), headers={"triton_grpc_error": "true"})
+        try:
+            async for result, error in answers:
+                if error is not None:
+                    raise ModelError(error.message(), _code_of(str(error.status())))
+                delta = _delta_of(result.as_numpy)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error) from error
+        finally:
+            answers.cancel()
+        raise ModelError("the server ended the answer before its end; send the request again", "UNAVAILABLE")
+
+    def _tensor(self, name: str, value: Any) -> Any:
+        """An input of batch size 1."""
+        values: list[Any] = [value] if isinstance(value, str | bool | int | float) else list(value)
+        if isinstance(values[0], str):
+            dtype, array = "BYTES", np.array([[text.encode() for text in values]], dtype=np.object_)
+        else:
+            dtype, kind = ("UINT64", np.uint64) if name in _UINT64_INPUTS else _DTYPES[type(values[0])]
+            array = np.array([values], dtype=kind)
+        tensor = self._grpc.InferInput(name, list(array.shape), dtype)
+        tensor.set_data_from_numpy(array)
+        return tensor
+
+
+def _delta_of(get: Any) -> Delta:
+    def number(name: str) -> int:
+        array = get(name)
+        return 0 if array is None else int(array.reshape(-1)[0])
+
+    def values(name: str) -> tuple[Any, ...]:
+        array = get(name)
+        return () if array is None else tuple(array.reshape(-1).tolist())
+
+    reason = get("finish_reason")
+    return Delta(
+        text=get("text_output").reshape(-1)[0].decode(),
+        token_ids=values("output_ids"),
+        log_probs=values("output_log_probs"),
+        finish_reason=None if reason is None else reason.reshape(-1)[0].decode(),
+        num_input_tokens=number("num_input_tokens"),
+        num_output_tokens=number("num_output_tokens"),
+    )
+
+
+def _failure(error: Any) -> FaserError:
+    """What a broken gRPC call means. With triton_grpc_error, errors of the model come this way too."""
+    code = _code_of(str(error.code()))
+    message = " ".join((error.details() or "").split())
+    if code == "UNAVAILABLE" and ("connect" in message or not message or "Socket closed" in message):
+        return UnavailableError("the Triton server cannot be reached; try again in a moment")
+    return ModelError(message or "the server gave no reason", code)
+
+
+def _code_of(status: str) -> str:
+    return status.removeprefix("StatusCode.")

@@ -1,0 +1,323 @@
+"""OpenAI's completion and chat requests to what the Triton model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.openai.chat_template import ChatTemplate
+from faser_trtllm.serving.openai.error import RequestError
+from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
+from faser_trtllm.serving.text_request import MAX_STOP_WORDS, MAX_WORD_CHARS
+from faser_trtllm.serving.triton_request import MAX_RETURN_SEQUENCES, SEED_STEP
+
+MAX_PROMPTS = 64
+MAX_SEQUENCES = 128
+MAX_MESSAGES = 2048
+MAX_CONTENT_PARTS = 1024
+DEFAULT_MAX_TOKENS = 16
+_MAX_INT32 = 2**31 - 1
+
+Prompt = str | tuple[int, ...]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+_COMMON = frozenset(
+    (
+        *("model", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "logprobs"),
+        *("presence_penalty", "frequency_penalty"),
+        # Not OpenAI's; named as in vLLM, or as the inputs of the Triton model.
+        *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "num_draft_tokens", "timeout_ms"),
+    )
+)
+_COMPLETION = _COMMON | {"prompt", "best_of", "echo", "suffix", "logit_bias"}
+_CHAT = _COMMON | {
+    *("messages", "max_completion_tokens", "top_logprobs", "logit_bias", "tools", "tool_choice", "functions"),
+    *("function_call", "response_format", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
+}
+_IGNORED = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+)
+"""Bookkeeping of OpenAI's own service, without an effect on the answer."""
+
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "echo": ((False,), "the prompt is not repeated"),
+    "suffix": (("",), "insertion is not supported"),
+    "logit_bias": (({},), "biases are not supported here; the Triton model takes embedding_bias_words"),
+    "tools": (([],), "tools are not supported"),
+    "tool_choice": (("none", "auto"), "tools are not supported"),
+    "functions": (([],), "tools are not supported"),
+    "function_call": (("none", "auto"), "tools are not supported"),
+    "response_format": (({"type": "text"},), "guided decoding is not supported here"),
+    "modalities": ((["text"],), "only text is supported"),
+    "audio": ((), "only text is supported"),
+    "web_search_options": ((), "searching the web is not supported"),
+    "reasoning_effort": (("none",), "efforts are not supported"),
+    "verbosity": (("medium",), "verbosity is not supported"),
+}
+"""Known fields, the values that change nothing, and why others are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What requests are parsed for.
+
+    tokenizer: None if its files are not at hand; then there is neither chat nor logprobs. max_seq_len: None if unknown.
+    """
+
+    name: str
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    max_seq_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request: num_choices sequences of each prompt. inputs: of the Triton model, without prompt and seed."""
+
+    prompts: tuple[Prompt, ...]
+    num_choices: int
+    inputs: Mapping[str, Any]
+    seed: int | None
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    is_chat: bool
+
+    def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
+        """Prompt and inputs of each choice, in the order of their indices.
+
+        Seeds are those that the Triton model gives the sequences of num_return_sequences, so both give the same texts.
+        """
+        found: list[tuple[Prompt, Mapping[str, Any]]] = []
+        for prompt in self.prompts:
+            for i in range(self.num_choices):
+                seed = {} if self.seed is None else {"seed": (self.seed + i * SEED_STEP) % 2**64}
+                found.append((prompt, {**self.inputs, **seed}))
+        return found
+
+
+def parse_completion(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
+    """A body of /v1/completions; raises RequestError."""
+    fields = _checked_fields(values, _COMPLETION, model)
+    if "logprobs" in fields and isinstance(fields.get("logprobs"), bool):
+        raise RequestError("logprobs is true or false, it must be 0: log probs of the chosen tokens", "logprobs")
+    if fields.integer("logprobs", 0, _MAX_INT32):
+        raise RequestError(
+            f"logprobs is {shown(fields.get('logprobs'))}, allowed is 0: the chosen tokens, without alternatives",
+            "logprobs",
+        )
+    prompts = _prompts(fields.get("prompt"))
+    max_tokens = fields.integer("max_tokens", 1, _MAX_INT32) or DEFAULT_MAX_TOKENS
+    return _request(fields, model, prompts, max_tokens, "logprobs" in fields, is_chat=False)
+
+
+def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
+    """A body of /v1/chat/completions; raises RequestError. May take long for long messages."""
+    fields = _checked_fields(values, _CHAT, model)
+    if fields.integer("top_logprobs", 0, _MAX_INT32):
+        raise RequestError(
+            f"top_logprobs is {shown(fields.get('top_logprobs'))}, allowed is 0: only the chosen tokens have logprobs",
+            "top_logprobs",
+        )
+    names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]
+    limits = [fields.integer(name, 1, _MAX_INT32) for name in names]
+    if len(set(limits)) > 1:
+        raise RequestError(
+            f"max_tokens is {limits[0]} and max_completion_tokens {limits[1]}; send one of them", "max_tokens"
+        )
+    messages = _messages(fields.get("messages"))
+    if model.chat_template is None:
+        raise RequestError(
+            f"model {model.name} has no chat template; start the server with --engine_dir and --chat_template, or use "
+            "/v1/completions",
+            "messages",
+        )
+    prompt = tuple(model.chat_template.encode(messages))
+    if not prompt:
+        raise RequestError("messages become an empty prompt; send a message with content", "messages")
+    max_tokens = limits[0] if limits else model.max_seq_len
+    return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, fields.flag("logprobs"), is_chat=True)
+
+
+def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: ServedModel) -> Fields:
+    fields = Fields(values)
+    for name in fields.names():
+        if name in _IGNORED:
+            continue
+        if name not in known:
+            raise RequestError(f"{shown(name)} is not a field of this request; leave it out", name[:100])
+        harmless, why = _REFUSED.get(name, (None, ""))
+        if harmless is not None and fields.get(name) not in harmless:
+            raise RequestError(f"{name} was sent, but {why}; leave it out", name)
+    asked = fields.text("model")
+    if asked is None:
+        raise RequestError(f"model is missing, send {model.name}", "model")
+    if asked != model.name:
+        raise unknown_model(asked, model.name)
+    return fields
+
+
+def unknown_model(name: str, served: str) -> RequestError:
+    return RequestError(
+        f"model {shown(name)} does not exist, this server has {served}", "model", status=404, reason="model_not_found"
+    )
+
+
+def _request(
+    fields: Fields,
+    model: ServedModel,
+    prompts: tuple[Prompt, ...],
+    max_tokens: int,
+    logprobs: bool,
+    is_chat: bool,
+) -> GenerationRequest:
+    if logprobs and model.tokenizer is None:
+        raise RequestError("logprobs needs the tokenizer's files; start the server with --engine_dir", "logprobs")
+    num_choices = fields.integer("n", 1, MAX_RETURN_SEQUENCES) or 1
+    if fields.get("best_of") is not None and fields.integer("best_of", 1, MAX_RETURN_SEQUENCES) != num_choices:
+        raise RequestError(f"best_of is {shown(fields.get('best_of'))}, allowed is the value of n", "best_of")
+    if len(prompts) * num_choices > MAX_SEQUENCES:
+        raise RequestError(
+            f"{len(prompts)} prompts with n {num_choices} are {len(prompts) * num_choices} sequences, allowed are at "
+            f"most {MAX_SEQUENCES}; send several requests",
+            "n",
+        )
+    stream = fields.flag("stream")
+    seed = fields.integer("seed", -(2**63), 2**64 - 1)
+    return GenerationRequest(
+        prompts=prompts,
+        num_choices=num_choices,
+        inputs=_inputs(fields, max_tokens)
+        | {"stream": stream, "exclude_input_in_output": True}
+        | ({"return_log_probs": True} if logprobs else {}),
+        seed=None if seed is None else seed % 2**64,
+        stream=stream,
+        include_usage=_include_usage(fields, stream),
+        logprobs=logprobs,
+        is_chat=is_chat,
+    )
+
+
+def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:
+    """The Triton model's sampling inputs. OpenAI samples at temperature 1 unless told otherwise, the model does not."""
+    temperature = fields.number("temperature", 0.0, 2.0)
+    optional = {
+        "top_p": fields.number("top_p", 0.0, 1.0),
+        "min_p": fields.number("min_p", 0.0, 1.0),
+        "top_k": fields.integer("top_k", -1, _MAX_INT32),
+        "min_tokens": fields.integer("min_tokens", 0, _MAX_INT32),
+        "presence_penalty": fields.number("presence_penalty", -2.0, 2.0),
+        "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
+        "repetition_penalty": fields.number("repetition_penalty", 0.0, 100.0),
+        "num_draft_tokens": fields.integer("num_draft_tokens", 0, _MAX_INT32),
+        "timeout_ms": fields.number("timeout_ms", 1.0, 86_400_000.0),
+        "stop_words": _stop(fields.get("stop")) or None,
+        "end_id": -1 if fields.flag("ignore_eos") else None,
+    }
+    if optional["top_k"] == -1:  # vLLM's spelling of "off"
+        optional["top_k"] = 0
+    inputs = {name: value for name, value in optional.items() if value is not None}
+    return inputs | {"max_tokens": max_tokens, "temperature": 1.0 if temperature is None else temperature}
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    options = fields.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise RequestError(f"stream_options is {kind_of(options)}, it must be an object", "stream_options")
+    if not stream:
+        raise RequestError("stream_options was sent without stream; set stream or leave it out", "stream_options")
+    for name in options:
+        if name not in ("include_usage", "include_obfuscation"):
+            raise RequestError(f"stream_options has {shown(name)}, allowed is include_usage", "stream_options")
+    return Fields(options).flag("include_usage")
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    words = value if isinstance(value, list) else [value]
+    if len(words) > MAX_STOP_WORDS:
+        raise RequestError(f"stop has {len(words)} entries, allowed are at most {MAX_STOP_WORDS}", "stop")
+    for word in words:
+        if len(checked_text("stop", word)) > MAX_WORD_CHARS:
+            raise RequestError(f"stop has {len(word)} characters, allowed are at most {MAX_WORD_CHARS}", "stop")
+        if not word:
+            raise RequestError("stop holds an empty string; leave it out", "stop")
+    return tuple(words)
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    if value is None:
+        raise RequestError("prompt is missing, send a text or token ids", "prompt")
+    if isinstance(value, str):
+        return (_prompt(value),)
+    if not isinstance(value, list) or not value:
+        raise RequestError("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
+    if _is_ids(value):
+        return (_prompt(value),)
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(f"prompt has {len(value)} entries, allowed are at most {MAX_PROMPTS}", "prompt")
+    return tuple(_prompt(entry) for entry in value)
+
+
+def _prompt(value: Any) -> Prompt:
+    if isinstance(value, str) and checked_text("prompt", value):
+        return value
+    if isinstance(value, list) and value and _is_ids(value):
+        for token in value:
+            if not 0 <= token <= _MAX_INT32:
+                raise RequestError(f"prompt holds token id {shown(token)}, allowed is 0 or more", "prompt")
+        return tuple(value)
+    raise RequestError("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return all(type(entry) is int for entry in value)
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    if value is None:
+        raise RequestError("messages is missing, send a list of messages", "messages")
+    if not isinstance(value, list) or not value:
+        raise RequestError("messages must be a list of at least one message", "messages")
+    if len(value) > MAX_MESSAGES:
+        raise RequestError(f"messages has {len(value)} entries, allowed are at most {MAX_MESSAGES}", "messages")
+    return [_message(f"messages[{i}]", message) for i, message in enumerate(value)]
+
+
+def _message(where: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{where} is {kind_of(value)}, it must be an object with role and content", "messages")
+    fields = Fields(value)
+    role = fields.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(f"{where}.role is {shown(role)}, allowed are {', '.join(_ROLES)}", "messages")
+    for name in ("tool_calls", "function_call", "audio"):
+        if fields.get(name):
+            raise RequestError(f"{where}.{name} was sent, but only text is supported; leave it out", "messages")
+    message = {"role": _ROLES[role], "content": _content(f"{where}.content", fields.get("content"))}
+    if "name" in fields:
+        message["name"] = checked_text(f"{where}.name", fields.get("name"))
+    return message
+
+
+def _content(where: str, value: Any) -> str:
+    if isinstance(value, str):
+        return checked_text(where, value)
+    if not isinstance(value, list) or not value or len(value) > MAX_CONTENT_PARTS:
+        raise RequestError(
+            f"{where} is {kind_of(value)}, it must be a text or 1 to {MAX_CONTENT_PARTS} text parts",
+            "messages",
+        )
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise RequestError(f"{where} has a part of type {shown(kind)}, allowed is text", "messages")
+        texts.append(checked_text(where, part.get("text")))
+    return "".join(texts)
