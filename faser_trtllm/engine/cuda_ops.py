@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import accept, append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.ops.cuda.accept import ROW_REFUSED
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.module import Launcher
 
@@ -332,8 +334,11 @@ class ReferenceOps(_TorchOps):
     ) -> None:
         import torch
 
-        table: Any = sampling.numpy().reshape(-1).view(SAMPLING_DTYPE)
+        table: Any = sampling.numpy().reshape(-1).view(SAMPLING_DTYPE).copy()
         n = slots.shape[0]
+        # The kernels refuse an entry without tokens, as a bucket's idle requests have; the host's test would read them.
+        is_idle = table["tokens"] == 0
+        table["tokens"][is_idle], table["repetition_penalty"][is_idle] = num_tokens.data_ptr(), 1.0
         found = host_accept.accept(
             table,
             slots.numpy(),
@@ -346,3 +351,6 @@ class ReferenceOps(_TorchOps):
         )
         for name in ("token_ids", "num_tokens", "num_accepted", "outcome", "row_status"):
             getattr(result, name)[:n].copy_(torch.from_numpy(getattr(found, name)))
+        refused = torch.from_numpy(is_idle[slots.numpy()])
+        for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
+            values[:n][refused] = value

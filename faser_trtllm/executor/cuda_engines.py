@@ -17,11 +17,13 @@ from faser_trtllm.executor.partitions_gpu import GpuModes
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, PartitionPair
 
 if TYPE_CHECKING:
+    from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda import CudaEngine
     from faser_trtllm.engine.cuda_accept import DeviceAcceptor
     from faser_trtllm.engine.cuda_draft import DraftLaws
     from faser_trtllm.engine.cuda_ops import Ops
     from faser_trtllm.engine.cuda_runtime import Runtime
+    from faser_trtllm.engine.cuda_weights import DeviceWeights
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class Gpu(Protocol):
 
     def make_runtime(self) -> Runtime:
         """One per engine."""
+
+    def load_weights(self, file: CudaFile, runtime: Runtime) -> DeviceWeights: ...
 
     def make_ops(self, runtime: Runtime, head_dim: int) -> Ops: ...
 
@@ -58,6 +62,11 @@ class CudaGpu:
         from faser_trtllm.engine.cuda_runtime import CudaRuntime
 
         return CudaRuntime(self._ordinal)
+
+    def load_weights(self, file: CudaFile, runtime: Runtime) -> DeviceWeights:
+        from faser_trtllm.engine.cuda_weights import DeviceWeights
+
+        return DeviceWeights.load(file, runtime.device)
 
     def make_ops(self, runtime: Runtime, head_dim: int) -> Ops:
         from faser_trtllm.engine.cuda_ops import STEMS, KernelOps
@@ -140,12 +149,11 @@ def _open(
 ) -> tuple[CudaEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
-    from faser_trtllm.engine.cuda_weights import DeviceWeights
 
     runtime = gpu.make_runtime()
     with CudaFile.open(path) as file:
         ops = gpu.make_ops(runtime, file.model["head_dim"])
-        weights, segments = DeviceWeights.load(file, runtime.device), file.segments
+        weights, segments = gpu.load_weights(file, runtime), file.segments
     engine = CudaEngine(
         weights,
         segments,
