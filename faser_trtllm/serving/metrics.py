@@ -93,13 +93,16 @@ class ModelMetrics:
             self._ended[False, code] += 1
 
     def _run(self) -> None:
-        while not self._closing:
-            self._wake.wait(PERIOD_S)
+        closing = False
+        while not closing:
+            closing = self._closing
             self._wake.clear()
             try:
                 self._publish()
             except Exception:
                 log.exception("metrics could not be published")
+            if not closing:
+                self._wake.wait(PERIOD_S)
 
     def _publish(self) -> None:
         self._ready.publish(Stats({"is_ready": float(self._is_ready())}))
@@ -154,14 +157,15 @@ class _Counts:
             if key not in self._metrics:
                 labels = self._labels | ({self._spec.label: key} if self._spec.label else {})
                 self._metrics[key] = self._family.Metric(labels=labels)
-                self._last[key] = 0.0
+                # Triton keeps a series when its model is unloaded: a counter goes on, a gauge must not stay as it was.
+                self._last[key] = 0.0 if self._spec.kind == "counter" else math.nan
             last = self._last[key]
-            if self._spec.kind == "gauge" and value != last:
-                self._metrics[key].set(value)
-            elif value > last:
+            if self._spec.kind == "counter":
+                if value <= last:
+                    continue
                 self._metrics[key].increment(value - last)
-            else:
-                continue
+            elif value != last:
+                self._metrics[key].set(value)
             self._last[key] = value
 
 

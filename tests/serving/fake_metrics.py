@@ -1,4 +1,7 @@
-"""A stand-in for pb_utils.MetricFamily that keeps what it is told, and which threads told it."""
+"""A stand-in for pb_utils.MetricFamily that keeps what it is told, and which threads told it.
+
+As in Triton, a metric that is made again has the value it had.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class FakeMetricFamily:
             self.histograms[key] = {"counts": [0] * (len(buckets) + 1), "sum": 0.0, "bounds": buckets}
             return SimpleNamespace(observe=lambda value: self._observe(key, value))
         assert buckets is None
-        self.values[key] = 0.0
+        self.values.setdefault(key, 0.0)
         if self._kind == self.COUNTER:
             return SimpleNamespace(increment=lambda value: self._increment(key, value))
         return SimpleNamespace(set=lambda value: self._set(key, value))

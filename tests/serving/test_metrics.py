@@ -113,6 +113,14 @@ def test_only_what_changed_is_told_to_triton(metrics, run):
     assert FakeMetricFamily.num_calls == before + 1, "the timestamp"
 
 
+def test_a_gauge_is_set_even_to_zero_when_its_model_is_loaded(metrics):
+    """Triton keeps the series of a model that was unloaded, with their values."""
+    publish(metrics, {"num_running": 3.0})
+    again = ModelMetrics(PB_UTILS, "faser", "1")
+    publish(again, {"num_running": 0.0})
+    assert value("faser_num_requests_running") == 0.0
+
+
 def test_one_thread_publishes_and_what_is_left_at_the_end_too(metrics, run):
     metrics.start(lambda: True)
     for _ in range(20):
