@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
+from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.client import INPUT_DTYPES
 from faser_trtllm.serving.contract import ALIASES, MODELS, REFUSED, WITHOUT_EFFECT
@@ -297,3 +298,85 @@ def test_values_that_cannot_be_are_refused_by_name(model):
         tensors = minimal(model) | {name: np.array([[value]], dtype)}
         with pytest.raises(InvalidArgumentError, match=message):
             parse_request(contract.canonical(tensors), contract)
+
+
+MISSING = [
+    ("ensemble", "max_tokens", "max_tokens is missing"),
+    ("ensemble", "text_input", "the prompt is missing"),
+    ("tensorrt_llm", "request_output_len", "max_tokens is missing"),
+    ("tensorrt_llm", "input_lengths", "input_lengths is missing"),
+    ("tensorrt_llm", "input_ids", "the prompt is missing, send input_ids"),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "message"), MISSING)
+def test_missing_inputs_are_named(model, name, message):
+    """Triton counts required inputs but does not look which ones came."""
+    contract = MODELS[model]
+    tensors = minimal(model)
+    del tensors[name]
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        parse_request(contract.canonical(tensors), contract)
+    if name == "request_output_len":
+        assert contract.client_message(str(caught.value)).startswith("request_output_len is missing")
+
+
+def test_an_input_under_two_names_is_refused():
+    tensors = minimal("ensemble") | {"seed": np.array([[1]], np.uint64), "random_seed": np.array([[2]], np.uint64)}
+    with pytest.raises(InvalidArgumentError, match="seed was sent twice"):
+        MODELS["ensemble"].canonical(tensors)
+
+
+def values(**fields):
+    kinds = {int: np.int32, float: np.float32, bool: np.bool_}
+    return {name: np.array([[value]], kinds[type(value)]) for name, value in fields.items()}
+
+
+GREEDY = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.3, "runtime_top_p": 0.0},
+    {"runtime_top_k": 1, "temperature": 2.0},
+]
+SAMPLED = [{"runtime_top_k": 5}, {"runtime_top_p": 0.9}, {"runtime_top_k": 0, "runtime_top_p": 1.0, "temperature": 0.5}]
+
+
+def test_what_is_greedy_in_tensorrt_llm_is_greedy_here():
+    contract = MODELS["tensorrt_llm"]
+    for fields, is_greedy in [(f, True) for f in GREEDY] + [(f, False) for f in SAMPLED]:
+        (part,) = parse_request(contract.canonical(minimal("tensorrt_llm") | values(**fields)), contract)
+        r = part.request
+        assert SamplingParams(temperature=r.temperature, top_k=r.top_k, top_p=r.top_p).is_greedy == is_greedy, fields
+    ours = MODELS["faser"]
+    (part,) = parse_request(ours.canonical(minimal("faser") | values(temperature=1.0)), ours)
+    assert not SamplingParams(temperature=part.request.temperature, top_k=part.request.top_k).is_greedy
+
+
+def test_log_probs_are_normalized_where_they_are_asked_for_and_the_model_says_so():
+    contract = MODELS["ensemble"]
+    for asked, normalized in [(True, True), (True, False), (False, True)]:
+        tensors = minimal("ensemble") | values(return_log_probs=asked)
+        (part,) = parse_request(tensors, contract, normalize_log_probs=normalized)
+        assert part.request.normalize_log_probs == (asked and normalized)
+
+
+def test_a_batch_times_its_sequences_with_seeds_of_their_own():
+    tensors = {
+        "text_input": np.array([[b"x"], [b"y"]], object),
+        "max_tokens": np.array([[4], [5]], np.int32),
+        "num_return_sequences": np.array([[2], [3]], np.int32),
+        "seed": np.array([[7], [2**64 - 1]], np.uint64),
+    }
+    parts = parse_request(tensors, MODELS["ensemble"])
+    assert [(p.batch_index, p.sequence_index, p.request.text, p.request.max_tokens) for p in parts] == [
+        (0, 0, "x", 4),
+        (0, 1, "x", 4),
+        (1, 0, "y", 5),
+        (1, 1, "y", 5),
+        (1, 2, "y", 5),
+    ]
+    step = 0x9E3779B97F4A7C15
+    assert [p.request.seed for p in parts] == [7, 7 + step, 2**64 - 1, step - 1, (2 * step - 1) % 2**64]
+    short = tensors | {"seed": np.array([[7]], np.uint64)}
+    with pytest.raises(InvalidArgumentError, match="seed has batch size 1, other inputs have 2"):
+        parse_request(short, MODELS["ensemble"])

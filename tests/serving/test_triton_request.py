@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.triton_model import TritonModel, open_model
 from faser_trtllm.serving.triton_request import parse_request
 from tests.checkpoints import write_tokenizer
 from tests.serving.fake_metrics import FakeMetricFamily
+from tests.serving.test_supervisor import wait_until
 
 COMMAND = (sys.executable, "-m", "tests.serving.fake_engine")
 
@@ -261,6 +262,60 @@ def test_equal_request_ids_are_independent(model):
     requests = [FakeRequest("same", text_input=strings(text), max_tokens=ints(4)) for text in ("ab", "xy")]
     model.execute(requests)
     assert [r.wait().tensors["text_output"][0] for r in requests] == [b"ababab", b"xyxyxy"]
+
+
+def test_a_batch_of_sequences_ends_with_its_last(model):
+    request = FakeRequest(
+        text_input=np.array([[b"ab"], [b"xy"]], dtype=object),
+        max_tokens=np.array([[4], [9]], dtype=np.int32),
+        num_return_sequences=np.array([[2], [1]], dtype=np.int32),
+        stream=np.array([[True], [True]]),
+    )
+    model.execute([request])
+    request.wait()
+    texts = {}
+    for response in request.responses:
+        tensors = response.tensors
+        where = int(tensors["batch_index"][0, 0]), int(tensors["sequence_index"][0, 0])
+        texts[where] = texts.get(where, b"") + tensors["text_output"][0]
+    assert texts == {(0, 0): b"abab", (0, 1): b"abab", (1, 0): b"xyxyxyxyx"}
+    assert sum("finish_reason" in response.tensors for response in request.responses) == 3
+    assert not request.touched_after_final
+
+
+def test_a_part_that_is_refused_ends_the_others(model):
+    submit = model._supervisor.submit
+    ids = []
+
+    def submit_two(request, on_event):
+        if len(ids) == 2:
+            raise UnavailableError("no room")
+        ids.append(submit(request, on_event))
+        return ids[-1]
+
+    model._supervisor.submit = submit_two
+    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(500), num_return_sequences=ints(3))
+    model.execute([request])
+    assert request.wait().error.message == "no room"
+    wait_until(lambda: model._supervisor.num_open == 0)
+    assert len(request.responses) == 1
+    assert not request.touched_after_final
+
+
+def test_a_stop_request_ends_all_of_its_id_with_what_they_have(model):
+    requests = [FakeRequest(name, text_input=strings("abc"), max_tokens=ints(500)) for name in ("a", "b", "a")]
+    model.execute(requests)
+    time.sleep(0.1)
+    stop = FakeRequest("a", text_input=strings(""), stop=flag(True))
+    model.execute([stop])
+    assert stop.wait() is None
+    for request in (requests[0], requests[2]):
+        final = request.wait().tensors
+        assert final["finish_reason"].tolist() == [b"cancelled"]
+        assert final["text_output"][0] == b"abc" + (b"abc" * 500)[: final["num_output_tokens"][0, 0]]
+    assert not requests[1].final.is_set()
+    requests[1].cancelled = True
+    assert requests[1].wait().error.code == "CANCELLED"
 
 
 def test_cancelled_requests_end_and_are_left_alone(model):
