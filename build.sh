@@ -72,7 +72,7 @@ setup_tests() {
   if ! is_done tests "$wanted"; then
     echo "build.sh: installing what the tests need"
     pip_install torch
-    pip_install -e ".[serve,test,tensorrt-rtx,cuda]"
+    pip_install -e ".[serve,openai,test,tensorrt-rtx,cuda]"
     if "$PYTHON" -m pip list 2>/dev/null | grep -qE '^nvidia-(cublas|cudnn|nccl)'; then
       echo "build.sh: note: this index has only a CUDA build of torch; the tests run on the CPU all the same" >&2
     fi

@@ -19,6 +19,8 @@ _DTYPES: Mapping[type, tuple[str, Any]] = {
     float: ("FP32", np.float32),
 }
 _UINT64_INPUTS = ("seed",)
+_FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
+"""What clients of this API call the inputs that Triton's sentences begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Model:
         try:
             async for result, error in answers:
                 if error is not None:
-                    raise ModelError(error.message(), _code_of(str(error.status())))
+                    raise ModelError(_message_of(error.message()), _code_of(str(error.status())))
                 delta = _delta_of(result.as_numpy)
                 yield delta
                 if delta.finish_reason is not None:
@@ -123,10 +125,16 @@ def _delta_of(get: Any) -> Delta:
 def _failure(error: Any) -> FaserError:
     """What a broken gRPC call means. With triton_grpc_error, errors of the model come this way too."""
     code = _code_of(str(error.code()))
-    message = " ".join((error.details() or "").split())
-    if code == "UNAVAILABLE" and ("connect" in message or not message or "Socket closed" in message):
+    message = _message_of(error.details())
+    if code == "UNAVAILABLE" and ("connect" in message or "Socket closed" in message):
         return UnavailableError("the Triton server cannot be reached; try again in a moment")
-    return ModelError(message or "the server gave no reason", code)
+    return ModelError(message, code)
+
+
+def _message_of(details: str | None) -> str:
+    """Triton's sentence in one line, with the client's name for the field."""
+    first, space, rest = " ".join((details or "the server gave no reason").split()).partition(" ")
+    return f"{_FIELDS.get(first, first)}{space}{rest}"
 
 
 def _code_of(status: str) -> str:
