@@ -18,10 +18,10 @@ from faser_trtllm.commands.build import EXAMPLES as BUILD_EXAMPLES
 from faser_trtllm.commands.build import build
 from faser_trtllm.commands.generate import EXAMPLES as GENERATE_EXAMPLES
 from faser_trtllm.commands.generate import generate
+from faser_trtllm.commands.openai import EXAMPLES as OPENAI_EXAMPLES
+from faser_trtllm.commands.openai import openai
 from faser_trtllm.commands.options import EngineDirOption, numbers
 from faser_trtllm.commands.progress import ProgressBar
-from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
-from faser_trtllm.commands.top import top
 from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
 from faser_trtllm.commands.top import top
 from faser_trtllm.config import SPELLINGS
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 app.command(epilog=BUILD_EXAMPLES)(build)
 app.command(epilog=GENERATE_EXAMPLES)(generate)
-app.command(epilog=TOP_EXAMPLES)(top)
+app.command(epilog=OPENAI_EXAMPLES)(openai)
 app.command(epilog=TOP_EXAMPLES)(top)
 
 
