@@ -57,6 +57,7 @@ def test_core_needs_no_heavy_package():
         "tensorrt",
         "tensorrt_rtx",
         "tensorrt_llm",
+        "opentelemetry",
         "cuda",
         "matplotlib",
     ]
