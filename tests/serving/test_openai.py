@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -330,6 +331,12 @@ def test_a_dead_triton_is_503_with_a_hint_and_health_says_so(engine_dir, tmp_pat
                 assert answer.status == 200
             assert post(frontend, "/v1/completions", ASK)[0] == 200
             assert post(frontend, "/v1/chat/completions", {"model": "faser", "messages": MESSAGES})[0] == 400
+            with frontend.client() as client:
+                stream = client.completions.create(model="faser", prompt="a", max_tokens=500, stream=True, **GREEDY)
+                next(stream)
+                os.kill(triton.pid_of("engine_process"), signal.SIGKILL)
+                with pytest.raises(openai.APIError, match=r"send the request again|try again"):
+                    list(stream)
             triton.__exit__()
             with pytest.raises(urllib.error.HTTPError, match="503"):
                 urllib.request.urlopen(health, timeout=10)

@@ -1,0 +1,205 @@
+"""The application without a server: clients that leave, read slowly or send badly, and a model that fails."""
+
+import asyncio
+import json
+
+import pytest
+
+from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.openai import app as app_module
+from faser_trtllm.serving.openai.app import Service, build_app
+from faser_trtllm.serving.openai.error import ModelError
+from faser_trtllm.serving.openai.model import Delta
+from faser_trtllm.serving.openai.request import ServedModel
+
+ASK = {"model": "faser", "prompt": "a"}
+
+
+class FakeModel:
+    """Gives num_deltas deltas per sequence, or fails before its fails_at-th; counts what it gave and what is open."""
+
+    def __init__(self, num_deltas=3, fails_at=None, error=None, fails_for="-0"):
+        self.num_deltas = num_deltas
+        self.fails_at = fails_at
+        self.error = error
+        self.fails_for = fails_for
+        self.num_given = 0
+        self.num_open = 0
+        self.opened = asyncio.Event()
+
+    async def generate(self, request_id, prompt, inputs):
+        self.num_open += 1
+        self.opened.set()
+        try:
+            for i in range(self.num_deltas):
+                await asyncio.sleep(0)
+                if i == self.fails_at and request_id.endswith(self.fails_for):
+                    raise self.error
+                self.num_given += 1
+                last = i == self.num_deltas - 1
+                yield Delta(f"<{i}>", (i,), (), "length" if last else None, 1, self.num_deltas)
+            await asyncio.sleep(0)
+        finally:
+            self.num_open -= 1
+
+
+class Client:
+    """One ASGI request: its body in pieces, what came back, and a switch to leave or to stop reading."""
+
+    def __init__(self, model, body, headers=None, *, path="/v1/completions", max_body_bytes=1 << 20):
+        self.app = build_app(Service(model, ServedModel("faser"), max_body_bytes))
+        pieces = body if isinstance(body, list) else [json.dumps(body).encode()]
+        self.messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+        self.messages[-1]["more_body"] = False
+        self.headers = [(b"content-type", b"application/json")] if headers is None else headers
+        self.path = path
+        self.left = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.status = None
+        self.response_headers = {}
+        self.body = b""
+
+    async def receive(self):
+        if self.messages:
+            return self.messages.pop(0)
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        await self.reads.wait()
+        if message["type"] == "http.response.start":
+            self.status, self.response_headers = message["status"], dict(message["headers"])
+        self.body += message.get("body", b"")
+
+    async def run(self):
+        scope = {"type": "http", "method": "POST", "path": self.path, "headers": self.headers, "query_string": b""}
+        await asyncio.wait_for(self.app(scope | {"root_path": ""}, self.receive, self.send), 10)
+        return self
+
+    def events(self):
+        return [part.removeprefix(b"data: ") for part in self.body.split(b"\n\n")[:-1]]
+
+
+def run(scenario):
+    return asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_closes_all_its_sequences():
+    async def scenario():
+        model = FakeModel(num_deltas=10**9)
+        client = Client(model, ASK | {"n": 5})
+        task = asyncio.create_task(client.run())
+        await model.opened.wait()
+        await asyncio.sleep(0.05)
+        assert model.num_open == 5
+        client.left.set()
+        await task
+        return model, client
+
+    model, client = run(scenario)
+    assert model.num_open == 0
+    assert client.status is None
+
+
+def test_a_client_that_does_not_read_holds_up_the_model():
+    async def scenario():
+        model = FakeModel(num_deltas=10_000)
+        client = Client(model, ASK | {"n": 2, "stream": True})
+        client.reads.clear()
+        task = asyncio.create_task(client.run())
+        await asyncio.sleep(0.2)
+        num_given = model.num_given
+        await asyncio.sleep(0.1)
+        assert model.num_given == num_given < 100
+        client.reads.set()
+        await task
+        return model, client
+
+    model, client = run(scenario)
+    assert model.num_given == 20_000
+    assert client.events()[-1] == b"[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UnavailableError("the Triton server cannot be reached"), 503),
+        (ModelError("the queue is full", "UNAVAILABLE"), 503),
+        (ModelError("top_p is 0", "INVALID_ARGUMENT"), 400),
+        (ModelError("too late", "DEADLINE_EXCEEDED"), 504),
+        (ModelError("the engine failed", "INTERNAL"), 500),
+        (RuntimeError("a secret"), 500),
+    ],
+)
+def test_what_fails_before_the_first_token_has_its_status(error, status, stream):
+    async def scenario():
+        model = FakeModel(fails_at=0, error=error)
+        return model, await Client(model, ASK | {"n": 3, "stream": stream}).run()
+
+    model, client = run(scenario)
+    assert client.status == status
+    assert client.response_headers.get(b"retry-after") == (b"1" if status == 503 else None)
+    message = json.loads(client.body)["error"]["message"]
+    assert message == (str(error) if not isinstance(error, RuntimeError) else message)
+    assert "secret" not in message
+    assert model.num_open == 0
+
+
+def test_what_fails_later_is_the_stream_s_last_event():
+    async def scenario():
+        model = FakeModel(
+            num_deltas=100, fails_at=2, error=ModelError("the engine ended", "UNAVAILABLE"), fails_for="-1"
+        )
+        return model, await Client(model, ASK | {"n": 2, "stream": True}).run()
+
+    model, client = run(scenario)
+    assert client.status == 200
+    assert json.loads(client.events()[-1])["error"]["message"] == "the engine ended"
+    assert b"[DONE]" not in client.body
+    assert model.num_open == 0
+
+
+def test_bodies_in_pieces_and_their_limit():
+    async def scenario(num_bytes):
+        body = json.dumps(ASK).encode().ljust(num_bytes)
+        pieces = [body[i : i + 100] for i in range(0, num_bytes, 100)]
+        return await Client(FakeModel(), pieces, max_body_bytes=1000).run()
+
+    assert asyncio.run(scenario(1000)).status == 200
+    too_large = asyncio.run(scenario(1001))
+    assert too_large.status == 413
+    assert not too_large.messages  # read to its end
+    much_too_large = asyncio.run(scenario(50_000))
+    assert much_too_large.status == 413
+    assert much_too_large.messages
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch):
+    async def scenario():
+        client = Client(FakeModel(), [b"{", b"}"])
+        client.messages.pop()
+        return await client.run()
+
+    monkeypatch.setattr(app_module, "_BODY_TIMEOUT_S", 0.05)
+    assert run(scenario).status == 408
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")], [(b"content-type", b"\xff\xfe")]])
+def test_only_json_is_read(headers):
+    async def scenario():
+        return await Client(FakeModel(), ASK, headers).run()
+
+    client = run(scenario)
+    assert client.status == 415
+    assert client.messages
+
+
+def test_a_content_type_with_a_charset_is_json():
+    async def scenario():
+        return await Client(FakeModel(), ASK, [(b"content-type", b"Application/JSON; charset=utf-8")]).run()
+
+    client = run(scenario)
+    assert client.status == 200
+    assert json.loads(client.body)["choices"][0]["text"] == "<0><1><2>"
