@@ -85,7 +85,7 @@ class DeviceAcceptor:
         engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
         with runtime.on(engine.partition), torch.no_grad():
             packed_size = self._packed.gather(sampling, slots, self._num_tokens[:n], self._num_drafts[:n])
-            is_edited = any(has_edits(entry) for entry in self._packed.entries)
+            is_edited = any(map(has_edits, self._packed.entries, self._num_tokens[:n].tolist()))
             start = -(-packed_size // 4) * 4
             self._grow(start + 3 * n + 1, rows, is_edited)
             filled, device = self._staging.fill(), self._staging.device

@@ -140,7 +140,7 @@ class DraftLoop:
         active = np.flatnonzero(wanted > 0)
         self._check(batch, active, known, num_drafts, wanted, max_draft_len)
         entries = sampling[batch.slots[active]]
-        if any(has_edits(entry) for entry in entries):
+        if any(map(has_edits, entries, known[active].tolist())):
             arguments = (batch, sampling, num_tokens, num_drafts, num_new_drafts, max_draft_len, stop)
             by_host = draft_loop(_host_forward(engine), self._spec.vocab_size, *arguments)
             self._keep_host_laws(entries, batch.slots[active], known[active], by_host[active], max_draft_len)

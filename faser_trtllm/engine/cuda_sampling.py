@@ -42,9 +42,10 @@ def needs_history(entry: np.void) -> bool:
     return bool(has_penalties or entry["num_bad_words"] > 0)
 
 
-def has_edits(entry: np.void) -> bool:
-    """Whether logits are edited before temperature, at some position at least."""
-    return bool(needs_history(entry) or entry["num_bias"] > 0 or (entry["min_tokens"] > 0 and entry["num_end_ids"] > 0))
+def has_edits(entry: np.void, num_known: int) -> bool:
+    """Whether logits are edited before temperature, behind num_known tokens or later."""
+    bans_ends = entry["num_end_ids"] > 0 and num_known - entry["prompt_len"] < entry["min_tokens"]
+    return bool(needs_history(entry) or entry["num_bias"] > 0 or bans_ends)
 
 
 class PackedSampling:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
@@ -18,6 +20,15 @@ from tests.engine.cuda_exact_ops import ExactOps
 
 WHOLE = GpuPartition("whole", 1, 132)
 MAX_BATCH_SIZE = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors in many threads take twenty times as long on a busy machine. To be imported where it is wanted."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def build_pair(directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **options) -> EngineDir:

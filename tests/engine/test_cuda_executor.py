@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +15,12 @@ from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
+from faser_trtllm.engine.cuda_accept import DeviceAcceptor
+from faser_trtllm.engine.cuda_draft import DraftLaws
 from faser_trtllm.engine.cuda_runtime import HostRuntime
-from faser_trtllm.engine.cuda_weights import DeviceWeights
+from faser_trtllm.engine.cuda_weights import DeviceWeights, LayerWeights
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor import cuda_engines
 from faser_trtllm.executor.cuda_engines import open_cuda_engines
 from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
@@ -27,7 +28,8 @@ from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.registry import make_policy
 from tests.engine.cuda_exact_ops import ExactOps
-from tests.engine.cuda_harness import build_pair
+from tests.engine.cuda_harness import build_pair, one_thread  # noqa: F401
+from tests.engine.harness import Harness
 from tests.executor.harness import Collector, ErraticPolicy, toy_costs
 
 MAX_BATCH_SIZE = 4
@@ -76,13 +78,15 @@ def make(policy: str):
     return make_policy(policy, MAX_DRAFT_LEN, toy_costs(), MAX_BATCH_SIZE)
 
 
-def generate(engines: EngineDir, policy: str, requests, max_batch_size=MAX_BATCH_SIZE, max_num_tokens=32):
+def generate(
+    engines: EngineDir, policy: str, requests, max_batch_size=MAX_BATCH_SIZE, max_num_tokens=32, num_blocks=24
+):
     """-> tokens by request, and the executor's statistics."""
     drafting = policy != "off"
     limits = BuildConfig(max_batch_size, max_num_tokens, 128, MAX_DRAFT_LEN if drafting else 0, 32)
     clock, collector = ManualClock(), Collector()
     with ExitStack() as stack:
-        opened = open_cuda_engines(engines, limits, 24, drafting, HostGpu(), stack)
+        opened = open_cuda_engines(engines, limits, num_blocks, drafting, HostGpu(), stack)
         executor = assemble(
             opened.target,
             opened.draft,
@@ -105,7 +109,8 @@ def generate(engines: EngineDir, policy: str, requests, max_batch_size=MAX_BATCH
     return [collector.tokens[str(i)] for i in range(len(requests))], found
 
 
-def mixed_requests():
+def mixed_requests(has_edits: bool):
+    """Greedy and seeded in turn. Edited logits are drafted on the host, others on the device."""
     rng = np.random.default_rng(3)
     requests = []
     for index in range(7):
@@ -116,28 +121,130 @@ def mixed_requests():
             temperature=0.0 if seed is None else 0.7,
             seed=seed,
             top_p=0.9 if index == 3 else None,
-            repetition_penalty=1.2 if index == 5 else 1.0,
-            bad_words=((5, 6), (7,)) if index == 4 else (),
+            repetition_penalty=1.2 if has_edits and index == 5 else 1.0,
+            bad_words=((5, 6), (7,)) if has_edits and index == 4 else (),
+            logit_bias=((8, 1.5), (9, -2.0)) if has_edits and index == 3 else (),
             end_ids=(2,),
-            min_tokens=3,
+            min_tokens=3 if has_edits and index == 2 else 0,
         )
         requests.append((prompt, params))
     return requests
 
 
-@pytest.fixture(scope="module")
-def alone(engines: EngineDir):
-    """Tokens without speculation, one request at a time."""
-    return generate(engines, "off", mixed_requests(), max_batch_size=1, max_num_tokens=128)[0]
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "edited"])
+def alone(request: pytest.FixtureRequest, engines: EngineDir):
+    """Requests, and their tokens without speculation, one request at a time."""
+    requests = mixed_requests(request.param)
+    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_speculation_on_the_device_changes_nothing(engines: EngineDir, alone, policy: str) -> None:
-    tokens, found = generate(engines, policy, mixed_requests())
-    assert tokens == alone
+    requests, expected = alone
+    tokens, found = generate(engines, policy, requests)
+    assert tokens == expected
     assert found["num_accepted_tokens"] > 0 or policy.startswith("price")
     for mode in ("draft_ahead", "ping_pong"):
         if policy in (f"fixed:3:{mode}", "erratic"):
             assert found[f"num_steps_{mode}"] > 0
     if policy == "erratic":
         assert found["num_pruned_rows"] > 0
+
+
+def test_preempted_and_resumed_requests_keep_their_text(engines: EngineDir, alone) -> None:
+    """Blocks for two requests at a time: others wait, and are drafted and verified in other slots than alone."""
+    requests, expected = alone
+    tokens, _ = generate(engines, "fixed:4", requests, num_blocks=8)
+    assert tokens == expected
+
+
+def test_unseeded_sampling_has_the_targets_law() -> None:
+    """Chi-square over all continuations of two tokens, drafts drawn and tested on the device's code."""
+    torch.manual_seed(5)
+    keys = np.random.default_rng(11)
+    vocab_size, num_requests, prompt = 3, 1500, [1, 2, 0]
+    target, draft = (random_weights(vocab_size, seed) for seed in (0, 1))
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr("os.urandom", lambda n: keys.bytes(n))
+        laws = DraftLaws(HostRuntime(), 32, 3, vocab_size)
+        target_engine = open_weights(target, stack, keep_logits=True)
+        draft_engine = open_weights(draft, stack, laws=laws, max_draft_len=3)
+        tester = DeviceAcceptor(target_engine, ExactOps(), 3, laws)
+        clock, collector = ManualClock(), Collector()
+        executor = assemble(
+            target_engine,
+            draft_engine,
+            ErraticPolicy(3, 0),
+            ExecutorConfig(max_queue_size=10_000),
+            max_seq_len=32,
+            max_draft_len=3,
+            clock=clock,
+            device_tester=tester,
+        )
+        params = SamplingParams(max_tokens=4, temperature=1.2)
+        for index in range(num_requests):
+            executor.submit(str(index), prompt, params, collector.sink(str(index)))
+        with executor:
+            while executor.step():
+                clock.advance(0.001)
+            found = executor.stats()
+        seen = Counter(tuple(tokens[:2]) for tokens in collector.tokens.values())
+        law, wrong = (two_token_law(weights, stack, prompt, 1.2) for weights in (target, draft))
+    assert 0 < found["num_accepted_tokens"] < found["num_draft_tokens"], "both outcomes of the test are exercised"
+    observed = [seen[c] for c in sorted(law)]
+    assert stats.chisquare(observed, [law[c] * num_requests for c in sorted(law)]).pvalue > 0.01
+    assert stats.chisquare(observed, [wrong[c] * num_requests for c in sorted(law)]).pvalue < 1e-6
+
+
+def random_weights(vocab_size: int, seed: int) -> DeviceWeights:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 1, "num_kv_heads": 1, "head_dim": 16}
+    sizes |= {"intermediate_size": 16, "vocab_size": vocab_size, "max_seq_len": 32, "sliding_window": 0}
+    sizes |= {"rms_norm_eps": 1e-5}
+
+    def matrix(num_out, num_in):
+        return torch.randn(num_out, num_in, generator=generator) / num_in**0.5
+
+    layers = tuple(
+        LayerWeights(torch.ones(16), matrix(48, 16), matrix(16, 16), torch.ones(16), matrix(32, 16), matrix(16, 16))
+        for _ in range(2)
+    )
+    angles = torch.outer(torch.arange(32.0), 100.0 ** -(torch.arange(8) / 8))
+    head = matrix(vocab_size, 16)
+    return DeviceWeights(sizes, head * 4, layers, torch.ones(16), head, angles.cos(), angles.sin())
+
+
+def open_weights(weights: DeviceWeights, stack: ExitStack, **options) -> CudaEngine:
+    limits = CudaLimits(64, 16, 32, 160, 32, 160, options.pop("max_draft_len", 0))
+    whole = HostGpu.whole
+    return stack.enter_context(CudaEngine(weights, (0, 1, 2), ExactOps(), HostRuntime(), whole, limits, **options))
+
+
+def two_token_law(weights: DeviceWeights, stack: ExitStack, prompt: list[int], temperature: float):
+    harness = Harness(open_weights(weights, stack))
+
+    def law_behind(tokens):
+        logits = harness.run([(0, tokens, 0, len(tokens))])[0][-1].astype(np.float64) / temperature
+        return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+
+    first = law_behind(prompt)
+    return {(a, b): first[a] * law_behind([*prompt, a])[b] for a in range(3) for b in range(3)}
+
+
+def test_without_a_gpu_a_cuda_directory_is_refused_in_one_sentence(engines: EngineDir) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError) as error:
+        open_executor(engines.path, ExecutorConfig())
+    assert "finds no CUDA GPU, and the cuda backend needs one; install a CUDA build of torch" in str(error.value)
+
+
+def test_modes_move_the_engines_to_the_sides_of_one_pair(engines: EngineDir) -> None:
+    with ExitStack() as stack:
+        limits = BuildConfig(2, 16, 64, 2, 32)
+        opened = open_cuda_engines(engines, limits, 4, True, HostGpu(), stack)
+        used = []
+        for mode in (Mode.SERIAL, Mode.DRAFT_AHEAD, Mode.PING_PONG, Mode.SERIAL):
+            opened.enter_mode(mode)
+            used.append((opened.target.partition.name, opened.draft.partition.name))
+    assert used == [("whole", "whole"), ("target", "draft"), ("target", "draft"), ("whole", "whole")]
