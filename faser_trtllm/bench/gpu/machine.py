@@ -142,6 +142,9 @@ class DryMachine:
 
     def __init__(self, launchers: Callable[[str, Mapping[str, int] | None], Launcher | None] | None = None) -> None:
         """launchers: kernels that run on the CPU all the same, as tests have them."""
+        import torch
+
+        torch.set_num_threads(1)  # tiny shapes: threads would only wait for each other
         self._launchers = launchers
 
     def generator(self, seed: int) -> torch.Generator:

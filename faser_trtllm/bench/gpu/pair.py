@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from faser_trtllm.bench.gpu.bench import Bench
+from faser_trtllm.bench.gpu.cuda_engines import PairEngines, PairLimits, open_engines
 from faser_trtllm.bench.gpu.options import DRAFT_OF
-from faser_trtllm.builder.cpu_engine import CpuBackend
-from faser_trtllm.builder.engine_dir import BuildConfig
-from faser_trtllm.builder.source import Source
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.clock import MonotonicClock
-from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.enlarge import DecoderShape, EnlargedWeights, num_matrix_parameters, shape_named
 from faser_trtllm.models.weights import CheckpointWeights
-from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
-
-TOKENS_PER_BLOCK = 32
-
-
-@dataclass(frozen=True)
-class PairLimits:
-    """What the engines are opened for."""
-
-    max_batch_size: int
-    max_seq_len: int
-    max_num_tokens: int
-    max_draft_len: int = 8
-
-    @property
-    def num_blocks(self) -> int:
-        return self.max_batch_size * -(-self.max_seq_len // TOKENS_PER_BLOCK)
 
 
 class Pair:
@@ -48,13 +24,13 @@ class Pair:
     def __init__(
         self,
         form: str,
-        target: Engine,
-        draft: Engine,
+        engines: PairEngines,
         configs: tuple[ModelConfig, ModelConfig],
         limits: PairLimits,
         stack: ExitStack,
     ) -> None:
-        self.form, self.target, self.draft, self.limits = form, target, draft, limits
+        self.form, self.engines, self.limits = form, engines, limits
+        self.target, self.draft = engines.target, engines.draft
         self.target_config, self.draft_config = configs
         self._stack = stack
 
@@ -68,8 +44,10 @@ class Pair:
             # The same prompts come round again, and reuse would skip their prefill from the second time on.
             ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False)),
             max_seq_len=self.limits.max_seq_len,
-            max_draft_len=self.limits.max_draft_len if drafting else 0,
+            max_draft_len=self.limits.max_draft_len,
             clock=MonotonicClock(),
+            enter_mode=self.engines.enter_mode,
+            device_tester=self.engines.tester,
         )
 
     def step_bytes(self, num_requests: int, context_len: float) -> float:
@@ -99,8 +77,11 @@ class Pair:
         self._stack.close()
 
 
-def open_pair(bench: Bench, form: str, limits: PairLimits) -> Pair:
-    """Enlarge the trained pair and open its engines: cuda engines, in a dry run CPU engines of tiny shapes."""
+def open_pair(bench: Bench, form: str, limits: PairLimits, *, overlap: bool = False) -> Pair:
+    """Enlarge the trained pair and open cuda engines over it; in a dry run tiny ones, on the CPU.
+
+    overlap: also capture graphs for the modes in which draft and target run side by side.
+    """
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
         weights = []
@@ -110,11 +91,9 @@ def open_pair(bench: Bench, form: str, limits: PairLimits) -> Pair:
             shape = shape_named(name) if bench.machine.is_gpu else dry_shape(config)
             trained = stack.enter_context(CheckpointWeights(directory))
             weights.append(EnlargedWeights(trained, config, shape, options.seed, bench.machine.device))
-        target, draft = (
-            _open_cuda(weights, limits, stack) if bench.machine.is_gpu else _open_cpu(weights, limits, stack)
-        )
+        engines = open_engines(bench.machine, weights, exit_layers(weights[0].config), limits, overlap, stack)
         guard.pop_all()
-        return Pair(form, target, draft, (weights[0].config, weights[1].config), limits, stack)
+        return Pair(form, engines, (weights[0].config, weights[1].config), limits, stack)
 
 
 def dry_shape(config: ModelConfig) -> DecoderShape:
@@ -132,33 +111,3 @@ def dry_shape(config: ModelConfig) -> DecoderShape:
 def exit_layers(config: ModelConfig) -> tuple[int, ...]:
     """Where rows may be pruned: at a quarter and at half of the depth."""
     return tuple(sorted({layer for layer in (config.num_layers // 4, config.num_layers // 2) if layer > 0}))
-
-
-def _open_cpu(weights: list[EnlargedWeights], limits: PairLimits, stack: ExitStack) -> tuple[Engine, Engine]:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faser-gpu-dry-")))
-    cores = stack.enter_context(CoreSet(None, None))
-    engines: list[Engine] = []
-    for role, made in zip(("target", "draft"), weights, strict=True):
-        config = made.config
-        exits = exit_layers(config) if role == "target" else ()
-        source = Source(role, folder, config, made, (0, *exits, config.num_layers), ())
-        built = BuildConfig(
-            limits.max_batch_size, limits.max_num_tokens, limits.max_seq_len, limits.max_draft_len, TOKENS_PER_BLOCK
-        )
-        path = folder / f"{role}.engine"
-        CpuBackend().write_engine(path, source, built, None)
-        engine = CpuEngine.open(
-            path,
-            cores,
-            num_blocks=limits.num_blocks,
-            tokens_per_block=TOKENS_PER_BLOCK,
-            max_batch_size=limits.max_batch_size,
-            max_num_tokens=limits.max_num_tokens,
-            max_seq_len=limits.max_seq_len,
-        )
-        engines.append(stack.enter_context(engine))
-    return engines[0], engines[1]
-
-
-def _open_cuda(weights: list[EnlargedWeights], limits: PairLimits, stack: ExitStack) -> tuple[Engine, Engine]:
-    raise NotImplementedError
