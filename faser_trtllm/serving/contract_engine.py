@@ -63,6 +63,8 @@ class SharedEngine(Supervisor):
 
     def close(self) -> None:
         """As Supervisor.close(); another model takes over if this one ran the child."""
+        if self._lock.is_held:  # nobody shall join a child that is about to end
+            self._socket_path.unlink(missing_ok=True)
         super().close()
         if RUN_DIR_VARIABLE not in os.environ:
             with contextlib.suppress(OSError):  # another model still uses it
@@ -81,7 +83,11 @@ class SharedEngine(Supervisor):
                     self._connection = connection
                 with contextlib.suppress(ConnectionClosedError):
                     self._read(connection)
-                return
+                if self._ready is not None:
+                    return
+                with self._changed:  # the child was about to end; it or another will be there in a moment
+                    self._connection = None
+                connection.close()
             self._closing.wait(_RETRY_S)
 
     def _end_child(self) -> None:

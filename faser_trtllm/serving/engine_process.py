@@ -76,6 +76,9 @@ class EngineServer:
         """Serve everyone who connects, each in a thread; for a thread of its own."""
         while True:
             sock, _ = listener.accept()
+            if self.draining.is_set():
+                sock.close()
+                continue
             session = self._new_session(Connection(sock))
             with self._lock:
                 self._sessions.add(session)

@@ -41,6 +41,7 @@ class TritonModel:
         config = _load_config(args)
         name = args.get("model_name", "faser")
         self._contract = contract_of(name)
+        self._is_decoupled = _is_decoupled(args)
         self._normalize_log_probs = _parameters(args).get("normalize_log_probs", "").lower() == "true"
         self._metrics = ModelMetrics(pb_utils, name, args.get("model_version", "1"))
         self._streams: dict[int, _Stream] = {}
@@ -69,10 +70,14 @@ class TritonModel:
                 tensors = read_tensors(request)
                 if is_stop(tensors):
                     self._stop(request.request_id())
-                    sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    # Where there is exactly one response per request, the flag alone is an error.
+                    response = None if self._is_decoupled else self._pb_utils.InferenceResponse(output_tensors=[])
+                    sender.send(response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                     continue
                 tensors = self._contract.canonical(tensors)
                 parts = parse_request(tensors, self._contract, normalize_log_probs=self._normalize_log_probs)
+                if not self._is_decoupled:
+                    self._check_single(parts)
                 reply = Reply(self._pb_utils.Tensor, self._contract, Wanted(tensors, self._contract), parts)
                 del tensors
                 self._submit(_Stream(self._pb_utils, request, sender, reply, len(parts)), parts)
@@ -120,6 +125,17 @@ class TritonModel:
             with self._lock:
                 assert event.id is not None
                 self._streams.pop(event.id, None)
+
+    def _check_single(self, parts: list[Part]) -> None:
+        """Raise InvalidArgumentError for what needs more responses than the one of a model that is not decoupled."""
+        if any(part.request.stream for part in parts):
+            name = self._contract.client_name("stream")
+            raise InvalidArgumentError(f"{name} is true: Streaming is only supported in decoupled mode.")
+        if len(parts) > 1:
+            raise InvalidArgumentError(
+                f"the request asks for {len(parts)} sequences, allowed is 1 as the model is not decoupled; "
+                "send one request for each"
+            )
 
     def _cancel(self, stream: _Stream) -> None:
         for request_id in list(stream.engine_ids):
@@ -237,6 +253,11 @@ def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = E
         if run_dir:
             Path(run_dir, STARTUP_ERROR_FILE).write_text(str(error))
         raise pb_utils.TritonModelException(str(error)) from error
+
+
+def _is_decoupled(args: dict[str, str]) -> bool:
+    policy: dict[str, bool] = json.loads(args["model_config"]).get("model_transaction_policy", {})
+    return policy.get("decoupled", True)
 
 
 def _parameters(args: dict[str, str]) -> dict[str, str]:

@@ -1,14 +1,17 @@
 """One engine child for several models: who runs it, who joins it, and what happens when it or its owner goes."""
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 
 import pytest
 
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.contract_engine import SharedEngine, open_run_dir
+from faser_trtllm.serving.engine_process import open_listener
 from faser_trtllm.serving.messages import Failed
 from tests.checkpoints import write_tokenizer
 from tests.serving.test_supervisor import Stream, wait_until
@@ -113,6 +116,46 @@ def test_when_the_owner_goes_another_takes_over(engines, run_dir):
     wait_until(lambda: second.is_ready and third.is_ready)
     assert second.runs_engine != third.runs_engine
     assert Stream(third, text="ab").wait().finish_reason == "length"
+
+
+def test_a_model_that_is_loaded_while_the_owner_leaves_does_not_join_it(engines):
+    """As an unload and a load right after it, which Triton runs side by side."""
+    owner = engines()
+    for _ in range(5):
+        leaving = threading.Thread(target=owner.close)
+        leaving.start()
+        wait_until(owner._closing.is_set)
+        owner = engines()
+        assert Stream(owner, text="ab").wait().finish_reason == "length"
+        leaving.join()
+        assert owner.runs_engine
+
+
+def test_a_joiner_whose_child_ends_before_it_is_ready_tries_again(engines, run_dir):
+    """A listener that hangs up at once stands for a child that is about to end."""
+    first = engines()
+    (path,) = run_dir.glob("*.sock")
+    path.unlink()
+    num_joined = []
+    with open_listener(path) as listener:
+
+        def hang_up():
+            while path.exists():
+                with contextlib.suppress(TimeoutError):
+                    listener.accept()[0].close()
+                    num_joined.append(1)
+
+        listener.settimeout(0.05)
+        hangs_up = threading.Thread(target=hang_up)
+        hangs_up.start()
+        closer = threading.Timer(0.3, first.close)
+        closer.start()
+        second = engines()
+        hangs_up.join()
+        closer.join()
+    assert num_joined
+    assert second.runs_engine
+    assert Stream(second, text="ab").wait().finish_reason == "length"
 
 
 def test_a_drain_reaches_everybody(engines):
