@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from faser_trtllm import __version__
+from faser_trtllm.commands.bench_gpu import EXAMPLES as BENCH_GPU_EXAMPLES
+from faser_trtllm.commands.bench_gpu import gpu
 from faser_trtllm.commands.bench_serve import EXAMPLES as BENCH_SERVE_EXAMPLES
 from faser_trtllm.commands.bench_serve import serve as bench_serve
 from faser_trtllm.commands.build import EXAMPLES as BUILD_EXAMPLES
@@ -103,6 +105,7 @@ def profile(
 
 bench_app = typer.Typer(help="Measurements: against peers, and of policies against each other.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+bench_app.command("gpu", epilog=BENCH_GPU_EXAMPLES)(gpu)
 bench_app.command("serve", epilog=BENCH_SERVE_EXAMPLES)(bench_serve)
 
 
