@@ -164,6 +164,8 @@ class CudaEngine:
         num_segments = len(self._spec.segments) - 1
         parts = [WHOLE_PASS, *(range(num_segments) if num_segments > 1 else ())]
         current = self.partition
+        with self.runtime.on(current):
+            self._batch.clear()
         for rows in self._buckets.sizes():
             for partition in partitions:
                 self.use(partition)

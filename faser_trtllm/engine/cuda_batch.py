@@ -31,6 +31,10 @@ class DeviceBatch:
         self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows = views
         self.block_table = table.view(batch, self.max_blocks_per_seq)
 
+    def clear(self) -> None:
+        """No requests: a pass then computes dummies and writes no KV."""
+        self._staging.device.zero_()
+
     def upload(self, batch: RaggedBatch) -> None:
         """Copy a batch to the device, asynchronously. InvalidArgumentError for one that cannot be."""
         self._check(batch)
