@@ -1,0 +1,344 @@
+"""The files in deploy/, as far as they can be checked without containers: what they name exists, and fits together.
+
+Where an nginx is on the path (or in FASER_NGINX), the proxy's configuration runs in front of a real server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+import tritonclient.grpc as grpcclient
+import yaml
+from tritonclient.utils import InferenceServerException
+from typer.main import get_command
+
+from faser_trtllm.cli import app
+from faser_trtllm.config import ServiceConfig, load_service_config
+from faser_trtllm.serving import launcher
+from faser_trtllm.serving.client import GrpcClient, generate_http, stream_http
+from tests.checkpoints import write_tokenizer
+from tests.serving.triton import ROOT, Server, fake_repository, free_ports
+
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+NGINX_CONF = (DEPLOY / "nginx.conf").read_text()
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+NGINX = os.environ.get("FASER_NGINX") or shutil.which("nginx")
+MINIMAL_TRITON = (26, 5)
+
+
+def resources():
+    for path in yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())["resources"]:
+        yield from yaml.safe_load_all((DEPLOY / path).read_text())
+
+
+def resource(kind):
+    (found,) = (item for item in resources() if item["kind"] == kind)
+    return found
+
+
+def pod():
+    return resource("Deployment")["spec"]["template"]["spec"]
+
+
+def serve_flags():
+    command = get_command(app).commands["serve"]
+    return {flag for parameter in command.params for flag in parameter.opts}
+
+
+def check_serve_command(arguments):
+    assert arguments[0] == "serve"
+    assert {argument for argument in arguments if argument.startswith("--")} <= serve_flags()
+    assert "--host" not in arguments, "faser stays on loopback; the proxy is the way in"
+
+
+def test_every_yaml_file_can_be_read():
+    files = sorted(DEPLOY.rglob("*.yaml")) + sorted(DEPLOY.rglob("*.yml"))
+    assert len(files) >= 10
+    for path in files:
+        assert all(isinstance(document, dict) for document in yaml.safe_load_all(path.read_text())), path
+
+
+def test_dockerfile_copies_what_is_there_and_starts_a_command_that_is():
+    for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+            assert f"!{source}" in ignore, f"{source} is not in the build's context"
+    check_serve_command(json.loads(re.search(r"^CMD (.+)$", DOCKERFILE, re.MULTILINE)[1]))
+    extras = re.search(r"^ARG EXTRAS=(.+)$", DOCKERFILE, re.MULTILINE)[1].split(",")
+    extras += yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]["faser"]["build"]["args"][
+        "EXTRAS"
+    ].split(",")
+    project = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{re.escape(extra)} = \[", project, re.MULTILINE) for extra in extras)
+    assert re.search(r"^USER 1000:1000$", DOCKERFILE, re.MULTILINE)
+
+
+def test_the_triton_image_is_not_older_than_the_guide_demands():
+    year, month = re.search(r"tritonserver:(\d+)\.(\d+)-py3", DOCKERFILE).groups()
+    assert (int(year), int(month)) >= MINIMAL_TRITON
+    assert f"{MINIMAL_TRITON[0]}.{MINIMAL_TRITON[1]:02d}" in (ROOT / "docs" / "deployment.md").read_text()
+
+
+def test_compose_mounts_what_is_there_and_publishes_on_loopback_only():
+    for name, service in COMPOSE["services"].items():
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert service["cap_drop"] == ["ALL"], name
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), f"{name} publishes {port} on every address"
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).is_file(), volume
+                assert volume.endswith(":ro")
+    faser = COMPOSE["services"]["faser"]
+    check_serve_command(faser["command"])
+    assert "ports" not in faser
+    assert faser["network_mode"] == "service:proxy"
+    assert (DEPLOY / faser["build"]["context"] / faser["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+def test_proxy_ports_are_those_that_everyone_names():
+    listening = set(map(int, re.findall(r"listen (\d+)", NGINX_CONF)))
+    assert listening == {8080, 8081, 8082}
+    defaults = inspect.signature(launcher.ServeOptions).parameters
+    upstream = set(map(int, re.findall(r"127\.0\.0\.1:(\d+)", NGINX_CONF)))
+    assert upstream == {defaults[name].default for name in ("http_port", "grpc_port", "metrics_port")}
+    assert {int(port.split(":")[-1]) for port in COMPOSE["services"]["proxy"]["ports"]} == {8080, 8081}
+    (sidecar,) = pod()["initContainers"]
+    ports = {port["name"]: port["containerPort"] for port in sidecar["ports"]}
+    assert set(ports.values()) == listening
+    for port in resource("Service")["spec"]["ports"]:
+        assert ports[port["targetPort"]] == port["port"]
+    allowed = {port["port"] for rule in resource("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]}
+    assert allowed == listening
+
+
+def test_proxy_knows_every_model_and_lets_in_nothing_that_controls():
+    models = {path.parent.name for path in (ROOT / "triton_model_repo").glob("*/config.pbtxt")}
+    for group in re.findall(r"models/\(([^)]+)\)", NGINX_CONF):
+        assert set(group.split("|")) == models
+    for word in ("repository", "sharedmemory", "SharedMemory", "trace", "logging", "LogSettings", "ModelConfig"):
+        assert not re.search(rf"location .*{word}", NGINX_CONF), word
+
+
+def test_prometheus_and_grafana_find_each_other():
+    ours = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    docs = yaml.safe_load((ROOT / "docs" / "observability" / "prometheus.yml").read_text())
+    assert ours["scrape_configs"][0]["static_configs"][0].pop("targets") == ["proxy:8082"]
+    docs["scrape_configs"][0]["static_configs"][0].pop("targets")
+    assert ours == docs
+    (source,) = yaml.safe_load((DEPLOY / "grafana" / "datasource.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((DEPLOY / "grafana" / "dashboards.yaml").read_text())["providers"]
+    mounts = [volume.split(":")[1] for volume in COMPOSE["services"]["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/grafana.json" in mounts
+
+
+def test_kustomization_names_files_that_are_there():
+    kustomization = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
+    (config,) = kustomization["configMapGenerator"]
+    for path in kustomization["resources"] + config["files"]:
+        assert (DEPLOY / path).is_file(), path
+    assert len([path for path in (DEPLOY / "kubernetes").iterdir() if path.name != "faser.yaml"]) == len(
+        kustomization["resources"]
+    )
+    (volume,) = (volume for volume in pod()["volumes"] if "configMap" in volume)
+    assert volume["configMap"]["name"] == config["name"]
+    project = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert kustomization["images"] == [{"name": "faser-trtllm", "newTag": project}]
+    assert COMPOSE["services"]["faser"]["image"] == f"faser-trtllm:{project}"
+
+
+def test_pod_is_locked_down_and_its_mounts_and_selectors_fit():
+    spec, deployment = pod(), resource("Deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    selectors = [
+        deployment["selector"]["matchLabels"],
+        resource("Service")["spec"]["selector"],
+        resource("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        resource("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+    ]
+    assert all(selector.items() <= labels.items() for selector in selectors)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    containers = spec["containers"] + spec["initContainers"]
+    assert {mount["name"] for container in containers for mount in container["volumeMounts"]} == volumes
+    for container in containers:
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["runAsUser"] > 0
+    check_serve_command(spec["containers"][0]["args"])
+
+
+def test_service_config_fits_the_pod_s_limits_and_grace_period():
+    config = load_service_config(DEPLOY / "kubernetes" / "faser.yaml")
+    spec = pod()
+    (container,) = spec["containers"]
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert int(container["resources"]["limits"]["cpu"]) == config.num_threads
+    # Launcher.stop(): the drain and 3 s, the exit timeout and 5 s; the preStop hook counts too.
+    stop_s = config.drain_timeout_s + 3 + launcher.EXIT_TIMEOUT_S + 5
+    pre_stop_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert spec["terminationGracePeriodSeconds"] > pre_stop_s + stop_s
+    assert float(COMPOSE["services"]["faser"]["stop_grace_period"].rstrip("s")) > stop_s
+    assert float(re.search(r"worker_shutdown_timeout (\d+)s", NGINX_CONF)[1]) > stop_s
+    startup = container["startupProbe"]
+    startup_s = ServiceConfig().startup_timeout_s + 30
+    assert startup["periodSeconds"] * startup["failureThreshold"] > startup_s
+    assert float(COMPOSE["services"]["faser"]["healthcheck"]["start_period"].rstrip("s")) > startup_s
+    readiness = container["readinessProbe"]
+    assert readiness["periodSeconds"] * readiness["failureThreshold"] <= 5
+
+
+def test_the_guide_names_files_and_flags_that_exist():
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    for path in re.findall(r"`((?:deploy|docs|triton_model_repo|faser_trtllm|tests)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+    for link in re.findall(r"\]\(([\w./-]+)\)", text):
+        assert (ROOT / "docs" / link).exists(), link
+    command = get_command(app)
+    for line in re.findall(r"faser bench serve (.+)", text):
+        flags = {flag for parameter in command.commands["bench"].commands["serve"].params for flag in parameter.opts}
+        assert set(re.findall(r"--\w+", line)) <= flags, line
+
+
+pytest_nginx = pytest.mark.skipif(NGINX is None, reason="no nginx on the path or in FASER_NGINX")
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory):
+    """Ports of the proxy for HTTP, gRPC and metrics, before a real Triton server."""
+    directory = tmp_path_factory.mktemp("proxied")
+    write_tokenizer(directory, 320)
+    repository = fake_repository(directory / "repository")
+    with Server(directory, model_repo=repository, log=directory / "log") as server:
+        server.wait_ready()
+        ports = free_ports()
+        text = NGINX_CONF.replace("/tmp/", f"{directory}/")
+        moved = dict(zip((8080, 8081, 8082), ports, strict=True)) | dict(
+            zip((8000, 8001, 8002), server.ports, strict=True)
+        )
+        for number, port in moved.items():
+            text = re.sub(rf"(listen |127\.0\.0\.1:){number}\b", rf"\g<1>{port}", text)
+        conf = directory / "nginx.conf"
+        conf.write_text(text)
+        command = [
+            NGINX,
+            "-c",
+            str(conf),
+            "-g",
+            "daemon off;",
+            "-p",
+            str(directory),
+            "-e",
+            str(directory / "error.log"),
+        ]
+        process = subprocess.Popen(command)
+        try:
+            deadline_s = time.monotonic() + 10
+            while status(ports[0], "GET", "/v2/health/ready") != 200:
+                assert process.poll() is None, (directory / "error.log").read_text()
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            yield ports
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def status(port, verb, path, body=None, headers=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(
+            verb, path, body, headers or {}, encode_chunked=(headers or {}).get("Transfer-Encoding") is not None
+        )
+        return connection.getresponse().status
+    except ConnectionRefusedError:
+        return None
+    finally:
+        connection.close()
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
+def test_requests_pass_the_proxy(proxied):
+    url = f"http://127.0.0.1:{proxied[0]}"
+    assert generate_http(url, "abc", max_tokens=6).num_output_tokens == 6
+    started_s = time.monotonic()
+    arrivals_s = [time.monotonic() - started_s for _ in stream_http(url, "abc", max_tokens=60)]
+    assert len(arrivals_s) > 5
+    assert arrivals_s[0] < arrivals_s[-1] / 2, "the answer was held back"
+    with GrpcClient(f"127.0.0.1:{proxied[1]}") as client:
+        for _ in range(3):
+            assert list(client.stream("abc", max_tokens=6))[-1].num_output_tokens == 6
+    chunks = iter([b'{"text_input": "abc",', b'"max_tokens": 4}'])
+    headers = {"Transfer-Encoding": "chunked"}
+    assert status(proxied[0], "POST", "/v2/models/faser/generate", chunks, headers) == 200
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxied[2]}/metrics", timeout=5) as answer:
+        assert b"faser_engine_ready" in answer.read()
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "verb", "path", "expected"),
+    [
+        (0, "GET", "/v2/models/faser/ready", 200),
+        (0, "GET", "/v2/models/faser/config", 403),
+        (0, "POST", "/v2/repository/index", 403),
+        (0, "POST", "/v2/repository/models/faser/unload", 403),
+        (0, "GET", "/v2/models/faser/../../repository/index", 403),
+        (0, "GET", "/v2/models/faser/generate/%2e%2e/config", 403),
+        (0, "POST", "//v2//repository//index", 403),
+        (0, "GET", "/v2/systemsharedmemory/status", 403),
+        (0, "POST", "/v2/trace/setting", 403),
+        (0, "POST", "/v2/logging", 403),
+        (0, "GET", "/v2/models/faser/stats", 403),
+        (0, "GET", "/v2/models/faser/generate", 403),
+        (0, "POST", "/v2/models/faser/infer", 403),
+        (0, "GET", "/metrics", 403),
+        (2, "GET", "/v2/health/ready", 403),
+        (2, "POST", "/metrics", 403),
+    ],
+)
+def test_everything_else_does_not(proxied, place, verb, path, expected):
+    assert status(proxied[place], verb, path, b"{}" if verb == "POST" else None) == expected
+
+
+@pytest_nginx
+@pytest.mark.triton
+@pytest.mark.slow
+def test_limits_and_control_over_grpc(proxied):
+    body = b'{"text_input": "' + b"a" * (5 << 20) + b'"}'
+    assert status(proxied[0], "POST", "/v2/models/faser/generate", body) == 413
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{proxied[1]}") as client:
+        assert client.is_model_ready("faser")
+        for forbidden in (
+            client.get_model_repository_index,
+            client.get_system_shared_memory_status,
+            client.get_log_settings,
+            lambda: client.get_model_config("faser"),
+            lambda: client.unload_model("faser"),
+        ):
+            with pytest.raises(InferenceServerException) as caught:
+                forbidden()
+            assert str(grpc.StatusCode.PERMISSION_DENIED) in str(caught.value.status())
+        assert client.is_model_ready("faser")
