@@ -58,6 +58,10 @@ def test_core_needs_no_heavy_package():
         "tensorrt_rtx",
         "tensorrt_llm",
         "opentelemetry",
+        "starlette",
+        "uvicorn",
+        "jinja2",
+        "openai",
         "cuda",
         "matplotlib",
     ]
