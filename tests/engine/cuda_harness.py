@@ -17,6 +17,7 @@ from faser_trtllm.engine.cuda_weights import DeviceWeights
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.checkpoints import make_pair
 from tests.engine.cuda_exact_ops import ExactOps
+from tests.ops.cuda.emulation import emulated
 
 WHOLE = GpuPartition("whole", 1, 132)
 MAX_BATCH_SIZE = 6
@@ -29,6 +30,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class SmallBlocks:
+    """Rows of logits by 64 threads, which the emulator runs quickly."""
+
+    def __init__(self, module) -> None:
+        self._module = module
+
+    def launch(self, kernel, grid, block, arguments, stream=0) -> None:
+        block = (64, 1, 1) if kernel.startswith("accept_rows") else block
+        self._module.launch(kernel, grid, block, arguments, stream)
+
+
+def emulated_accept() -> SmallBlocks:
+    return SmallBlocks(emulated("accept", {"FASER_BLOCK_THREADS": 64}))
 
 
 def build_pair(directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **options) -> EngineDir:

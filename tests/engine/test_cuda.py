@@ -28,7 +28,7 @@ from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.sampling.table import SamplingTable
-from tests.engine.cuda_harness import MAX_BATCH_SIZE, WHOLE, build_pair, one_thread, open_engine  # noqa: F401
+from tests.engine.cuda_harness import MAX_BATCH_SIZE, WHOLE, build_pair, emulated_accept, one_thread, open_engine  # noqa: F401
 from tests.engine.harness import Harness
 from tests.ops.cuda.emulation import emulated
 
@@ -314,19 +314,9 @@ def test_the_draft_law_is_filtered_and_drawn_from() -> None:
 
 @pytest.fixture(scope="module")
 def kernel_ops() -> KernelOps:
-    defines = {"verify_attention": {"FASER_HEAD_DIM": 64}, "accept": {"FASER_BLOCK_THREADS": 64}}
-
-    class SmallBlocks:
-        """Rows of logits by 64 threads, as the emulator was compiled."""
-
-        def __init__(self, module) -> None:
-            self._module = module
-
-        def launch(self, kernel, grid, block, arguments, stream=0):
-            block = (64, 1, 1) if kernel.startswith("accept_rows") else block
-            self._module.launch(kernel, grid, block, arguments, stream)
-
-    launchers = {stem: SmallBlocks(emulated(stem, defines.get(stem))) for stem in STEMS}
+    launchers = {stem: emulated(stem) for stem in STEMS if stem not in ("accept", "verify_attention")}
+    launchers["verify_attention"] = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
+    launchers["accept"] = emulated_accept()
     return KernelOps(launchers, lambda: 0, num_sms=4)
 
 

@@ -18,6 +18,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
 from faser_trtllm.engine.cuda_accept import DeviceAcceptor
 from faser_trtllm.engine.cuda_draft import DraftLaws
+from faser_trtllm.engine.cuda_ops import KernelOps
 from faser_trtllm.engine.cuda_runtime import HostRuntime
 from faser_trtllm.engine.cuda_weights import DeviceWeights, LayerWeights
 from faser_trtllm.errors import ConfigError
@@ -28,7 +29,7 @@ from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.registry import make_policy
 from tests.engine.cuda_exact_ops import ExactOps
-from tests.engine.cuda_harness import build_pair, one_thread  # noqa: F401
+from tests.engine.cuda_harness import build_pair, emulated_accept, one_thread  # noqa: F401
 from tests.engine.harness import Harness
 from tests.executor.harness import Collector, ErraticPolicy, toy_costs
 
@@ -78,15 +79,24 @@ def make(policy: str):
     return make_policy(policy, MAX_DRAFT_LEN, toy_costs(), MAX_BATCH_SIZE)
 
 
+class KernelAcceptGpu(HostGpu):
+    """The free test and the draws by the kernels, emulated."""
+
+    def make_ops(self, runtime, head_dim):
+        ops = ExactOps()
+        ops.accept = KernelOps({"accept": emulated_accept()}, lambda: 0, num_sms=4).accept
+        return ops
+
+
 def generate(
-    engines: EngineDir, policy: str, requests, max_batch_size=MAX_BATCH_SIZE, max_num_tokens=32, num_blocks=24
+    engines: EngineDir, policy: str, requests, gpu=None, max_batch_size=MAX_BATCH_SIZE, max_num_tokens=32, num_blocks=24
 ):
     """-> tokens by request, and the executor's statistics."""
     drafting = policy != "off"
     limits = BuildConfig(max_batch_size, max_num_tokens, 128, MAX_DRAFT_LEN if drafting else 0, 32)
     clock, collector = ManualClock(), Collector()
     with ExitStack() as stack:
-        opened = open_cuda_engines(engines, limits, num_blocks, drafting, HostGpu(), stack)
+        opened = open_cuda_engines(engines, limits, num_blocks, drafting, gpu or HostGpu(), stack)
         executor = assemble(
             opened.target,
             opened.draft,
@@ -149,6 +159,14 @@ def test_speculation_on_the_device_changes_nothing(engines: EngineDir, alone, po
             assert found[f"num_steps_{mode}"] > 0
     if policy == "erratic":
         assert found["num_pruned_rows"] > 0
+
+
+def test_the_accept_kernel_itself_gives_the_same_tokens(engines: EngineDir, alone) -> None:
+    """Entries, lists and tokens are packed for the kernels' own pointers: penalties, bias, bad words, least tokens."""
+    requests, expected = alone
+    tokens, found = generate(engines, "fixed:3", requests, KernelAcceptGpu())
+    assert tokens == expected
+    assert found["num_accepted_tokens"] > 0
 
 
 def test_preempted_and_resumed_requests_keep_their_text(engines: EngineDir, alone) -> None:
