@@ -9,7 +9,7 @@ from pathlib import Path
 from faser_trtllm.errors import InvalidArgumentError
 
 ARRIVALS = ("poisson", "gamma", "bursts", "trace")
-RUN_TIMEOUT_S = 3600.0
+REQUEST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ServeBenchOptions:
     arrivals: one of ARRIVALS. trace: the file for "trace". burstiness: for "gamma". peak_ratio, period_s: for "bursts".
     request_rate: requests per second. time_scale: gaps of a trace are multiplied by it.
     prompt_len, max_tokens: lengths where the trace has none. end ids are ignored, so that lengths are as wished.
-    cancel_share: so many of the requests are cancelled by the client somewhere in their output.
+    cancel_share: so many of the requests are cancelled by the client somewhere in their output. timeout_s: of a request.
     in_process: measure the service against the executor in this process instead, `concurrency` streams each, `rounds`
     times by turns after one round that is dropped. speculation: of the service that is started, and of the executor.
     """
@@ -55,7 +55,7 @@ class ServeBenchOptions:
     temperature: float = 0.0
     cancel_share: float = 0.0
     objectives: Objectives = Objectives()
-    timeout_s: float = RUN_TIMEOUT_S
+    timeout_s: float = REQUEST_TIMEOUT_S
     in_process: bool = False
     concurrency: int = 32
     requests_per_stream: int = 3
