@@ -22,16 +22,17 @@ import functools
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Bfloat16Array, Float32Array, Weights, bfloat16_from_float32, expected_shapes
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _ROPES = ("default", "linear", "llama3")  # whose frequencies depend on a pair's share of the head only
@@ -152,8 +153,8 @@ class EnlargedWeights:
         array: Float32Array = self.tensor(name).cpu().numpy()
         return array
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor in fp32 on the device."""
+    def tensor(self, name: str) -> Any:
+        """The tensor as torch's, fp32 on the device."""
         import torch
 
         shape = self.shape(name)
@@ -172,7 +173,7 @@ class EnlargedWeights:
             return self._trained_layer(index, part)
         return self._added_layer(index, part)
 
-    def _trained_layer(self, index: int, part: str) -> Tensor:
+    def _trained_layer(self, index: int, part: str) -> Any:
         import torch
 
         old, new, heads = self._trained, self.config, self._heads
@@ -206,7 +207,7 @@ class EnlargedWeights:
         rows = self._behind_norm(self._read(f"{layer}.mlp.{part}.weight"), f"{layer}.post_attention_layernorm.weight")
         return rows[self._neuron] * neuron_signs[:, None] if part == "up_proj" else rows[self._neuron]
 
-    def _added_layer(self, index: int, part: str) -> Tensor:
+    def _added_layer(self, index: int, part: str) -> Any:
         """Random matrices of the usual scale; pairs of heads and of neurons cancel in o_proj and down_proj."""
         new = self.config
         group, scale = new.num_heads // new.num_kv_heads, new.hidden_size**-0.5
@@ -228,7 +229,7 @@ class EnlargedWeights:
         rows[1::2] = rows[0 : len(rows) // 2 * 2 : 2]
         return rows
 
-    def _cancelling_columns(self, index: int, part: str, num_columns: int, size: int) -> Tensor:
+    def _cancelling_columns(self, index: int, part: str, num_columns: int, size: int) -> Any:
         """Blocks of `size` columns, the second of each two the negative of the first; one without a partner is zero."""
         columns = self._noise(index, part, (self.config.hidden_size, num_columns // size, size)) * num_columns**-0.5
         paired = columns.shape[1] // 2 * 2
@@ -236,27 +237,27 @@ class EnlargedWeights:
         columns[:, paired:] = 0
         return columns.flatten(1, 2)
 
-    def _read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Any:
         import torch
 
         return torch.from_numpy(self._weights.float32(name, self._trained_shapes[name])).to(self._device)
 
-    def _behind_norm(self, matrix: Tensor, norm: str) -> Tensor:
+    def _behind_norm(self, matrix: Any, norm: str) -> Any:
         """A matrix [out, h] that reads a norm's output -> [out, H], the norm's weights in it."""
         return (matrix * self._read(norm) * self._norm_scale) @ self._rotation.T
 
-    def _floats(self, values: np.ndarray) -> Tensor:
+    def _floats(self, values: npt.NDArray[np.float64]) -> Any:
         import torch
 
         return torch.from_numpy(values.astype(np.float32)).to(self._device)
 
-    def _signs(self, index: int, what: str, shape: tuple[int, ...]) -> Tensor:
+    def _signs(self, index: int, what: str, shape: tuple[int, ...]) -> Any:
         import torch
 
         bits = torch.randint(0, 2, shape, generator=self._rng(f"signs/{index}/{what}"))
         return (2 * bits - 1).float().to(self._device)
 
-    def _noise(self, index: int, part: str, shape: tuple[int, ...]) -> Tensor:
+    def _noise(self, index: int, part: str, shape: tuple[int, ...]) -> Any:
         import torch
 
         return torch.randn(shape, generator=self._rng(f"noise/{index}/{part}", self._device), device=self._device)
@@ -286,9 +287,10 @@ class _HeadMap:
         self.dims = np.concatenate([pairs, pairs + new.head_dim // 2])
 
 
-def _shares(sources: np.ndarray) -> np.ndarray:
+def _shares(sources: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """1 / how often each source is copied, per copy."""
-    return 1.0 / np.bincount(sources)[sources]
+    shares: npt.NDArray[np.float64] = 1.0 / np.bincount(sources)[sources]
+    return shares
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser_trtllm.bench.gpu import costs, exactness, kernels, policies
+from faser_trtllm.bench.gpu import calibration, costs, exactness, kernels, policies, prompts
 from faser_trtllm.bench.gpu.bench import Bench
 from faser_trtllm.bench.gpu.cuda_engines import PairLimits, device_weights
 from faser_trtllm.bench.gpu.machine import DryMachine, num_copies
@@ -32,6 +32,7 @@ from faser_trtllm.models.enlarge import DecoderShape, EnlargedWeights
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.profiling import exit_models
 from tests.checkpoints import make_pair
 from tests.ops.cuda.emulation import emulated
 
@@ -164,12 +165,25 @@ def test_a_pass_gives_the_same_logits_in_pieces(options: GpuBenchOptions) -> Non
 def test_cost_tables_serve_the_policies(options: GpuBenchOptions) -> None:
     found = walk("costs", options)
     assert "error 1B" in found["values"]
+    assert found["values"]["overhead_ms 1B"] > 0
     table = CostTable.from_json(json.loads((options.output_dir / costs.cost_file("1B")).read_text()))
     assert table.num_segments == 2
     assert set(table.partitions) == {"all", "verify"}
     assert table.interference_of("draft", "verify") is not None
     for spelling in ("schedule", "price"):
         make_policy(spelling, 4, table, 2)
+
+
+def test_exits_are_calibrated_on_real_drafts(options: GpuBenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "DRY_NUM_PROMPTS", 10)
+    monkeypatch.setattr(exit_models, "MIN_OBSERVATIONS", 40)
+    bench = bench_on(dataclasses.replace(options, max_tokens=16))
+    with open_pair(bench, "1B", PairLimits(5, 48, 64), overlap=True) as pair:
+        table = costs.measure_table(bench, pair, 16, 0.1)
+        whole = calibration.calibrated(bench, pair, table)
+    assert [model.boundary for model in whole.exits] == [1]
+    assert whole.curves == table.curves
+    assert bench.record.data["tables"][-1]["rows"]
 
 
 def test_policies_are_measured_on_the_same_requests(options: GpuBenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.bench.gpu.bench import Bench
 from faser_trtllm.bench.gpu.kernel_case import KernelCase
@@ -76,7 +76,7 @@ class _Inputs:
     keys: Tensor  # [batch_size, num_kv_heads, context_len, head_dim]: the same cache without blocks, for the peer
     values: Tensor
 
-    def arguments(self) -> tuple[Tensor, ...]:
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.q, self.k_cache, self.v_cache, self.block_table, self.cu_q_lens, self.kv_lens
 
 
@@ -93,14 +93,14 @@ def _inputs(bench: Bench, case: AttentionCase, seed: int) -> _Inputs:
     num_blocks = case.batch_size * blocks_per_seq
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).to(machine.device)
     table = order.view(case.batch_size, blocks_per_seq).to(torch.int32)
-    caches = [noise(num_blocks, case.num_kv_heads, TOKENS_PER_BLOCK, case.head_dim) for _ in range(2)]
-    dense = [
+    caches: Any = [noise(num_blocks, case.num_kv_heads, TOKENS_PER_BLOCK, case.head_dim) for _ in range(2)]
+    dense: Any = [
         cache[table.long()].transpose(1, 2).flatten(2, 3)[:, :, : case.context_len].contiguous() for cache in caches
     ]
     q = noise(case.batch_size * case.num_rows, case.num_heads, case.head_dim)
     starts = torch.arange(case.batch_size + 1, device=machine.device, dtype=torch.int32) * case.num_rows
     lens = torch.full((case.batch_size,), case.context_len, dtype=torch.int32, device=machine.device)
-    return _Inputs(q, *caches, table, starts, lens, torch.full_like(q, float("nan")), *dense)
+    return _Inputs(q, caches[0], caches[1], table, starts, lens, torch.full_like(q, float("nan")), dense[0], dense[1])
 
 
 def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
@@ -212,7 +212,7 @@ def _append_case(bench: Bench, case: AttentionCase) -> KernelCase:
 
 
 def _calls(launch: Callable[..., None], sets: list[_Inputs] | list[Tensor]) -> tuple[Callable[[], object], ...]:
-    return tuple(lambda item=item: launch(item) for item in sets)  # type: ignore[misc]
+    return tuple(lambda item=item: launch(item) for item in sets)
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:

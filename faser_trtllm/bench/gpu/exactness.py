@@ -26,6 +26,7 @@ from faser_trtllm.bench.policies.workload import Job, closed_loop
 from faser_trtllm.bench.stats import first_difference
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.ops.arrays import Float32Array
 from faser_trtllm.policy.registry import make_policy
 
 FORM = "1B"
@@ -129,7 +130,7 @@ def _trace(
     return Difference(setting, request, place, gap, noise, float(np.abs(seen).max()))
 
 
-def last_logits(pair: Pair, tokens: Sequence[int], num_rows: int) -> np.ndarray:
+def last_logits(pair: Pair, tokens: Sequence[int], num_rows: int) -> Float32Array:
     """Logits [vocab_size] behind the last token, whose pass has num_rows rows; the others are run before it."""
     blocks = -(-pair.limits.max_seq_len // TOKENS_PER_BLOCK)
     table = np.arange(blocks, dtype=np.int32).reshape(1, blocks)

@@ -129,7 +129,7 @@ class GpuMachine:
                 end.record(stream)
                 end.synchronize()
                 times.append(begin.elapsed_time(end) / len(many))
-        return statistics.median(times)
+        return float(statistics.median(times))
 
 
 class DryMachine:

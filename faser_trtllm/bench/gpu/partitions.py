@@ -13,16 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from faser_trtllm.bench.gpu.bench import Bench
 from faser_trtllm.bench.gpu.gemms import DRY_SHAPE, matrices
 from faser_trtllm.bench.gpu.options import DRAFT_OF
 from faser_trtllm.models.enlarge import DecoderShape, shape_named
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, PartitionPair
-
-if TYPE_CHECKING:
-    import torch
 
 DRAFT_SMS = (16, 24, 32, 48, 64)
 DRAFT_LEN = 4
@@ -38,11 +35,11 @@ class Streams:
     def __init__(self) -> None:
         import torch
 
-        self._torch = torch
-        self._streams: dict[int, torch.cuda.ExternalStream] = {}
-        self._gate = torch.cuda.Stream()
+        self._torch: Any = torch
+        self._streams: dict[int, Any] = {}
+        self._gate = self._torch.cuda.Stream()
 
-    def stream(self, partition: GpuPartition) -> torch.cuda.ExternalStream:
+    def stream(self, partition: GpuPartition) -> Any:
         if partition.stream not in self._streams:
             self._streams[partition.stream] = self._torch.cuda.ExternalStream(partition.stream)
         return self._streams[partition.stream]
@@ -57,7 +54,8 @@ class Streams:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 work()
-        return graph.replay
+        replay: Callable[[], object] = graph.replay
+        return replay
 
     def times_ms(self, jobs: Sequence[tuple[GpuPartition, Callable[[], object], int]]) -> list[float]:
         """(partition, work, how often) started at the same moment -> ms from then to each one's end, medians."""
@@ -141,7 +139,7 @@ def _second_stream(bench: Bench) -> GpuPartition:
         return GpuPartition("whole again", 0, bench.machine.num_sms)
     import torch
 
-    stream = torch.cuda.Stream()  # of torch's pool, which outlives the section
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # of torch's pool, which outlives the section
     return GpuPartition("whole again", stream.cuda_stream, bench.machine.num_sms)
 
 

@@ -140,7 +140,7 @@ def _model(bench: Bench, directory: Any, shape_name: str) -> Any:
         made = EnlargedWeights(weights, trained, shape, bench.options.seed, bench.machine.device)
         config = made.config
         with torch.device("meta"):
-            model = LlamaForCausalLM(LlamaConfig(**_settings(config)))
+            model: Any = LlamaForCausalLM(LlamaConfig(**_settings(config)))
         state = {name: made.tensor(name).bfloat16() for name in expected_shapes(config)}
         model.load_state_dict(state, strict=True, assign=True)
     # What is no parameter (the rotary frequencies) is made anew where it is needed.

@@ -45,7 +45,7 @@ class PairProbe(Probe):
 
     def use(self, partition: str, engine: Any = None) -> None:
         for each in (self.target, self.draft) if engine is None else (engine,):
-            each.use(self._places[partition])  # type: ignore[union-attr]
+            each.use(self._places[partition])  # type: ignore[union-attr, arg-type]
 
 
 class _Anywhere:

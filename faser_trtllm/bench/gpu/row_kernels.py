@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.bench.gpu.bench import Bench
@@ -35,9 +36,9 @@ class AcceptCase:
         self,
         machine: Machine,
         mode: int,
-        logits: np.ndarray,
-        drafts: np.ndarray,
-        draft_probs: np.ndarray,
+        logits: npt.NDArray[Any],
+        drafts: npt.NDArray[Any],
+        draft_probs: npt.NDArray[Any],
         keys: Sequence[int],
         **sampling: float,
     ) -> None:
@@ -64,10 +65,13 @@ class AcceptCase:
         self.logits = torch.from_numpy(logits).to(machine.device)
         self._ints = [torch.from_numpy(array).to(machine.device) for array in ints]
         shapes = [(n, max_draft_len + 1), *[(n,)] * 4]
-        self.result = AcceptResult(*(torch.zeros(s, dtype=torch.int32, device=machine.device) for s in shapes))
+        outputs: list[Any] = [torch.zeros(s, dtype=torch.int32, device=machine.device) for s in shapes]
+        self.result = AcceptResult(*outputs)
         self._verdicts = torch.empty((logits.shape[0], 3), dtype=torch.int32, device=machine.device)
 
-    def _table(self, mode: int, keys: Sequence[int], addresses: list[int], sampling: dict[str, float]) -> np.ndarray:
+    def _table(
+        self, mode: int, keys: Sequence[int], addresses: list[int], sampling: dict[str, float]
+    ) -> npt.NDArray[Any]:
         table = np.zeros(len(keys), SAMPLING_DTYPE)
         for name in ("temperature", "top_p", "repetition_penalty", "prompt_len"):
             table[name] = 1
@@ -150,7 +154,7 @@ def _accept_case(
 
     calls: tuple[Callable[[], object], ...] | None = None
     if launcher is not None:
-        calls = tuple(lambda logits=copy: case.launch(launcher, logits) for copy in copies)  # type: ignore[misc]
+        calls = tuple(lambda logits=copy: case.launch(launcher, logits) for copy in copies)
     shape = f"{num_requests} requests x {max_draft_len} drafts, vocabulary {vocab_size}, {label}"
     law_bytes = num_requests * max_draft_len * vocab_size * 4 if mode == native.SAMPLED else 0
     return KernelCase("accept", shape, check, calls, logits.nbytes + law_bytes)
@@ -213,7 +217,7 @@ def _early_exit_case(bench: Bench, num_rows: int, hidden_size: int, vocab_size: 
 
     calls: tuple[Callable[[], object], ...] | None = None
     if launcher is not None:
-        calls = tuple(lambda c=candidates: launch(c) for candidates in sets)  # type: ignore[misc]
+        calls = tuple(lambda c=candidates: launch(c) for candidates in sets)
     shape = f"{num_rows} rows x {NUM_CANDIDATES} candidates, hidden {hidden_size}"
     return KernelCase("early_exit", shape, check, calls, num_bytes)
 
@@ -237,7 +241,7 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
     cu_q_lens = np.arange(num_requests + 1, dtype=np.int32) * rows_each
     kv_lens = np.full(num_requests, 100 + rows_each, np.int32)
     host = (positions, rows, cu_q_lens, kv_lens)
-    on_device = [torch.from_numpy(array).to(machine.device) for array in host]
+    on_device: Any = [torch.from_numpy(array).to(machine.device) for array in host]
     num_bytes = 4 * rows.size * hidden_size
     sets = [
         torch.randn(num_rows, hidden_size, generator=generator, device=machine.device).bfloat16()
@@ -252,7 +256,8 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
 
     def launch(hidden: Tensor) -> None:
         assert launcher is not None
-        compact_rows.compact_rows(launcher, hidden, *on_device, max_seq_len, kept=kept, stream=machine.stream())
+        arguments: Any = (launcher, hidden, *on_device, max_seq_len)
+        compact_rows.compact_rows(*arguments, kept=kept, stream=machine.stream())
 
     def check() -> float:
         wanted = compact_rows.compact_rows_reference(sets[0].float().cpu().numpy(), *host, max_seq_len)
@@ -266,6 +271,6 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
 
     calls: tuple[Callable[[], object], ...] | None = None
     if launcher is not None:
-        calls = tuple(lambda h=hidden: launch(h) for hidden in sets)  # type: ignore[misc]
+        calls = tuple(lambda h=hidden: launch(h) for hidden in sets)
     shape = f"{num_rows} rows of {num_requests} requests to {listed.size} in {rows.size}, hidden {hidden_size}"
     return KernelCase("compact_rows", shape, check, calls, num_bytes)

@@ -32,7 +32,7 @@ SECTIONS = (
     Section(
         "exactness", "tokens with speculation against without, and their distribution", f"{PACKAGE}.exactness:run", 70
     ),
-    Section("costs", "cost tables, as policies read them", f"{PACKAGE}.costs:run", 60),
+    Section("costs", "cost tables, as policies read them", f"{PACKAGE}.costs:run", 75),
     Section("policies", "policies, pruning and overlap by concurrency", f"{PACKAGE}.policies:run", 150),
     Section("partitions", "draft and target alone and together on shares of the SMs", f"{PACKAGE}.partitions:run", 60),
     Section("peers", "transformers' assisted generation with the same weights", f"{PACKAGE}.peers:run", 60),

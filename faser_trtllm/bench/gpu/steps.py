@@ -50,7 +50,7 @@ def time_step(work: Any, num_runs: int) -> float:
     """Median over runs of a function that returns its milliseconds; two runs warm up."""
     for _ in range(2):
         work()
-    return statistics.median(work() for _ in range(num_runs))
+    return float(statistics.median(work() for _ in range(num_runs)))
 
 
 def _write(bench: Bench, rows: list[dict[str, Any]]) -> None:
