@@ -33,7 +33,8 @@ class ServeBenchOptions:
     arrivals: one of ARRIVALS. trace: the file for "trace". burstiness: for "gamma". peak_ratio, period_s: for "bursts".
     request_rate: requests per second. time_scale: gaps of a trace are multiplied by it.
     prompt_len, max_tokens: lengths where the trace has none. end ids are ignored, so that lengths are as wished.
-    cancel_share: so many of the requests are cancelled by the client somewhere in their output. timeout_s: of a request.
+    cancel_share: so many of the requests are cancelled by the client somewhere in their output.
+    timeout_s: of one request.
     in_process: measure the service against the executor in this process instead, `concurrency` streams each, `rounds`
     times by turns after one round that is dropped. speculation: of the service that is started, and of the executor.
     """
