@@ -234,6 +234,11 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
             f"{label} is a TensorRT engine, and what was asked for runs on cpu engines only; build with faser build "
             "--backend cpu"
         )
+    if prefix[8:9] == b"{":  # safetensors: the length of a JSON header, and the header
+        raise EngineFileError(
+            f"{label} is an engine of the cuda backend, and what was asked for runs on cpu engines only; build with "
+            "faser build --backend cpu"
+        )
     if magic != MAGIC:
         raise EngineFileError(f"{label} is not an engine file of faser; rebuild it with faser build")
     if version != VERSION:

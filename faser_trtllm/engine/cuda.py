@@ -370,7 +370,7 @@ class CudaEngine:
 
     def _has_graph(self, rows: int, narrow: bool) -> bool:
         """Whether a bucket holds passes whose every request has few rows, or passes where one has many."""
-        per_request = max(1, _NARROW_ROWS // self._decoder.group)
+        per_request = _NARROW_ROWS // self._decoder.group
         return rows <= self._spec.max_batch_size * per_request if narrow else rows > per_request
 
     def _hidden_rows(self) -> int:

@@ -6,6 +6,7 @@ Everything else of the engine is the same code on both.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -90,6 +91,8 @@ class CudaRuntime:
 
     def __init__(self, ordinal: int = 0) -> None:
         """ConfigError where torch or its CUDA is missing."""
+        # Two lanes' work must not wait for each other in one of the few default queues. Read when CUDA starts.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         try:
             import torch
         except ImportError as error:

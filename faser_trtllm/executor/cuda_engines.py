@@ -54,7 +54,7 @@ class CudaGpu:
 
         self._ordinal = ordinal
         CudaRuntime(ordinal)  # says what is missing, and makes the context that green ones stand on
-        self.partitions = GpuPartitions(draft_sms, ordinal)
+        self.partitions = GpuPartitions(draft_sms or None, ordinal)
         self.whole, self.pair = self.partitions.whole, self.partitions.pairs[0]
         self._modules = ExitStack()
 

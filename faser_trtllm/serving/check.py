@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.errors import FaserError
@@ -20,6 +22,9 @@ def check_engine_dir(path: Path) -> Iterator[str]:
     """One line per check that passed; raises FaserError in one sentence at the first that did not."""
     engines = EngineDir.load(path, verify_hashes=True)
     yield f"ok: every file has the size and hash of the manifest ({path})"
+    if engines.backend == "cuda":
+        yield from _cuda_report(engines)
+        return
     if engines.backend != "cpu":
         yield from plan_report(engines)
         yield "note: nothing was run; faser generate --interpret runs these networks on the CPU"
@@ -35,6 +40,16 @@ def check_engine_dir(path: Path) -> Iterator[str]:
                 f"speculation fixed:{num_drafts} changed the greedy tokens of {path}; this is a bug, please report it"
             )
         yield f"ok: fixed:{num_drafts} gives the same greedy tokens as the target alone"
+
+
+def _cuda_report(engines: EngineDir) -> Iterator[str]:
+    paths = {"target": engines.target_path} | ({"draft": engines.draft_path} if engines.has_draft else {})
+    for role, path in paths.items():
+        with CudaFile.open(path) as file:
+            layers = " ".join(f"{first}-{last}" for first, last in itertools.pairwise(file.segments))
+            size = path.stat().st_size >> 20
+            yield f"{role}: {file.dtype}, {size} MiB, {file.model['num_layers']} layers in segments {layers}"
+    yield "note: nothing was run; these engines need an NVIDIA GPU, a CUDA build of torch, cuda-python and nvcc"
 
 
 def _generate(path: Path, speculation: str) -> list[tuple[int, ...]]:

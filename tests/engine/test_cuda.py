@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from faser_trtllm.builder.cuda_engine_file import CudaFile
+from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import Request
@@ -28,6 +29,7 @@ from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.sampling.table import SamplingTable
+from faser_trtllm.serving.check import check_engine_dir
 from tests.engine.cuda_harness import MAX_BATCH_SIZE, WHOLE, build_pair, emulated_accept, one_thread, open_engine  # noqa: F401
 from tests.engine.harness import Harness
 from tests.ops.cuda.emulation import emulated
@@ -408,3 +410,15 @@ def test_files_are_safetensors(pair) -> None:
         assert file.get_tensor("layers.0.qkv").dtype == torch.bfloat16
     with CudaFile.open(pair.target_path) as file:
         assert file.segments == (0, 1, 2, 3)
+
+
+def test_what_runs_on_cpu_engines_only_says_so(pair) -> None:
+    with pytest.raises(EngineFileError, match=r"target/rank0\.engine is an engine of the cuda backend, and what was"):
+        EngineFile.open(pair.target_path)
+
+
+def test_faser_check_tells_what_a_directory_holds(pair) -> None:
+    lines = list(check_engine_dir(pair.path))
+    assert lines[1].startswith("target: bfloat16, 0 MiB, 3 layers in segments 0-1 1-2 2-3")
+    assert lines[2].startswith("draft: bfloat16")
+    assert "need an NVIDIA GPU" in lines[3]

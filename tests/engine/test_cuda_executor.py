@@ -169,7 +169,16 @@ def test_the_accept_kernel_itself_gives_the_same_tokens(engines: EngineDir, alon
     assert found["num_accepted_tokens"] > 0
 
 
-def test_preempted_and_resumed_requests_keep_their_text(engines: EngineDir, alone) -> None:
+def test_histories_longer_than_the_first_upload_buffer(engines: EngineDir) -> None:
+    rng = np.random.default_rng(4)
+    params = SamplingParams(max_tokens=10, temperature=0.0, repetition_penalty=1.3)
+    requests = [(rng.integers(0, 300, 105).tolist(), params) for _ in range(4)]
+    expected, _ = generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)
+    tokens, _ = generate(engines, "fixed:2", requests)
+    assert tokens == expected
+
+
+def test_requests_that_wait_for_blocks_keep_their_text(engines: EngineDir, alone) -> None:
     """Blocks for two requests at a time: others wait, and are drafted and verified in other slots than alone."""
     requests, expected = alone
     tokens, _ = generate(engines, "fixed:4", requests, num_blocks=8)
