@@ -53,6 +53,9 @@ def serve(
     config: Annotated[Path | None, typer.Option("--config", help="faser.yaml")] = None,
     model_repo: Annotated[Path | None, typer.Option("--model_repo", help="default: the one that ships")] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
+    models: Annotated[
+        str | None, typer.Option("--models", help="to load, one engine serves them all; default: all of the repository")
+    ] = None,
 ) -> None:
     """Serve engines behind NVIDIA Triton: wait until ready, drain on SIGTERM."""
     from faser_trtllm.serving.launcher import ServeOptions
@@ -68,6 +71,7 @@ def serve(
             config=config,
             model_repo=model_repo,
             speculation=speculation,
+            models=tuple(models.split(",")) if models else None,
         )
     )
     raise typer.Exit(code)

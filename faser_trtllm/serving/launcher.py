@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -43,6 +44,7 @@ class ServeOptions:
 
     engine_dir: None takes it from config or FASER_ENGINE_DIR. config: a faser.yaml; None: the repository's.
     model_repo, tritonserver: None finds them. speculation: None leaves it to config.
+    models: to load, folders of the repository; None: all of them. One engine serves them all.
     log_file: where messages go; None is this process's stderr. verbose: Triton's information too.
     """
 
@@ -55,6 +57,7 @@ class ServeOptions:
     model_repo: Path | None = None
     speculation: str | None = None
     tritonserver: Path | None = None
+    models: tuple[str, ...] | None = (MODEL_NAME,)
     log_file: Path | None = None
     verbose: bool = False
 
@@ -65,6 +68,7 @@ class Launcher:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._repository = (options.model_repo or _default_repository()).absolute()
+        self.models = _models(self._repository, options.models)
         self._config = _effective_config(options, self._repository)
         if options.model_repo is None:  # another repository may serve something else
             _check_engines(self._config)
@@ -102,12 +106,15 @@ class Launcher:
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
         """Wait until requests are served; False if stop was set first. FaserError has the reason."""
         deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
-        url = f"http://{self._options.host}:{self._options.http_port}/v2/models/{MODEL_NAME}/ready"
+        waiting = list(self.models)
         while stop is None or not stop.is_set():
             if not self.is_running():
                 raise self._start_error()
-            with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=2):
-                self._stub_pids = self._find(lambda arguments: arguments[0].endswith(STUB_NAME))
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                while waiting:
+                    self._call(f"/v2/models/{waiting[0]}/ready")
+                    waiting.pop(0)
+                self._stub_pids = self._stubs()
                 return True
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
@@ -120,8 +127,23 @@ class Launcher:
         return self._process is not None and self._process.poll() is None
 
     def has_lost_model(self) -> bool:
-        """The process that runs model.py is gone: Triton neither ends its requests nor starts it again."""
-        return not all(command_line(pid) for pid in self._stub_pids)
+        """A process that runs model.py is gone: Triton neither ends its requests nor starts it again.
+
+        One that ended because its model was unloaded is not lost: Triton knows of it.
+        """
+        if all(command_line(pid) for pid in self._stub_pids):
+            return False
+        for _ in range(2):  # an unload may come between the two questions
+            try:
+                index = json.loads(self._call("/v2/repository/index", b"{}"))
+            except (OSError, ValueError):
+                return True
+            stubs = self._stubs()
+            if len(stubs) >= sum(model.get("state") == "READY" for model in index):
+                self._stub_pids = stubs
+                return False
+            time.sleep(0.3)
+        return True
 
     def stop(self) -> None:
         """Drain and end the server: running requests get drain_timeout_s, the rest fails as UNAVAILABLE.
@@ -185,7 +207,7 @@ class Launcher:
             f"--model-repository={self._repository}",
             "--model-control-mode=explicit",
             "--disable-auto-complete-config",
-            f"--load-model={MODEL_NAME}",
+            *(f"--load-model={name}" for name in self.models),
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
             f"--http-address={options.host}",
             f"--http-port={options.http_port}",
@@ -231,6 +253,17 @@ class Launcher:
         pids = ((pid, command_line(pid)) for pid in session_pids(self._process.pid))
         return [pid for pid, arguments in pids if arguments and is_wanted(arguments)]
 
+    def _stubs(self) -> list[int]:
+        """Processes that run a model.py."""
+        return self._find(lambda arguments: arguments[0].endswith(STUB_NAME))
+
+    def _call(self, path: str, body: bytes | None = None) -> bytes:
+        """GET, or POST of a body, to the server; OSError if it does not answer with 200."""
+        url = f"http://{self._options.host}:{self._options.http_port}{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=2) as response:
+            answer: bytes = response.read()
+            return answer
+
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not self.hurry.is_set() and time.monotonic() < deadline_s and not is_over():
@@ -264,6 +297,16 @@ def _check_engines(config: ServiceConfig) -> None:
         num_threads = config.num_threads or len(config.cores or os.sched_getaffinity(0))
         max_draft_len, max_batch_size = config.max_draft_len or built.max_draft_len, built.max_batch_size
         choose_policy(Path(config.engine_dir or ""), config.speculation, num_threads, max_draft_len, max_batch_size)
+
+
+def _models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+    there = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+    for name in wanted or ():
+        if name not in there:
+            raise InvalidArgumentError(
+                f"models has {name!r}, the model repository has {', '.join(there) or 'none'}; name one of these"
+            )
+    return wanted or there
 
 
 def _default_repository() -> Path:
@@ -335,7 +378,7 @@ def serve(options: ServeOptions) -> int:
             launcher.start()
             if launcher.wait_ready(stop):
                 print(
-                    f"ready: {MODEL_NAME} on http://{options.host}:{options.http_port} "
+                    f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
                     f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
                     flush=True,
                 )

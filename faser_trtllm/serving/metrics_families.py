@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from faser_trtllm.executor.stats import HISTOGRAMS
 
-FINISH_REASONS = ("stop", "length", "timeout")
+FINISH_REASONS = ("stop", "length", "timeout", "cancelled")
 FAILURE_CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -175,6 +176,34 @@ def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engi
     with Server(engine_dir, model_repo=repository, log=tmp_path / "log2") as second:
         second.wait_ready()
         assert not shm_names() & names
+
+
+def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir, repository, tmp_path):
+    with Server(engine_dir, model_repo=repository, models=None, log=tmp_path / "log") as server:
+        server.wait_ready()
+        assert "ready: ensemble, faser, tensorrt_llm, tensorrt_llm_bls on" in server.output()
+        unload = f"{server.http_url}/v2/repository/models/ensemble/unload"
+        urllib.request.urlopen(urllib.request.Request(unload, data=b"{}"), timeout=10).read()
+        deadline_s = time.monotonic() + 10
+        stubs = 4
+        while stubs > 3:
+            stubs = sum("triton_python_backend_stub" in (command_line(pid) or [""])[0] for pid in server.pids())
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        time.sleep(1.0)  # the launcher looks every 0.2 s
+        assert server.process.poll() is None
+        assert generate_http(server.http_url, "abc", max_tokens=4).text
+        # A model process that dies is still lost.
+        os.kill(server.pid_of("triton_python_backend_stub"), signal.SIGKILL)
+        server.process.wait(20)
+        assert "the model process ended by itself" in server.output()
+
+
+def test_a_model_that_is_not_there_is_named(engine_dir, repository, tmp_path):
+    with Server(engine_dir, model_repo=repository, models=("faser", "fast"), log=tmp_path / "log") as server:
+        assert server.process.wait(20) == 2
+        there = "ensemble, faser, tensorrt_llm, tensorrt_llm_bls"
+        assert f"models has 'fast', the model repository has {there}; name one of these" in server.output()
 
 
 def test_port_in_use_is_named(engine_dir, repository, tmp_path):

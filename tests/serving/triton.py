@@ -25,7 +25,7 @@ try:
     sys.exit(serve(ServeOptions(
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
         config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
-        speculation={speculation!r},
+        speculation={speculation!r}, models={models!r},
     )))
 except FaserError as error:
     print("error:", error)
@@ -79,6 +79,7 @@ class Server:
         model_repo: Path | None = None,
         config: Path | None = None,
         speculation: str | None = None,
+        models: tuple[str, ...] | None = ("faser",),
         ports: list[int] | None = None,
         log: Path,
     ) -> None:
@@ -92,6 +93,7 @@ class Server:
             config=config and str(config),
             model_repo=model_repo and str(model_repo),
             speculation=speculation,
+            models=models,
         )
         with log.open("wb") as file:
             self.process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file, cwd=ROOT)
