@@ -69,6 +69,15 @@ def test_files_hold_the_report(report: tuple[dict[str, Any], Path]) -> None:
     assert str(output) not in (output / "gpu.json").read_text()
 
 
+def test_sections_of_an_earlier_run_stay_and_say_so(tmp_path: Path) -> None:
+    run_gpu_bench(options(tmp_path), sections=[section("fine")])
+    found = run_gpu_bench(options(tmp_path), sections=[section("reads_what_was_before")])["sections"]
+    assert found["fine"]["status"] == "earlier run: ok"
+    assert found["reads_what_was_before"]["values"] == {"seen": "a device"}
+    again = run_gpu_bench(options(tmp_path), sections=[section("raises")])["sections"]
+    assert again["fine"]["status"] == "earlier run: ok"
+
+
 def test_sections_without_time_are_not_run(tmp_path: Path) -> None:
     found = run_gpu_bench(options(tmp_path, minutes=0.01), sections=[section("fine")])
     assert found["sections"]["fine"]["status"] == "not run: the 0.01 minutes were over"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,9 @@ class Machine(Protocol):
 
     def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> Launcher | None:
         """The compiled kernels of a stem; None in a dry run, which has the references only."""
+
+    def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+        """Compile (stem, defines) side by side; launcher() then finds them. What fails, fails again in launcher()."""
 
     def stream(self) -> int:
         """The current stream, for launches."""
@@ -89,6 +94,15 @@ class GpuMachine:
             self._modules[key] = Module(compile_stem(stem, device_arch(), defines=defines).path)
         launcher: Launcher = self._modules[key]
         return launcher
+
+    def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+        from faser_trtllm.ops.cuda.compiler import compile_stem
+        from faser_trtllm.ops.cuda.module import device_arch
+
+        arch = device_arch()
+        with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            for stem, defines in wanted:
+                pool.submit(compile_stem, stem, arch, defines=defines)
 
     def stream(self) -> int:
         return int(self._torch.cuda.current_stream().cuda_stream)
@@ -154,6 +168,9 @@ class DryMachine:
 
     def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> Launcher | None:
         return self._launchers(stem, defines) if self._launchers is not None else None
+
+    def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+        """Nothing to compile."""
 
     def stream(self) -> int:
         return 0

@@ -36,8 +36,9 @@ def write_plots(report: dict[str, Any], path: Path) -> bool:
 
 
 def _draw(axis: Any, plot: dict[str, Any]) -> None:
-    for label, (x, y) in plot["series"].items():
-        axis.plot(x, y, marker="o", markersize=3, linewidth=1, label=label)
+    for number, (label, (x, y)) in enumerate(plot["series"].items()):
+        style = "-" if number < 10 else "--"  # colours come round after ten
+        axis.plot(x, y, style, marker="o", markersize=3, linewidth=1, label=label)
     if plot["log_x"]:
         axis.set_xscale("log", base=2)
     axis.set(title=plot["title"], xlabel=plot["x"], ylabel=plot["y"])

@@ -22,6 +22,7 @@ from faser_trtllm.bench.gpu.sections import SECTIONS, Section, chosen
 
 FORMAT_VERSION = 1
 MIN_BUDGET_S = 10.0  # less is not enough to import torch and measure anything
+EARLIER = "earlier run: "
 LOG_TAIL_BYTES = 20_000
 Progress = Callable[[str], None]
 
@@ -32,7 +33,8 @@ def run_gpu_bench(
     """Measure, and write gpu.json, gpu.md, gpu.log and (with matplotlib) gpu.png into options.output_dir.
 
     The files are written anew after every section. A section that fails, crashes or runs out of time is reported with
-    what it had, and the next one goes on. Returns what gpu.json holds.
+    what it had, and the next one goes on. Sections of an earlier run into the same folder stay, and say so. Returns
+    what gpu.json holds.
     """
     options.validate()
     plan = chosen(options.sections, sections)
@@ -43,7 +45,7 @@ def run_gpu_bench(
         "version": FORMAT_VERSION,
         "environment": describe_environment(options.command_line),
         "options": _options_dict(options),
-        "sections": {},
+        "sections": _earlier_sections(options),
         "seconds": 0.0,
     }
     log_path = options.output_dir / "gpu.log"
@@ -51,7 +53,9 @@ def run_gpu_bench(
     for number, section in enumerate(plan, 1):
         left_s = 60.0 * options.minutes - (time.monotonic() - start_s)
         if left_s < MIN_BUDGET_S:
-            found: dict[str, Any] = {"status": f"not run: the {options.minutes:g} minutes were over"}
+            over = f"not run: the {options.minutes:g} minutes were over"
+            # What an earlier run found is worth more than that this one found nothing.
+            found: dict[str, Any] = report["sections"].get(section.name, {"status": over})
         else:
             say(f"{section.name} ({number} of {len(plan)}): {section.what}, {left_s:.0f} s left")
             found, log = run_section(section, options, min(section.limit_s, left_s))
@@ -101,6 +105,20 @@ def write_report(report: dict[str, Any], output_dir: Path) -> None:
     os.replace(staged, path)
     (output_dir / "gpu.md").write_text(render_markdown(report))
     write_plots(report, output_dir / "gpu.png")
+
+
+def _earlier_sections(options: GpuBenchOptions) -> dict[str, Any]:
+    """What output_dir has of a run of the same kind, so that a part can be measured again."""
+    try:
+        report = json.loads((options.output_dir / RESULT_FILE).read_text())
+        if report["version"] != FORMAT_VERSION or report["options"]["dry_run"] != options.dry_run:
+            return {}
+        found: dict[str, Any] = report["sections"]
+        for data in found.values():
+            data["status"] = EARLIER + data["status"].removeprefix(EARLIER)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return found
 
 
 def _ending(code: int) -> str:
