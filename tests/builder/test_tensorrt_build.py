@@ -148,7 +148,7 @@ def test_full_tensorrt_needs_its_gpu(options: BuildOptions, monkeypatch: pytest.
     def no_driver() -> Any:
         raise ConfigError("libcuda.so.1 is missing; install an NVIDIA driver")
 
-    monkeypatch.setattr(module, "_load_driver", no_driver)
+    monkeypatch.setattr(module, "load_driver", no_driver)
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     with pytest.raises(ConfigError, match=r"libcuda\.so\.1 is missing"):
         build_engines(dataclasses.replace(options, backend="tensorrt"))
