@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
-from faser_trtllm.policy.goodput import StepCosts
+from faser_trtllm.policy.goodput import FloatArray, StepCosts
 
 MEMORY = 0.95  # per step, of the time between steps
+FEW = 8
 STEP = 1.02  # of a scale, per step looked at
-LEARN_EVERY = 4  # steps, for the scales
+_PER_OCTAVE = 2  # scales of passes
+LEARN_EVERY = 3  # steps, for the scales
 MAX_SCALE = 16.0  # of a table that is wrong altogether
-PUBLISH = 0.03  # relative change of a scale that makes new arrays
+PUBLISH = 0.05  # relative change of a scale that makes new arrays
 FEW_REQUESTS = 12
 CACHE_SIZE = 512
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
+
+
+def _bucket(num_rows: int) -> int:
+    return round(_PER_OCTAVE * math.log2(num_rows))
+
+
+class _Scale:
+    """Measured over predicted time: the mean of the first few, then small steps towards the median."""
+
+    def __init__(self) -> None:
+        self._value = self.published = 1.0
+        self._num_seen = 0
+
+    def learn(self, measured_ms: float, predicted_ms: float) -> bool:
+        """A pass with a late prompt or a busy neighbour moves it no further than any other. True: published is new."""
+        if measured_ms <= 0.0 or predicted_ms <= 0.0:
+            return False
+        self._num_seen += 1
+        ratio = min(measured_ms / predicted_ms, MAX_SCALE)
+        if self._num_seen <= FEW:
+            self._value += (min(ratio, 2.0 * self._value) - self._value) / (1.0 + self._num_seen)  # 1 counts as seen
+        elif ratio > STEP * self._value:
+            self._value *= STEP
+        elif ratio < self._value / STEP:
+            self._value /= STEP
+        if abs(self._value / self.published - 1.0) <= PUBLISH:
+            return False
+        self.published = self._value
+        return True
 
 
 class MeasuredCosts:
@@ -23,8 +58,9 @@ class MeasuredCosts:
     def __init__(self, costs: CostTable, max_draft_len: int) -> None:
         self._table = costs
         self._max_draft_len = max_draft_len
-        self._scale = [1.0, 1.0]  # draft, verify
-        self._published = (1.0, 1.0)
+        self._draft = _Scale()
+        self._verify: dict[int, _Scale] = {}  # by number of rows, two to the octave
+        self._curve = np.ones(1)  # of a pass, by rows
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._num_steps = 0
@@ -48,7 +84,7 @@ class MeasuredCosts:
 
     def catch_up_ms(self, num_rows: int, context_len: float) -> float:
         """The draft's pass over num_rows tokens of one request that it has missed."""
-        return self._published[0] * self._table.draft_rows_ms(num_rows, 1, context_len)
+        return self._draft.published * self._table.draft_rows_ms(num_rows, 1, context_len)
 
     def observe(self, outcome: StepOutcome, context_len: float, next_s: float) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, where the two adjoin."""
@@ -56,9 +92,13 @@ class MeasuredCosts:
         plain = outcome.mode is Mode.SERIAL and outcome.num_context_rows == 0
         if plain and self._num_steps % LEARN_EVERY == 0:
             verify = self._table.verify_ms_array(outcome.num_rows, len(outcome.decoding), context_len)
-            self._learn(1, outcome.verify_ms, float(verify[outcome.num_rows]))
+            scale = self._verify.setdefault(_bucket(outcome.num_rows), _Scale())
+            stale = scale.learn(outcome.verify_ms, float(verify[outcome.num_rows]))
             if outcome.num_drafted:
-                self._learn(0, outcome.draft_ms, self._draft_ms(outcome, context_len))
+                stale |= self._draft.learn(outcome.draft_ms, self._draft_ms(outcome, context_len))
+            if stale:
+                self._curve = np.ones(1)
+                self._cache.clear()
         elapsed = 1e3 * (next_s - outcome.now_s)
         between = elapsed - outcome.step_ms
         drafting = 1 if outcome.num_drafted else 0
@@ -74,7 +114,7 @@ class MeasuredCosts:
         n = len(outcome.decoding)
         if outcome.num_draft_rows <= 2 * n:
             return 0.0
-        table, scale = self._table, self._published[0]
+        table, scale = self._table, self._draft.published
         usual = table.draft_rows_ms(2 * n, n, context_len)
         return scale * max(0.0, table.draft_rows_ms(outcome.num_draft_rows, n, context_len) - usual)
 
@@ -88,26 +128,28 @@ class MeasuredCosts:
             first_ms = max(step_ms, self._table.draft_rows_ms(outcome.num_draft_rows, active, context_len))
         return first_ms + (num_steps - 1) * step_ms
 
-    def _learn(self, which: int, measured_ms: float, predicted_ms: float) -> None:
-        """A step up or down towards the median ratio: a pass with a late prompt or a busy neighbour moves it no further
-        than any other."""
-        if measured_ms <= 0.0 or predicted_ms <= 0.0:
-            return
-        scale = self._scale
-        moved = scale[which] * (STEP if measured_ms > scale[which] * predicted_ms else 1.0 / STEP)
-        scale[which] = min(MAX_SCALE, max(1.0 / MAX_SCALE, moved))
-        if abs(scale[which] / self._published[which] - 1.0) > PUBLISH:
-            self._published = (scale[0], scale[1])
-            self._cache.clear()
+    def _scales(self, max_rows: int) -> FloatArray:
+        """By what the table's passes of 0 to max_rows rows are multiplied.
+
+        What a pass of some rows teaches holds for passes of about as many, and fades within octaves: a table may be
+        right where rows wait for memory and wrong where they compute. Where nothing was learnt the table is believed,
+        so that what it promises is tried.
+        """
+        if self._curve.size <= max_rows:
+            place = _PER_OCTAVE * np.log2(np.maximum(np.arange(max(max_rows, 64) + 1), 1))
+            known = np.array(list(self._verify), np.float64)
+            excess = np.array([scale.published - 1.0 for scale in self._verify.values()])
+            weight = np.exp(-np.abs(place[:, None] - known) / _PER_OCTAVE)
+            self._curve = 1.0 + (weight @ excess) / np.maximum(weight.sum(axis=1), 1.0)
+        return self._curve[: max_rows + 1]
 
     def _make(self, num_requests: int, base_rows: int, context_len: float) -> StepCosts:
-        draft_scale, verify_scale = self._published
         last = base_rows + num_requests * self._max_draft_len
         verify = self._table.verify_ms_array(last, num_requests, context_len, ALL)
         draft = self._table.draft_step_ms_array(num_requests, context_len, ALL)
         off, drafting = self._overhead
-        verify = verify_scale * verify[base_rows : last + 1]
-        draft = draft_scale * draft[: num_requests + 1]
+        verify = self._scales(last)[base_rows:] * verify[base_rows : last + 1]
+        draft = self._draft.published * draft[: num_requests + 1]
         if num_requests <= FEW_REQUESTS:
             return StepCosts(verify.tolist(), draft.tolist(), drafting, off)
         return StepCosts(verify, draft, drafting, off)

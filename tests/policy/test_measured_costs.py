@@ -1,0 +1,76 @@
+"""What running steps teach of a cost table: scales by rows, medians, the time between steps."""
+
+import pytest
+
+from faser_trtllm.policy.base import Mode, StepOutcome
+from faser_trtllm.policy.measured_costs import MeasuredCosts
+from tests.policy.world import cost_table, request
+
+
+def outcome(num_rows, verify_ms, *, num_drafted=0, draft_ms=0.0, draft_rows=0, now_s=0.0):
+    pending = [num_drafted]
+    return StepOutcome(
+        [request("r", 8)], pending, pending, [0], [0], [0], num_drafted, num_rows, 0, draft_rows, 0,
+        draft_ms, verify_ms, draft_ms + verify_ms, Mode.SERIAL, now_s,
+    )  # fmt: skip
+
+
+def teach(costs, num_rows, factor, steps=300):
+    table = cost_table()
+    for _ in range(steps):
+        costs.observe(outcome(num_rows, factor * table.verify_ms(num_rows, 1, 64)), 64.0, 0.0)
+
+
+def scales(costs):
+    """Learnt over the table, for 1 to 9 rows of one request."""
+    table = cost_table()
+    return [ms / table.verify_ms(1 + i, 1, 64) for i, ms in enumerate(costs.costs(1, 1, 64.0).verify)]
+
+
+def test_a_table_that_is_right_stays():
+    costs = MeasuredCosts(cost_table(), 8)
+    teach(costs, 4, 1.0)
+    assert scales(costs) == pytest.approx([1.0] * 9, abs=0.03)
+
+
+def test_what_is_learnt_of_some_rows_fades_with_distance():
+    """Passes of 8 rows take half as long again: those of 1 row are still believed to be nearly as the table says."""
+    costs = MeasuredCosts(cost_table(), 8)
+    teach(costs, 8, 1.5)
+    found = scales(costs)
+    assert found[7] == pytest.approx(1.5, rel=0.06)
+    assert found[0] < 1.15
+    assert max(found) == max(found[6:])
+
+
+def test_two_sizes_are_told_apart():
+    costs = MeasuredCosts(cost_table(), 8)
+    for _ in range(40):
+        teach(costs, 8, 1.5, steps=9)
+        teach(costs, 1, 1.0, steps=9)
+    found = scales(costs)
+    assert found[7] == pytest.approx(1.5, rel=0.1)
+    assert found[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_now_and_then_a_slow_step_moves_nothing():
+    costs = MeasuredCosts(cost_table(), 8)
+    teach(costs, 4, 1.0)
+    for _ in range(20):
+        teach(costs, 4, 30.0, steps=3)  # looked at once
+        teach(costs, 4, 1.0, steps=30)
+    assert scales(costs)[3] == pytest.approx(1.0, abs=0.06)
+
+
+def test_late_prompts_of_the_draft_are_taken_out_of_a_step():
+    costs = MeasuredCosts(cost_table(), 8)
+    assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=2), 64.0) == 0.0
+    assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=200), 64.0) > 0.0
+
+
+def test_the_time_between_steps_is_that_step_s_own():
+    """now_s is when a step was planned: it lasts until the next one is."""
+    costs = MeasuredCosts(cost_table(), 8)
+    for _ in range(200):
+        assert costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3) == pytest.approx(2.5)
+    assert costs.costs(1, 1, 64.0).off_overhead == pytest.approx(0.5, rel=0.01)
