@@ -22,9 +22,12 @@ class TeamChooser {
   void record(bool team, double seconds_per_work) {
     const bool was_best = seconds_per_work_[1] <= seconds_per_work_[0];
     double& mean = seconds_per_work_[team];
-    // A probe replaces what may be long out of date; one slow call of the usual choice proves little.
-    const double weight = mean == 0 || team != was_best ? 1.0 : 0.2;
-    mean += weight * (seconds_per_work - mean);
+    // A probe replaces what may be long out of date. One slow call of the usual choice proves nothing: where a thread
+    // loses its core for a moment, a pass takes ten times as long, and the team would be given up for many passes.
+    if (mean == 0 || team != was_best)
+      mean = seconds_per_work;
+    else
+      mean += kWeight * (std::min(seconds_per_work, kMostSlower * mean) - mean);
     const bool is_best = seconds_per_work_[1] <= seconds_per_work_[0];
     if (is_best != was_best) {
       probe_interval_ = kMinProbeInterval;
@@ -34,6 +37,7 @@ class TeamChooser {
   }
 
  private:
+  static constexpr double kWeight = 0.2, kMostSlower = 1.5;
   static constexpr int kMinProbeInterval = 32, kMaxProbeInterval = 512;
   double seconds_per_work_[2] = {0, 0};  // one thread, team; 0: not measured
   int num_calls_ = 0;
