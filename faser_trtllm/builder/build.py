@@ -24,6 +24,7 @@ from faser_trtllm.builder.engine_dir import (
     EngineDir,
     sha256_of,
 )
+from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.options import BuildOptions, check_options
 from faser_trtllm.builder.source import TOKENIZER_FILES, Source, open_sources
 from faser_trtllm.builder.staging import staged_directory
@@ -58,7 +59,7 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
             if current is not None:
                 return current
         try:
-            with staged_directory(options.output_dir.resolve()) as staging:
+            with staged_directory(options.output_dir.resolve()) as staging, kept_interrupts():
                 _write(staging, options, backend, manifest, build_config, sources, progress)
         except OSError as error:
             raise _output_error(options.output_dir, error) from error

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from faser_trtllm.builder.interrupts import raise_kept
+
 PhaseProgress = Callable[[float, str], None]
 """Called with the fraction that is done, 0 to 1, and the innermost phase that is under way."""
 
@@ -92,6 +94,7 @@ def run_builder(
     threading.Thread(target=run, name="faser-tensorrt-builder").start()
     try:
         while not finished.wait(poll_s):
+            raise_kept()
             if progress is not None:
                 progress(*phases.state)
     finally:

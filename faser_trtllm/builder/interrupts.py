@@ -1,0 +1,43 @@
+"""Ctrl-C during work that calls back from native code, which drops what a callback raises."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_kept = threading.Event()
+
+
+@contextlib.contextmanager
+def kept_interrupts() -> Iterator[None]:
+    """A Ctrl-C within the block ends it with KeyboardInterrupt, at its end at the latest.
+
+    It is raised at once as ever; if that falls into a callback of TensorRT (a log message), TensorRT swallows it, and
+    raise_kept() or the end of the block raises it again. Outside the main thread there are no signals to keep.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+
+    def keep(signum: int, frame: FrameType | None) -> None:
+        _kept.set()
+        previous(signum, frame)
+
+    _kept.clear()
+    signal.signal(signal.SIGINT, keep)
+    try:
+        yield
+        raise_kept()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        _kept.clear()
+
+
+def raise_kept() -> None:
+    """Raise KeyboardInterrupt if Ctrl-C was pressed in the block that is open."""
+    if _kept.is_set():
+        raise KeyboardInterrupt
