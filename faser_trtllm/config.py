@@ -13,7 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from faser_trtllm.errors import ConfigError
 
 DEFAULT_SPECULATION = "auto"
-SPELLINGS = "off, fixed:K, schedule, gp_lcb, price, or auto (schedule after `faser profile`, else fixed:4)"
+SPELLINGS = (
+    "off, fixed:K, schedule, schedule:1=4,8=0 (from batch size 1 on 4, from 8 on 0), gp_lcb, price, or auto "
+    "(schedule after `faser profile`, else fixed:4)"
+)
 
 
 class _Strict(BaseModel):
@@ -65,6 +68,9 @@ class ServiceConfig(ExecutorConfig):
     restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is started again")
     restart_backoff_max_s: float = Field(10.0, gt=0)
     cancellation_check_period_ms: int = Field(5, ge=1)
+    draft_timeout_ms: float = Field(
+        2000.0, gt=0, description="a slower draft call (one without prompts to read) turns speculation off for a while"
+    )
     otlp_traces_endpoint: str | None = Field(
         None, description="OTLP/HTTP collector for spans of requests; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
     )
@@ -72,20 +78,23 @@ class ServiceConfig(ExecutorConfig):
 
 def load_service_config(path: Path | None, overrides: dict[str, Any] | None = None) -> ServiceConfig:
     """Read faser.yaml (if given) and apply overrides (None values are ignored); raise ConfigError in one sentence."""
-    data: Any = {}
-    if path is not None:
-        try:
-            data = yaml.safe_load(path.read_text()) or {}
-        except OSError as error:
-            raise ConfigError(f"the configuration {path.name} cannot be read: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"the configuration {path.name} is not valid YAML: {str(error).splitlines()[0]}"
-            ) from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"the configuration {path.name} must be a mapping of keys to values")
+    data = read_mapping(path) if path is not None else {}
     data = data | {key: value for key, value in (overrides or {}).items() if value is not None}
     return parse(ServiceConfig, data)
+
+
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """The mapping in a YAML or JSON file; ConfigError in one sentence."""
+    try:
+        data = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise ConfigError(f"the configuration {path.name} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"the configuration {path.name} is not valid YAML: {reason}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"the configuration {path.name} must be a mapping of keys to values")
+    return data
 
 
 Model = TypeVar("Model", bound=BaseModel)

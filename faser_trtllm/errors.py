@@ -19,6 +19,10 @@ class UnavailableError(FaserError):
     code = "UNAVAILABLE"
 
 
+class OutOfMemoryError(FaserError):
+    """Memory ran out, of the host or of a device."""
+
+
 class CancelledError(FaserError):
     """The client cancelled the request."""
 

@@ -7,9 +7,9 @@ import functools
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -117,7 +117,14 @@ class FaserSampling(Structure):
         ("repetition_penalty", c_float),
         ("presence_penalty", c_float),
         ("frequency_penalty", c_float),
+        ("num_mask_rows", c_int32),
+        ("masks", c_void_p),
+        ("fill_masks", c_void_p),
     ]
+
+
+FillMasks = ctypes.CFUNCTYPE(None, c_int32, POINTER(c_int32), POINTER(c_int32))
+"""faser_fill_masks: num_requests, slots, num_known."""
 
 
 class FaserDraftStop(Structure):
@@ -255,8 +262,8 @@ def isa() -> str:
 
 
 def check(status: int, what: str) -> None:
-    """Raise for a negative faser_status: InvalidArgumentError, or FaserError when memory ran out."""
+    """Raise for a negative faser_status: InvalidArgumentError, or OutOfMemoryError."""
     if status >= FASER_OK:
         return
     sentence = f"{what} failed: {_STATUS_SENTENCES.get(status, f'status {status}')}"
-    raise (FaserError if status == FASER_OUT_OF_MEMORY else InvalidArgumentError)(sentence)
+    raise (OutOfMemoryError if status == FASER_OUT_OF_MEMORY else InvalidArgumentError)(sentence)

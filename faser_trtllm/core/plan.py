@@ -57,6 +57,7 @@ class DraftResult:
     num_draft_computed: tuple[int, ...]  # the draft model's KV covers so many tokens now
     draft_ms: float = 0.0
     num_rows: int = 0  # of the draft model's first pass: known tokens that it had not seen
+    num_asked: int = 0  # requests that the draft model was asked to draft for
 
 
 @dataclass(frozen=True, slots=True)

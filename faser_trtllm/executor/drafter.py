@@ -83,7 +83,8 @@ class Drafter:
                     num_drafted[index] = drafted[entry]
                     num_computed[index] += drafted[entry] - 1  # the newest draft has not been run through the model
         draft_ms = 1e3 * (self._clock.now_s() - started)
-        return DraftResult(tuple(num_drafted), tuple(num_computed), draft_ms, builder.num_rows)
+        num_asked = int(np.count_nonzero(self._num_new[: len(planned)]))
+        return DraftResult(tuple(num_drafted), tuple(num_computed), draft_ms, builder.num_rows, num_asked)
 
     def _run(self, n: int, stop: DraftStop | None) -> list[int]:
         drafted: list[int] = self._engine.draft(

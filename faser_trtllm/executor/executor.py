@@ -18,6 +18,7 @@ from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, 
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.executor.guard import SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.stats import ExecutorStats, StepWatcher
 from faser_trtllm.executor.trace import TraceWriter
@@ -50,6 +51,7 @@ class Executor:
         resources: ExitStack | None = None,
         trace: TraceWriter | None = None,
         keep_candidates: bool = False,
+        guard: SpeculationGuard | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
@@ -64,6 +66,7 @@ class Executor:
         self._resources = resources or ExitStack()
         self._trace = trace
         self._keep_candidates = keep_candidates  # early exit compares with them
+        self._guard = guard
         self._stats = ExecutorStats(max_draft_len)
         self._watchers: list[StepWatcher] = []
         self._sinks: dict[str, Sink] = {}
@@ -157,8 +160,9 @@ class Executor:
         return True
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and gauges of the queue and the cache."""
-        return self._stats.as_dict() | self._scheduler.gauges()
+        """Counters since the start, and gauges of the queue, the cache and the guard of speculation."""
+        guard = self._guard.gauges() if self._guard is not None else {}
+        return self._stats.as_dict() | self._scheduler.gauges() | guard
 
     def watch(self, watcher: StepWatcher) -> None:
         """Tell the watcher of every step and every end from now on; call it before start()."""

@@ -20,6 +20,7 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.cuda_engines import CudaGpu, open_cuda_engines
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.executor.partitions import Partitions
 from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
@@ -39,16 +40,15 @@ DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
 
 
 LaneMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftLane]
+EngineWrapper = Callable[[Engine, str], Engine]
+"""Puts something around an engine of a role, "target" or "draft"."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation (faser_trtllm/sim) puts around engines and lanes, and the costs that its policy goes by.
+    """What a simulation (faser_trtllm/sim) puts around engines and lanes, and the costs that its policy goes by."""
 
-    wrap_engine: of an engine and its role, "target" or "draft".
-    """
-
-    wrap_engine: Callable[[Engine, str], Engine]
+    wrap_engine: EngineWrapper
     make_lane: LaneMaker
     costs: CostTable
 
@@ -60,12 +60,16 @@ def open_executor(
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
     simulation: Simulation | None = None,
     interpretation: Interpretation | None = None,
+    wrap_engine: EngineWrapper = lambda engine, role: engine,
+    draft_timeout_ms: float | None = None,
 ) -> Executor:
     """Open the engines and return an executor that is not started yet; close() frees everything.
 
     wrap_policy: puts something around the policy, to watch its decisions and outcomes.
     simulation: take times from a cost table.
     interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
+    wrap_engine: puts something around both engines (a simulation has its own).
+    draft_timeout_ms: go on without drafts where drafting fails or takes longer (executor/guard.py); None: raise.
 
     Raises ConfigError where the configuration asks for more than the engines were built for or a GPU is missing, and
     EngineFileError where the directory is not usable.
@@ -129,10 +133,11 @@ def open_executor(
             limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
             opened = open_tensorrt_engines(engines, limits, num_blocks, drafting, interpretation, stack)
             target, draft, enter_mode = opened.target, opened.draft, opened.enter_mode
+        wrap = simulation.wrap_engine if simulation else wrap_engine
         trace = stack.enter_context(TraceWriter(Path(config.trace_file))) if config.trace_file else None
         executor = assemble(
-            simulation.wrap_engine(target, "target") if simulation else target,
-            simulation.wrap_engine(draft, "draft") if simulation and draft is not None else draft,
+            wrap(target, "target"),
+            None if draft is None else wrap(draft, "draft"),
             policy,
             config,
             max_seq_len=max_seq_len,
@@ -144,6 +149,7 @@ def open_executor(
             pool=core_set.handle,
             make_lane=simulation.make_lane if simulation else DraftLane,
             device_tester=device_tester,
+            draft_timeout_ms=draft_timeout_ms,
         )
         guard.pop_all()  # from here on the executor closes what was opened
         return executor
@@ -164,11 +170,12 @@ def assemble(
     pool: int | None = None,
     make_lane: LaneMaker = DraftLane,
     device_tester: DeviceTester | None = None,
+    draft_timeout_ms: float | None = None,
 ) -> Executor:
     """An executor over engines that are open; both share block ids, so they have as many blocks of the same size.
 
     pool: a core set's handle, whose threads share the free test; None: the calling thread alone. device_tester: where
-    the target's logits stay on the device.
+    the target's logits stay on the device. draft_timeout_ms: as in open_executor.
     """
     spec = target.spec
     assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
@@ -193,7 +200,13 @@ def assemble(
     )
     sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len)
     resources = resources or ExitStack()
-    stage = Drafter(draft, sampling, kv.block_table, max_draft_len, clock) if draft is not None else NoDrafter()
+    stage: DraftStage = NoDrafter()
+    guard: SpeculationGuard | None = None
+    if draft is not None:
+        stage = Drafter(draft, sampling, kv.block_table, max_draft_len, clock)
+        if draft_timeout_ms is not None:
+            guard = SpeculationGuard(clock, draft_timeout_ms)
+            stage, policy = GuardedDrafter(stage, guard), GuardedPolicy(policy, guard)
     drafter = make_lane(stage, enter_mode)
     drafter.register(resources)
     return Executor(
@@ -209,6 +222,7 @@ def assemble(
         resources=resources,
         trace=trace,
         keep_candidates=len(spec.segments) > 2,
+        guard=guard,
     )
 
 

@@ -257,10 +257,18 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
     """The executor and tokenizer of an engine directory; raises FaserError."""
     from faser_trtllm.builder.engine_dir import EngineDir
     from faser_trtllm.executor.factory import open_executor
+    from faser_trtllm.executor.faults import faults_of_environment, with_faults
     from faser_trtllm.models.tokenizer import Tokenizer
 
+    faults = faults_of_environment()
     tokenizer = Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir)
-    return open_executor(engine_dir, config), tokenizer
+    executor = open_executor(
+        engine_dir,
+        config,
+        wrap_engine=lambda engine, role: with_faults(engine, role, faults),
+        draft_timeout_ms=config.draft_timeout_ms,
+    )
+    return executor, tokenizer
 
 
 def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from faser_trtllm.executor.guard import DisabledReason
 from faser_trtllm.executor.stats import HISTOGRAMS
 
 FINISH_REASONS = ("stop", "length", "timeout", "cancelled")
@@ -162,6 +163,20 @@ FAMILIES = (
     _counter("faser_num_preemptions_total", "num_preemptions", "Preemptions of requests that ended"),
     _counter("faser_prefix_cache_queries_total", "num_prefix_tokens", "Prompt tokens looked up in the KV cache"),
     _counter("faser_prefix_cache_hits_total", "num_prefix_hit_tokens", "Prompt tokens found in the KV cache"),
+    Family(
+        "faser_spec_disabled",
+        "gauge",
+        "1 while speculation is off for this reason; requests go on without it, with the same text",
+        lambda stats: {reason.value: stats[f"spec_disabled_{reason.value}"] for reason in DisabledReason},
+        "reason",
+    ),
+    Family(
+        "faser_spec_fallbacks_total",
+        "counter",
+        "Times speculation went off for this reason",
+        lambda stats: {reason.value: stats[f"num_spec_fallbacks_{reason.value}"] for reason in DisabledReason},
+        "reason",
+    ),
     _counter("faser_spec_decode_num_drafts_total", "num_drafts", "Frontiers with drafts, one per request and step"),
     _counter("faser_spec_decode_num_draft_tokens_total", "num_draft_tokens", "Draft tokens"),
     _counter("faser_spec_decode_num_verified_tokens_total", "num_verified_tokens", "Draft tokens whose rows ran"),

@@ -10,6 +10,7 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.factory import assemble
+from faser_trtllm.executor.faults import parse_faults, with_faults
 from faser_trtllm.policy.base import DraftPlan, Mode, StatelessPolicy
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.off import OffPolicy
@@ -103,6 +104,8 @@ class Setup:
     segmented: bool = True
     policy_seed: int = 0
     tables: tuple = field(default=None)
+    faults: str = ""  # as FASER_FAULT has them; then the guard of a service is there too
+    draft_timeout_ms: float = 1e9
 
     def open(self):
         target, draft = self.tables or self.make_tables()
@@ -124,11 +127,13 @@ class Setup:
         self.clock = ManualClock()
         self.target = ToyEngine(target, **sizes, segmented=self.segmented)
         self.draft = None if self.policy == "off" else ToyEngine(draft, **sizes)
+        faults = parse_faults(self.faults)
         return assemble(
-            self.target,
-            self.draft,
+            with_faults(self.target, "target", faults),
+            None if self.draft is None else with_faults(self.draft, "draft", faults),
             self.make_policy(),
             config,
+            draft_timeout_ms=self.draft_timeout_ms if self.faults else None,
             max_seq_len=self.max_seq_len,
             max_draft_len=0 if self.policy == "off" else self.max_draft_len,
             clock=self.clock,

@@ -401,3 +401,20 @@ def test_threads_do_not_change_results():
     native.library().faser_pool_destroy(pool)
     for serial, threaded in zip(*results, strict=True):
         assert serial.tolist() == threaded.tolist()
+
+
+@pytest.mark.parametrize("broken", [[0, 1, 2, 3], [2]])
+def test_a_draft_whose_law_is_nan_is_rejected_and_the_target_draws(broken):
+    """As a device may copy it back; native sampling itself drafts nothing from NaN logits."""
+    logits = np.log(np.array([[0.1, 0.2, 0.3, 0.4]] * 2, np.float32))
+    seen = np.zeros(4)
+    for key in range(2000):
+        slots = Slots(1, 4, 1)
+        slots.set(0, key=key, tokens=[0, 2])
+        slots.draft_probs[0] = 0.25
+        slots.draft_probs[0, :, broken] = np.nan
+        found = accept(slots.array, int32(0), logits, 4, int32(0, 2), int32(1), int32(1), 1)
+        assert (found.outcome[0], found.num_accepted[0]) == (Outcome.RECOVERED, 0)
+        seen[found.token_ids[0, 0]] += 1
+    if len(broken) == 4:
+        assert chisquare(seen, 2000 * np.array([0.1, 0.2, 0.3, 0.4])).pvalue > 1e-3

@@ -1,0 +1,168 @@
+"""Where drafting breaks or brings nothing, requests go on without it, with the same text.
+
+The service puts a guard around policy and drafter; commands that measure or check do not, so that they show the error.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput
+from faser_trtllm.errors import OutOfMemoryError
+from faser_trtllm.executor.drafter import NoDrafter
+from faser_trtllm.executor.lanes import DraftStage
+from faser_trtllm.policy.base import DraftPlan, ExitView, Policy, StepOutcome, StepView
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = 1.0  # without speculation after the first failure; doubled after each further one
+BACKOFF_MAX_S = 300.0
+FRUITLESS_STEPS = 1000  # in a row without one accepted draft
+EMPTY_STEPS = 16  # in a row without one draft: the draft model's logits are NaN or infinite
+
+
+class DisabledReason(str, enum.Enum):
+    """Why speculation is off for a while: the label of the metric faser_spec_disabled."""
+
+    DRAFT_ERROR = "draft_error"
+    DRAFT_OOM = "draft_oom"
+    DRAFT_TIMEOUT = "draft_timeout"
+    DRAFT_NAN = "draft_nan"
+    NO_ACCEPTANCE = "no_acceptance"
+
+
+class SpeculationGuard:
+    """Counts what goes wrong and says whether to speculate now: off for a back-off, then tried again.
+
+    A failure is taken to be none of the drafted tokens' doing, so that dropping the drafts of a failed call is exact.
+    What a call writes before it fails is ignored: the draft's KV counts as far as it did before.
+    """
+
+    def __init__(self, clock: Clock, draft_timeout_ms: float) -> None:
+        """draft_timeout_ms: of a call that drafts without prompts to catch up on."""
+        self._clock = clock
+        self._draft_timeout_ms = draft_timeout_ms
+        self._reason: DisabledReason | None = None
+        self._retry_at_s = 0.0
+        self._backoff_s = BACKOFF_S
+        self._num_disabled: Counter[DisabledReason] = Counter()
+        self._num_fruitless = 0
+        self._num_empty = 0
+
+    @property
+    def is_off(self) -> bool:
+        return self._reason is not None
+
+    def is_off_at(self, now_s: float) -> bool:
+        """The same before a step at now_s; ends a back-off that is over."""
+        if self._reason is not None and now_s >= self._retry_at_s:
+            log.warning("speculation is tried again after %s", self._reason.value)
+            self._reason = None
+        return self._reason is not None
+
+    def gauges(self) -> dict[str, float]:
+        """By reason: whether speculation is off for it now, and how often it went off."""
+        values = {f"spec_disabled_{reason.value}": float(reason is self._reason) for reason in DisabledReason}
+        return values | {f"num_spec_fallbacks_{reason.value}": self._num_disabled[reason] for reason in DisabledReason}
+
+    def drafted(self, plan: SchedulerOutput, drafts: DraftResult) -> None:
+        """A draft call came back."""
+        if not drafts.num_asked:
+            return
+        is_steady = drafts.num_rows <= 2 * len(plan.scheduled)
+        if is_steady and drafts.draft_ms > self._draft_timeout_ms:
+            self._disable(
+                DisabledReason.DRAFT_TIMEOUT,
+                f"a draft call took {drafts.draft_ms:.0f} ms, draft_timeout_ms is {self._draft_timeout_ms:g}",
+            )
+        elif any(drafts.num_new_drafts):
+            self._num_empty = 0
+        else:
+            self._num_empty += 1
+            if self._num_empty >= EMPTY_STEPS:
+                self._disable(DisabledReason.DRAFT_NAN, f"{EMPTY_STEPS} draft calls in a row gave no draft")
+
+    def failed(self, error: Exception) -> None:
+        """A draft call raised."""
+        # torch's error has this name; torch is not imported for it.
+        is_oom = isinstance(error, MemoryError | OutOfMemoryError) or type(error).__name__ == "OutOfMemoryError"
+        reason = DisabledReason.DRAFT_OOM if is_oom else DisabledReason.DRAFT_ERROR
+        self._disable(reason, f"a draft call failed with {type(error).__name__}: {error}")
+
+    def tested(self, num_tested: int, num_accepted: int) -> None:
+        """A step tested so many drafts of all requests."""
+        if num_accepted:
+            self._num_fruitless = 0
+            self._backoff_s = BACKOFF_S
+        elif num_tested:
+            self._num_fruitless += 1
+            if self._num_fruitless >= FRUITLESS_STEPS:
+                self._disable(
+                    DisabledReason.NO_ACCEPTANCE, f"no draft was accepted in {FRUITLESS_STEPS} steps in a row"
+                )
+
+    def _disable(self, reason: DisabledReason, message: str) -> None:
+        log.error("%s; speculation is off for %g s", message, self._backoff_s)
+        self._reason = reason
+        self._num_disabled[reason] += 1
+        self._retry_at_s = self._clock.now_s() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
+        self._num_fruitless = self._num_empty = 0
+
+
+class GuardedDrafter:
+    """A drafting stage whose failures cost drafts, not requests."""
+
+    def __init__(self, stage: DraftStage, guard: SpeculationGuard) -> None:
+        self._stage = stage
+        self._guard = guard
+        self._without = NoDrafter()
+
+    def draft(self, plan: SchedulerOutput) -> DraftResult:
+        try:
+            drafts = self._stage.draft(plan)
+        except Exception as error:
+            self._guard.failed(error)
+            return self._without.draft(plan)
+        self._guard.drafted(plan, drafts)
+        return drafts
+
+
+class GuardedPolicy:
+    """A policy that wants no drafts while the guard is off; it then learns nothing either."""
+
+    def __init__(self, inner: Policy, guard: SpeculationGuard) -> None:
+        self._inner = inner
+        self._guard = guard
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def price(self) -> float:
+        return float(getattr(self._inner, "price", 0.0))
+
+    def plan(self, view: StepView) -> DraftPlan:
+        if self._guard.is_off_at(view.now_s):
+            return DraftPlan([0] * len(view.decoding))
+        return self._inner.plan(view)
+
+    def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
+        return list(num_pending) if self._guard.is_off else self._inner.frontier_lengths(view, num_pending)
+
+    def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
+        return () if self._guard.is_off else self._inner.exit_boundaries(view, num_rows)
+
+    def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
+        return self._inner.keep_rows(view, exit_view)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        if self._guard.is_off:
+            return
+        self._guard.tested(sum(outcome.num_tested), sum(outcome.num_accepted))
+        self._inner.observe(outcome)

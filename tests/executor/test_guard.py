@@ -1,0 +1,177 @@
+"""When drafting breaks, the text stays the same and speculation rests for a while."""
+
+import operator
+
+import pytest
+
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.executor import guard as guard_module
+from faser_trtllm.executor.faults import parse_faults, with_faults
+from faser_trtllm.executor.guard import DisabledReason
+from tests.executor.harness import Collector, Setup, run
+from tests.executor.test_exactness import POLICIES, greedy_reference
+
+SPECULATING = sorted(set(POLICIES))
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch):
+    """As many steps as a toy request has: a clock that a step moves by a millisecond."""
+    monkeypatch.setattr(guard_module, "BACKOFF_S", 0.004)
+    monkeypatch.setattr(guard_module, "EMPTY_STEPS", 3)
+
+
+def _disabled(executor):
+    stats = executor.stats()
+    return {reason.value for reason in DisabledReason if stats[f"num_spec_fallbacks_{reason.value}"]}
+
+
+def _drive(setup, requests, until=None):
+    """Run all requests to their end -> executor, collector; until(executor) is asked after each step."""
+    executor, collector = setup.open(), Collector()
+    for index, (prompt, params) in enumerate(requests):
+        executor.submit(str(index), prompt, params, collector.sink(str(index)))
+    while executor.step():
+        setup.clock.advance(0.001)
+        executor.check_integrity()
+        if until is not None and until(executor):
+            break
+    return executor, collector
+
+
+REQUESTS = [
+    ([1, 2, 3], SamplingParams(max_tokens=50)),
+    ([4, 0], SamplingParams(max_tokens=50, temperature=1.0, seed=7)),
+    ([2, 2, 2, 2], SamplingParams(max_tokens=50, temperature=1.5, seed=8, repetition_penalty=1.2)),
+]
+
+
+@pytest.mark.parametrize("policy", SPECULATING)
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ("draft_error@step3,draft_error@step9", "draft_error"),
+        ("draft_error@step1+", "draft_error"),
+        ("draft_oom@step2", "draft_oom"),
+        ("draft_nan@step2+", "draft_nan"),
+    ],
+)
+def test_a_failing_draft_changes_no_token(policy, faults, reason):
+    setup = Setup(policy=policy, faults=faults)
+    executor, collector = _drive(setup, REQUESTS)
+    assert _disabled(executor) == {reason}
+    assert collector.tokens["0"] == greedy_reference(setup.target.table, [1, 2, 3], 50)
+    plain = Setup(max_batch_size=1)
+    for index, request in enumerate(REQUESTS):
+        assert collector.tokens[str(index)] == run(plain, [request]).tokens["0"]
+        assert collector.reasons[str(index)] == "length"
+
+
+def test_speculation_comes_back_after_its_rest():
+    setup = Setup(policy="fixed:3", faults="draft_error@step4", noise=0.0)
+    drafted = []
+
+    def watch(executor):
+        stats = executor.stats()
+        drafted.append((stats["spec_disabled_draft_error"], stats["num_draft_tokens"]))
+        return False
+
+    _drive(setup, REQUESTS[:1], watch)
+    off = [number for is_off, number in drafted if is_off]
+    on_again = [number for is_off, number in drafted[len(off) :] if not is_off]
+    assert 3 <= len(off) <= 6
+    assert len(set(off)) == 1, "nothing is drafted while it rests"
+    assert max(on_again) > off[0]
+
+
+def test_each_failure_in_a_row_doubles_the_rest(caplog):
+    _drive(Setup(policy="fixed:3", faults="draft_error@step1+"), REQUESTS[:1])
+    messages = [record.message for record in caplog.records if "off for" in record.message]
+    rests = [float(message.split("off for ")[1].split(" s")[0]) for message in messages]
+    assert len(rests) >= 3
+    assert rests == [0.004 * 2**n for n in range(len(rests))]
+
+
+@pytest.mark.parametrize("fault", ["draft_error@step2", "draft_oom@step2"])
+def test_an_error_is_raised_where_no_guard_is(fault):
+    setup = Setup(policy="fixed:3")
+    executor, collector = setup.open(), Collector()
+    executor._drafter._stage._engine = with_faults(setup.draft, "draft", parse_faults(fault))
+    executor.submit("0", [1, 2], SamplingParams(max_tokens=20), collector.sink("0"))
+    with pytest.raises(Exception, match="on purpose"):
+        any(not executor.step() for _ in range(100))
+
+
+def test_a_slow_draft_is_a_timeout_but_not_while_it_reads_prompts():
+    class SlowClock:
+        """Every look at the clock takes 10 ms, so a draft call does too."""
+
+        def __init__(self):
+            self.now = 0.0
+
+        def now_s(self):
+            self.now += 0.01
+            return self.now
+
+        def advance(self, seconds):
+            self.now += seconds
+
+    def reasons(timeout_ms, prompt, max_tokens):
+        setup = Setup(policy="fixed:3", faults="draft_error@step999999", draft_timeout_ms=timeout_ms)
+        executor = setup.open()
+        clock = SlowClock()
+        executor._drafter._stage._stage._clock = clock
+        collector = Collector()
+        executor.submit("0", prompt, SamplingParams(max_tokens=max_tokens), collector.sink("0"))
+        while executor.step():
+            pass
+        assert collector.tokens["0"] == greedy_reference(setup.target.table, prompt, max_tokens)
+        return _disabled(executor)
+
+    assert reasons(5.0, [1, 2], 20) == {"draft_timeout"}
+    assert reasons(15.0, [1, 2], 20) == set()
+    assert reasons(5.0, [1, 2, 3, 4] * 10, 1) == set()
+
+
+def _opposed_tables(setup):
+    """A draft whose best token is always the target's worst: no greedy draft is ever accepted."""
+    target, _ = setup.make_tables()
+    return target, -target
+
+
+@pytest.mark.parametrize(
+    ("policy", "most", "reasons"),
+    [
+        ("fixed:3", 1000, {"no_acceptance"}),
+        ("fixed:3:draft_ahead", 1000, {"no_acceptance"}),
+        ("gp_lcb", 1000, {"no_acceptance"}),
+        ("price", 100, set()),
+        ("schedule", 100, set()),
+    ],
+)
+def test_a_draft_that_is_never_right_is_switched_off(policy, most, reasons, monkeypatch):
+    """After 1000 fruitless steps, unless the policy stops by itself long before."""
+    monkeypatch.setattr(guard_module, "BACKOFF_S", 300.0)
+    setup = Setup(policy=policy, faults="draft_error@step999999", max_seq_len=1600, num_blocks=400)
+    setup.tables = _opposed_tables(setup)
+    prompt, max_tokens = [1, 2, 3], 1500
+    drafted = []
+
+    def watch(executor):
+        drafted.append(executor.stats()["num_draft_tokens"])
+        return False
+
+    executor, collector = _drive(setup, [(prompt, SamplingParams(max_tokens=max_tokens))], watch)
+    stats = executor.stats()
+    assert stats["num_accepted_tokens"] == 0
+    assert collector.tokens["0"] == greedy_reference(setup.target.table, prompt, max_tokens)
+    num_drafting = sum(map(operator.lt, drafted, drafted[1:]))
+    assert 0 < num_drafting <= most
+    assert _disabled(executor) == reasons
+
+
+def test_one_accepted_draft_begins_the_count_anew(monkeypatch):
+    monkeypatch.setattr(guard_module, "FRUITLESS_STEPS", 20)
+    executor, _ = _drive(Setup(policy="fixed:3", faults="draft_error@step999999", noise=1.0), REQUESTS)
+    assert executor.stats()["num_accepted_tokens"] > 0
+    assert _disabled(executor) == set()
