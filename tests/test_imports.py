@@ -11,8 +11,8 @@ LEVELS = [
     {"__init__", "core", "config", "errors", "metrics", "native"},
     {"models", "ops", "kvcache", "partition", "policy"},
     {"builder", "engine", "sampling"},
-    {"scheduler"},
-    {"executor"},
+    {"scheduler", "trtllm"},
+    {"executor", "trtllm"},
     {"profiling", "sim", "serving"},
     {"bench", "commands", "cli"},
 ]

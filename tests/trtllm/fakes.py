@@ -1,0 +1,174 @@
+"""Stand-ins for TensorRT-LLM's modules, generated from the recorded contract.
+
+Every call is bound with the recorded signature, so an argument that TensorRT-LLM does not have fails; so do an unknown
+attribute and a write to a read-only one. What the classes do comes from tests/trtllm/rules.py or from the caller.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import importlib.machinery
+import inspect
+import sys
+import types
+
+from faser_trtllm.trtllm.contract import Entry, Symbol, load_contract, signature
+from tests.trtllm import rules
+
+VERSION = "1.2.1"
+
+
+def build(behaviours=None, contract=None, version=VERSION):
+    """-> modules by their dotted names. behaviours: classes (or values) by the contract's names, instead of rules'."""
+    contract = contract or load_contract()
+    behaviours = rules.BEHAVIOURS | (behaviours or {})
+    modules: dict[str, types.ModuleType] = {}
+    objects: dict[str, object] = {}
+    for entry in contract.values():
+        parent = _module(modules, entry.module)
+        if entry.kind == "value":
+            made = version if entry.short_name == "__version__" else behaviours[entry.name]
+        elif entry.kind == "enum":
+            made = enum.Enum(entry.short_name, list(entry.values), module=entry.module, start=0)
+        elif entry.kind == "function":
+            made = _function(entry, behaviours[entry.name])
+        else:
+            made = _class(entry, behaviours.get(entry.name), objects.get(entry.base), objects)
+        objects[entry.name] = made
+        setattr(parent, entry.short_name, made)
+    return modules
+
+
+def install(monkeypatch, modules=None, **options):
+    """Put the modules where `import` finds them, for the time of a test -> the modules."""
+    modules = modules or build(**options)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return modules
+
+
+def _module(modules, name):
+    if name not in modules:
+        modules[name] = types.ModuleType(name)
+        modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        modules[name].__path__ = []
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(_module(modules, parent), child, modules[name])
+    return modules[name]
+
+
+def _function(entry, behaviour):
+    recorded = signature(entry.args)
+
+    def call(*args, **kwargs):
+        bound = recorded.bind(*args, **kwargs)
+        return behaviour(*bound.args, **bound.kwargs)
+
+    call.__name__ = call.__qualname__ = entry.short_name
+    call.__signature__ = recorded
+    return call
+
+
+def _class(entry: Entry, behaviour, base, objects):
+    bases = tuple(part for part in (behaviour, base) if part is not None)
+    if entry.abstract:
+        bases += (abc.ABC,)
+    members = {"__module__": entry.module, "_package": objects}
+    for name, arguments in entry.callables.items():
+        inner = getattr(behaviour, name, None)
+        if name == "__init__" and inner is object.__init__:
+            inner = None
+        members[name] = _method(entry, name, arguments, inner, objects)
+        if name in entry.abstract:
+            members[name] = abc.abstractmethod(members[name])
+    if entry.binding == "nanobind":
+        members["__setattr__"] = _guarded(entry)
+    members |= {name: property(_not_modelled) for name in entry.read_only if not hasattr(behaviour, name)}
+    made = types.new_class(entry.short_name, bases, exec_body=lambda namespace: namespace.update(members))
+    _check_behaviour(entry, behaviour)
+    return made
+
+
+def _check_behaviour(entry, behaviour):
+    known = {*entry.callables, *entry.read_write, *entry.read_only, *entry.instance_attributes}
+    invented = [name for name in vars(behaviour or object) if not name.startswith("_") and name not in known]
+    assert not invented, f"the behaviour of {entry.name} has names that the contract does not: {invented}"
+
+
+def _method(entry, name, arguments, inner, objects):
+    recorded = signature(arguments)
+
+    def call(self, *args, **kwargs):
+        bound = recorded.bind(*args, **kwargs)
+        bound.apply_defaults()
+        bound.arguments = {key: _resolve(value, objects) for key, value in bound.arguments.items()}
+        if inner is not None:
+            return inner(self, *bound.args, **bound.kwargs)
+        if name != "__init__":
+            raise NotImplementedError(f"{entry.name}.{name} has no behaviour here")
+        for attribute, value in bound.arguments.items():
+            if attribute in {*entry.instance_attributes, *entry.read_write}:
+                setattr(self, attribute, value)
+        return None
+
+    call.__name__, call.__qualname__ = name, f"{entry.short_name}.{name}"
+    if entry.binding == "nanobind":
+        call.__nb_signature__ = (nanobind_signature(name, recorded),)
+    else:
+        self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        call.__signature__ = recorded.replace(parameters=[self_parameter, *recorded.parameters.values()])
+    return call
+
+
+def nanobind_signature(name, recorded):
+    """What nanobind writes: a text in which default i stands as \\i, no doc, then the defaults themselves.
+
+    Arguments without names in the bindings are called arg, or arg0, arg1, ...
+    """
+    parts, defaults = ["self"], []
+    unnamed = [p for p in recorded.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    for place, parameter in enumerate(recorded.parameters.values()):
+        if parameter in unnamed:
+            parts.append(f"arg{place if len(unnamed) > 1 else ''}: collections.abc.Sequence[tuple[int, int]]")
+            continue
+        text = f"{parameter.name}: object"
+        if parameter.default is not inspect.Parameter.empty:
+            text += f" = \\{len(defaults)}"
+            defaults.append(parameter.default)
+        parts.append(text)
+    if unnamed:
+        parts.append("/")
+    return (f"def {name}({', '.join(parts)}) -> None", None, *defaults)
+
+
+def _resolve(value, objects):
+    """The object of the package that a symbolic default stands for."""
+    if not isinstance(value, Symbol):
+        return value
+    owner, _, member = value.name.rpartition(".")
+    for name, made in objects.items():
+        if name.rpartition(".")[2] == owner:
+            return getattr(made, member)
+    return None
+
+
+def _guarded(entry):
+    allowed = {*entry.read_write, *entry.instance_attributes}
+
+    def set_attribute(self, name, value):
+        free = name.startswith("_") or (entry.dynamic_attributes and name.startswith("py_"))
+        if name in entry.read_only:
+            raise AttributeError(f"property {name!r} of {entry.short_name!r} object has no setter")
+        if name not in allowed and not free:
+            raise AttributeError(f"{entry.short_name!r} object has no attribute {name!r}")
+        object.__setattr__(self, name, value)
+
+    return set_attribute
+
+
+def _not_modelled(self):
+    raise NotImplementedError("this attribute is recorded, but the stand-in does not model it")
