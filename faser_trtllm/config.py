@@ -67,6 +67,10 @@ class ServiceConfig(ExecutorConfig):
     drain_timeout_s: float = Field(10.0, ge=0, description="on SIGTERM, running requests get so long to finish")
     restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is started again")
     restart_backoff_max_s: float = Field(10.0, gt=0)
+    health_timeout_s: float = Field(
+        4.0, gt=0, description="not ready while the engine has not answered, or one step has taken, so long"
+    )
+    hang_timeout_s: float = Field(60.0, gt=0, description="an engine child that hangs so long is started again")
     cancellation_check_period_ms: int = Field(5, ge=1)
     draft_timeout_ms: float = Field(
         2000.0, gt=0, description="a slower draft call (one without prompts to read) turns speculation off for a while"

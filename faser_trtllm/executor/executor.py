@@ -20,7 +20,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.guard import SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane
-from faser_trtllm.executor.stats import ExecutorStats, StepWatcher
+from faser_trtllm.executor.stats import ExecutorStats, Progress, StepWatcher
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.sampling.table import SamplingTable
@@ -77,6 +77,8 @@ class Executor:
         self._draining = False
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._num_steps = 0
+        self._moved_s = 0.0  # when a step began or ended, or work came after a rest; time.monotonic()
 
     def step(self) -> bool:
         """One pass over everything in flight; False when there is nothing to do."""
@@ -107,6 +109,11 @@ class Executor:
     ) -> None:
         """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
         params.validate(self.vocab_size)
+        if params.guide is not None and not self._verifier.takes_guides:
+            raise InvalidArgumentError(
+                "guided_decoding_guide was sent, but the cuda backend applies no masks; leave it out or serve an engine of "
+                "another backend"
+            )
         self._check_prompt(prompt_token_ids)
         now_s = self._clock.now_s()
         request = Request(
@@ -131,6 +138,8 @@ class Executor:
                 )
             if request_id in self._live:
                 raise InvalidArgumentError(f"request id {request_id[:64]!r} is already in use by a running request")
+            if not self._live:
+                self._moved_s = time.monotonic()
             self._live.add(request_id)
             self._inbox.append(lambda: self._add(request, sink))
             self._wake.notify()
@@ -163,6 +172,10 @@ class Executor:
         """Counters since the start, and gauges of the queue, the cache and the guard of speculation."""
         guard = self._guard.gauges() if self._guard is not None else {}
         return self._stats.as_dict() | self._scheduler.gauges() | guard
+
+    def progress(self) -> Progress:
+        """Whether start()'s thread gets on; any thread, also while that one hangs."""
+        return Progress(self._num_steps, bool(self._live), time.monotonic() - self._moved_s)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Tell the watcher of every step and every end from now on; call it before start()."""
@@ -231,7 +244,10 @@ class Executor:
                     self._wake.wait()
                 if self._closing:
                     return
+            self._moved_s = time.monotonic()
             self.step()
+            self._num_steps += 1
+            self._moved_s = time.monotonic()
 
     def _read_inbox(self) -> None:
         while self._inbox:

@@ -241,7 +241,7 @@ def choose_policy(
     which is missing or was measured elsewhere.
     """
     path = engine_dir / PROFILE
-    if speculation.startswith(("off", "fixed")):
+    if speculation.startswith(("off", "fixed", "schedule:")):
         costs = None
     elif costs is None and path.exists():
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from operator import or_
 from typing import Protocol
 
@@ -54,6 +55,23 @@ _LAST_STEP = (
     "num_paused",
 )
 _TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Whether an executor gets on: one with work whose last step began or ended long ago hangs.
+
+    age_s: since then, or since it got work again; in a long step it grows.
+    """
+
+    num_steps: int = 0
+    has_work: bool = False
+    age_s: float = 0.0
+
+    @property
+    def stalled_s(self) -> float:
+        """How long nothing has moved that should; 0 without work."""
+        return self.age_s if self.has_work else 0.0
 
 
 class StepWatcher(Protocol):

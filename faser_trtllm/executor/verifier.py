@@ -69,6 +69,7 @@ class Verifier:
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
         self._device_tester = device_tester
+        self.takes_guides = device_tester is None  # masks are on the host
         self._tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
@@ -91,7 +92,10 @@ class Verifier:
         for index in tested:
             request = plan.scheduled[index].request
             pending = request.num_drafts + drafts.num_new_drafts[index]
-            self._tester.add(request.slot, 1 + lengths.get(index, 0), request.num_tokens, pending)
+            num_rows = 1 + lengths.get(index, 0)
+            if request.params.guide is not None:
+                self._sampling.guided.prepare(request.slot, request.num_tokens, num_rows)
+            self._tester.add(request.slot, num_rows, request.num_tokens, pending)
         pruned = dict(zip(verified, num_pruned, strict=True))
         return self._collect(plan, lengths, pruned, tested, logits, (verify_ms, step_ms))
 
@@ -143,6 +147,7 @@ class Verifier:
         token_ids: list[list[int]] = [[]] * n
         num_tokens, num_accepted, carried, exhausted = [0] * n, [0] * n, [False] * n, [False] * n
         failed = [""] * n
+        completed: set[int] = set()
         kept_rows: dict[int, KeptRows] = {}
         if tested:
             assert logits is not None
@@ -166,6 +171,11 @@ class Verifier:
                     exhausted[index] = bool(found.row_status[row] == accept.RowStatus.EMPTY)
                     failed[index] = "" if exhausted[index] else NAN_LOGITS
                 request = plan.scheduled[index].request
+                if request.params.guide is not None and exhausted[index]:
+                    position = request.num_tokens + num_tokens[index]
+                    failed[index] = self._sampling.guided.error(request.slot, position)
+                    if self._sampling.guided.is_complete(request.slot, position):
+                        completed.add(index)
                 if request.keeps_rows:
                     rows = logits[first_row : first_row + num_tokens[index], : self._vocab_size]
                     kept_rows[index] = self._kept_rows(request, rows, token_ids[index])
@@ -181,6 +191,7 @@ class Verifier:
             tuple(pruned.get(i, 0) for i in range(n)),
             *times_ms,
             kept_rows,
+            frozenset(completed),
         )
 
     def _kept_rows(self, request: Request, logits: npt.NDArray[np.float32], token_ids: list[int]) -> KeptRows:

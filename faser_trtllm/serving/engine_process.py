@@ -26,7 +26,7 @@ import msgspec
 from faser_trtllm.config import ServiceConfig, parse
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.errors import FaserError
-from faser_trtllm.executor.stats import StepWatcher
+from faser_trtllm.executor.stats import Progress, StepWatcher
 from faser_trtllm.serving import messages
 from faser_trtllm.serving.messages import Connection, ConnectionClosedError
 from faser_trtllm.serving.process import die_with_parent
@@ -46,6 +46,7 @@ class ServedExecutor(TokenExecutor, Protocol):
     def start(self) -> None: ...
     def drain(self, timeout_s: float) -> bool: ...
     def stats(self) -> dict[str, float]: ...
+    def progress(self) -> Progress: ...
     def watch(self, watcher: StepWatcher) -> None: ...
 
 
@@ -178,7 +179,7 @@ class _Session:
                     self._stopped.add(message.id)
             self._generator.cancel(self._name(message.id))
         elif isinstance(message, messages.Ping):
-            self._connection.send(messages.Pong(self._executor.stats()))
+            self._connection.send(messages.Pong(self._executor.stats(), self._executor.progress()))
         elif isinstance(message, messages.Drain):
             self._server.drain()
 

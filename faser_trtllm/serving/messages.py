@@ -14,6 +14,7 @@ import threading
 import msgspec
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.executor.stats import Progress
 from faser_trtllm.serving.text_request import Statistics, TextRequest
 
 MAX_FRAME_BYTES = 64 << 20
@@ -93,7 +94,10 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """stats: Executor.stats(). progress: tells a hanging executor from one that rests, though this answer comes."""
+
     stats: dict[str, float]
+    progress: Progress = Progress()
 
 
 ToEngine = Submit | Cancel | Stop | Ping | Drain

@@ -32,7 +32,6 @@ OnEvent = Callable[[Chunk | Failed], None]
 ENGINE_COMMAND = (sys.executable or "python3", "-m", "faser_trtllm.serving.engine_process")
 PARENT_OPTION = "--parent_pid="  # tells an engine child from other processes
 PING_PERIOD_S = 1.0
-PING_TIMEOUT_S = 5.0
 STEADY_S = 10.0  # a child that has run so long was no failed start: the back-off begins anew
 _POLL_S = 0.25
 
@@ -68,7 +67,8 @@ class Supervisor:
         self._start_error: FaserError | None = None
         self._stats: dict[str, float] = {}
         self._num_restarts = 0
-        self._last_pong_s = 0.0
+        self._moved_s = 0.0  # when the engine last moved, as far as is known; time.monotonic()
+        self._stalls = False  # the process answers, its executor does not get on
         self._retry_at_s = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="faser-supervisor", daemon=True)
@@ -124,8 +124,8 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """The child has its engines loaded and has answered within PING_TIMEOUT_S."""
-        return self._state is EngineState.READY and self._silence_s() < PING_TIMEOUT_S
+        """The child has its engines loaded, and nothing of it has hung for health_timeout_s."""
+        return self._state is EngineState.READY and self._hung_s() < self._config.health_timeout_s
 
     @property
     def num_open(self) -> int:
@@ -161,21 +161,23 @@ class Supervisor:
         self._set_state(EngineState.CLOSED)
 
     def _check_available(self) -> None:
-        if self._state is not EngineState.READY or self._connection is None or self._silence_s() >= PING_TIMEOUT_S:
+        if self._connection is None or not self.is_ready:
             raise self._unavailable()
 
     def _unavailable(self) -> UnavailableError:
         if self._state in (EngineState.DRAINING, EngineState.CLOSED):
             return UnavailableError("the server is shutting down; send the request to another one")
-        if self._state is EngineState.READY and self._silence_s() >= PING_TIMEOUT_S:
-            return UnavailableError(
-                f"the engine process has not answered for {self._silence_s():.0f} s; try again later"
-            )
+        hung_s = self._hung_s()
+        if self._state is EngineState.READY and hung_s >= self._config.health_timeout_s:
+            if self._stalls:
+                return UnavailableError(f"the engine has been in one step for {hung_s:.0f} s; try again later")
+            return UnavailableError(f"the engine process has not answered for {hung_s:.0f} s; try again later")
         retry_s = max(1, round(self._retry_at_s - time.monotonic()) + 1)
         return UnavailableError(f"the engine process is starting again after a crash; try again in {retry_s} s")
 
-    def _silence_s(self) -> float:
-        return time.monotonic() - self._last_pong_s
+    def _hung_s(self) -> float:
+        """How long the child has been silent, or its executor in one step; a silent one's step goes on."""
+        return time.monotonic() - self._moved_s
 
     def _set_state(self, state: EngineState) -> None:
         with self._changed:
@@ -229,27 +231,40 @@ class Supervisor:
             self._read(connection)
 
     def _read(self, connection: Connection) -> None:
-        next_ping_s = 0.0
+        next_ping_s, started_s = 0.0, time.monotonic()
         while not self._closing.is_set():
             now_s = time.monotonic()
+            if self._process is not None and self._is_stuck(now_s - started_s):
+                return
             if now_s >= next_ping_s and self._state is EngineState.READY:
                 connection.send(messages.Ping())
                 next_ping_s = now_s + PING_PERIOD_S
-            for message in _merged(connection.receive(_POLL_S)):
+            for message in connection.receive(_POLL_S):
                 self._handle(message)
+
+    def _is_stuck(self, age_s: float) -> bool:
+        """A child of this age shall be ended: it hangs, or does not come up."""
+        if self._state is EngineState.READY and self._hung_s() >= self._config.hang_timeout_s:
+            log.error("the engine process has hung for %.0f s and is started again", self._hung_s())
+            return True
+        if self._state is EngineState.DOWN and age_s >= self._config.startup_timeout_s:
+            log.error("the engine process was not ready within %.0f s and is started again", age_s)
+            return True
+        return False
 
     def _handle(self, message: messages.Message) -> None:
         if isinstance(message, Chunk | Failed) and message.id is not None:
             self._deliver(message.id, message)
         elif isinstance(message, messages.Pong):
-            self._last_pong_s = time.monotonic()
+            stalled_s = message.progress.stalled_s
+            self._moved_s, self._stalls = time.monotonic() - stalled_s, stalled_s >= PING_PERIOD_S
             self._stats = message.stats
             if self._on_stats is not None:
                 self._on_stats(self.stats())
         elif isinstance(message, messages.Ready):
             with self._changed:
                 self._ready = message
-                self._last_pong_s = time.monotonic()
+                self._moved_s, self._stalls = time.monotonic(), False
             self._set_state(EngineState.READY)
         elif isinstance(message, messages.Draining):
             self._set_state(EngineState.DRAINING)
@@ -293,31 +308,6 @@ class Supervisor:
             returncode = process.wait()
             if self._state is EngineState.DOWN and not self._closing.is_set():
                 log.error("the engine process ended with status %d", returncode)
-
-
-def _merged(batch: list[messages.Message]) -> list[messages.Message]:
-    """Chunks of one request that arrived together become one: a slow edge sends fewer, larger responses."""
-    if len(batch) < 2:
-        return batch
-    merged: list[messages.Message] = []
-    last: dict[int, int] = {}
-    for message in batch:
-        if isinstance(message, Chunk):
-            at = last.get(message.id)
-            if at is not None:
-                before = merged[at]
-                assert isinstance(before, Chunk)
-                merged[at] = Chunk(
-                    message.id,
-                    before.text + message.text,
-                    before.token_ids + message.token_ids,
-                    message.finish_reason,
-                    message.statistics,
-                )
-                continue
-            last[message.id] = len(merged)
-        merged.append(message)
-    return merged
 
 
 def _error_of(message: Failed) -> FaserError:

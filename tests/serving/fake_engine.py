@@ -14,10 +14,12 @@ from pathlib import Path
 from faser_trtllm.core.plan import RequestOutput
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.executor.stats import Progress
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.engine_process import main
 
 CRASH_TOKEN = 319  # a prompt with it kills the process
+HANG_TOKEN = 318  # a prompt with it stops the executor's thread, and no other
 STEP_S = 0.01
 TOKENS_PER_STEP = 2
 
@@ -35,6 +37,8 @@ class EchoExecutor:
         self._lock = threading.Lock()
         self._requests = {}
         self._draining = False
+        self._num_steps = 0
+        self._stepped_s = time.monotonic()
 
     def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
         params.validate(self.vocab_size)
@@ -76,9 +80,14 @@ class EchoExecutor:
     def stats(self):
         return {"num_requests": float(len(self._requests))}
 
+    def progress(self):
+        return Progress(self._num_steps, bool(self._requests), time.monotonic() - self._stepped_s)
+
     def step(self):
         with self._lock:
             running = list(self._requests.values())
+        if any(HANG_TOKEN in request.tokens[: request.prompt_len] for request, _ in running):
+            time.sleep(60)
         for request, sink in running:
             num_tokens = min(TOKENS_PER_STEP, request.max_num_tokens - request.num_tokens)
             first = request.num_output_tokens
@@ -102,6 +111,8 @@ class EchoExecutor:
     def _run(self):
         while True:
             self.step()
+            self._num_steps += 1
+            self._stepped_s = time.monotonic()
             time.sleep(self._step_s)
 
 

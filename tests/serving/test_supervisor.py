@@ -1,5 +1,6 @@
 """The supervisor with a real child process, whose executor is a fake."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -27,11 +28,19 @@ def engine_dir(tmp_path_factory):
 
 @pytest.fixture
 def supervisor(engine_dir):
-    config = ServiceConfig(engine_dir=str(engine_dir), drain_timeout_s=0.3, restart_backoff_s=0.05)
-    supervisor = Supervisor(config, COMMAND)
+    with started(engine_dir) as supervisor:
+        yield supervisor
+
+
+@contextlib.contextmanager
+def started(engine_dir, **settings):
+    fields = {"drain_timeout_s": 0.3, "restart_backoff_s": 0.05} | settings
+    supervisor = Supervisor(ServiceConfig(engine_dir=str(engine_dir), **fields), COMMAND)
     supervisor.start()
-    yield supervisor
-    supervisor.close()
+    try:
+        yield supervisor
+    finally:
+        supervisor.close()
 
 
 class Stream:
@@ -115,17 +124,46 @@ def test_a_request_that_kills_the_child_again_and_again_does_not_end_the_service
     assert Stream(supervisor).wait().finish_reason == "length"
 
 
-def test_a_stopped_child_is_not_ready_and_recovers(supervisor, monkeypatch):
-    monkeypatch.setattr("faser_trtllm.serving.supervisor.PING_TIMEOUT_S", 1.5)
-    os.kill(supervisor.pid, signal.SIGSTOP)
+def test_a_stopped_child_is_not_ready_within_5_s_and_recovers(supervisor):
+    stream, pid = Stream(supervisor, max_tokens=500), supervisor.pid
+    wait_until(lambda: stream.events)
+    os.kill(pid, signal.SIGSTOP)
+    stopped_s = time.monotonic()
     try:
-        wait_until(lambda: not supervisor.is_ready)
+        wait_until(lambda: not supervisor.is_ready, 10)
+        assert time.monotonic() - stopped_s < 5
         with pytest.raises(UnavailableError, match="has not answered"):
             Stream(supervisor)
     finally:
-        os.kill(supervisor.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     wait_until(lambda: supervisor.is_ready)
     assert Stream(supervisor).wait().finish_reason == "length"
+    assert stream.wait().finish_reason == "length"
+    assert supervisor.pid == pid
+
+
+def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again(engine_dir):
+    with started(engine_dir, health_timeout_s=1.5, hang_timeout_s=4.0) as supervisor:
+        pid = supervisor.pid
+        stuck = Stream(supervisor, text=None, token_ids=(318,))
+        wait_until(lambda: not supervisor.is_ready, 10)
+        assert supervisor.stats()["num_requests"] == 1, "the process still answers pings"
+        with pytest.raises(UnavailableError, match=r"has been in one step for \d+ s"):
+            Stream(supervisor)
+        assert supervisor.pid == pid
+        assert stuck.wait(15).code == "UNAVAILABLE"
+        wait_until(lambda: supervisor.is_ready, 15)
+        assert supervisor.pid != pid
+        assert Stream(supervisor).wait().finish_reason == "length"
+
+
+def test_an_engine_without_work_is_healthy_however_long(engine_dir):
+    with started(engine_dir, health_timeout_s=1.2) as supervisor:
+        assert Stream(supervisor).wait().finish_reason == "length"
+        for _ in range(15):
+            time.sleep(0.1)
+            assert supervisor.is_ready
+        assert Stream(supervisor).wait().finish_reason == "length"
 
 
 def test_sigterm_drains(supervisor):
