@@ -6,6 +6,7 @@ import ctypes
 import functools
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
@@ -230,6 +231,11 @@ _STATUS_SENTENCES = {
     FASER_BAD_POSITION: "a position is outside the sequence length the engine was opened with",
     FASER_BAD_BLOCK: "a block id is outside the KV pool",
 }
+
+
+def address_of_function(function: Any) -> int:
+    """The address of a FillMasks, for a structure's field; the function must be kept alive."""
+    return ctypes.cast(function, c_void_p).value or 0
 
 
 @functools.cache

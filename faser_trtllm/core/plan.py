@@ -78,7 +78,8 @@ class VerifyResult:
     token_ids[i]: committed tokens, of which the first num_tokens[i] count and the first num_accepted[i] were drafts.
     carried[i]: untested drafts stay pending. A context chunk that does not reach the end has num_tokens 0. failed[i]: a
     sentence if the request cannot go on ("" if it can). exhausted[i]: no token was allowed (all banned), so the request
-    ends with "length". kept_rows: by i, only for requests that keep rows.
+    ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted whose guide is at
+    its end, so that they end with "stop".
     """
 
     token_ids: Sequence[Sequence[int]]
@@ -92,6 +93,7 @@ class VerifyResult:
     verify_ms: float = 0.0
     step_ms: float = 0.0  # drafting and verifying together
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
+    completed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

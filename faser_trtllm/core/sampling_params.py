@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from faser_trtllm.core.guide import Guide
 from faser_trtllm.errors import InvalidArgumentError
 
 MAX_STOP_WORDS = 64
@@ -29,6 +30,7 @@ class SamplingParams:
     temperature (1 if the request is greedy), over the whole vocabulary: before top_k, top_p and min_p.
     normalize_log_probs: under the law that the token was tested or drawn with instead: also after those three, so 0.0
     for a greedy request. return_generation_logits: keep the target's logits of every output token, before any edit.
+    guide: what the output must look like; a token that it does not allow has probability 0, for draft and target.
     """
 
     max_tokens: int = 16
@@ -48,6 +50,7 @@ class SamplingParams:
     return_log_probs: bool = False
     normalize_log_probs: bool = False
     return_generation_logits: bool = False
+    guide: Guide | None = None
 
     @property
     def effective_temperature(self) -> float:

@@ -29,6 +29,8 @@ ADDRESSES = (
     "bias_values",
     "bad_words",
     "cu_bad_words",
+    "masks",
+    "fill_masks",
 )
 """Fields of an entry that point to memory."""
 _LONGEST = 1 << 24

@@ -6,6 +6,7 @@ import enum
 import itertools
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.ops.arrays import (
@@ -35,9 +36,9 @@ def next_token_probs(
 ) -> RowStatus:
     """Write the law of the token behind the slot's first num_tokens tokens into probs [vocab_size].
 
-    logits [vocab_size]. Edits in this order: penalties, bias, bad words and min_tokens bans, temperature,
-    top_k, top_p, min_p, softmax. Unless OK is returned, probs is undefined. Greedy: all probability at the
-    argmax.
+    logits [vocab_size]. Edits in this order: penalties, bias, bad words and min_tokens bans, the mask,
+    temperature, top_k, top_p, min_p, softmax. Unless OK is returned, probs is undefined. Greedy: all probability
+    at the argmax.
     """
     if logits.size < probs.size:
         raise ValueError(f"logits has {logits.size} entries, probs has {probs.size}")
@@ -84,7 +85,7 @@ def next_token_probs_reference(
 def edited_logits(
     sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int
 ) -> tuple[RowStatus, Float32Array]:
-    """Logits [vocab_size] after penalties, bias and bans, before temperature."""
+    """Logits [vocab_size] after penalties, bias, bans and the mask, before temperature."""
     if np.isnan(logits).any() or np.isposinf(logits).any():
         return RowStatus.NAN, logits
     entry = sampling[slot]
@@ -101,7 +102,16 @@ def edited_logits(
     if num_tokens - entry["prompt_len"] < entry["min_tokens"]:
         end_ids = int32_at(int(entry["end_ids"]), int(entry["num_end_ids"]))
         x[end_ids[(end_ids >= 0) & (end_ids < x.size)]] = -np.inf
+    if entry["masks"]:
+        x[~_allowed(entry, num_tokens, x.size)] = -np.inf
     return (RowStatus.EMPTY if np.isneginf(x).all() else RowStatus.OK), x
+
+
+def _allowed(entry: np.void, position: int, vocab_size: int) -> npt.NDArray[np.bool_]:
+    num_words = -(-vocab_size // 32)
+    row = position % int(entry["num_mask_rows"])
+    words = int32_at(int(entry["masks"]) + 4 * row * num_words, num_words)
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
 
 
 def exp_non_positive(z: Float32Array) -> Float32Array:

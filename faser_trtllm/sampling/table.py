@@ -13,6 +13,7 @@ from faser_trtllm import native
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Float32Array, SamplingArray, address_of
+from faser_trtllm.sampling.guided_masks import GuidedMasks
 
 
 def random_key() -> int:
@@ -26,7 +27,8 @@ class SamplingTable:
     A slot is bound when its request is admitted and released when the request leaves it. Memory for the
     drafts' laws (max_draft_len x vocab_size fp32) is allocated when a slot first needs it, and then stays
     with the slot. new_key: the source of keys for requests without a seed; a key is drawn at each bind, so
-    that no random number is used twice when a request comes back after preemption.
+    that no random number is used twice when a request comes back after preemption. `guided`: masks of the slots whose
+    requests have a guide.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SamplingTable:
         new_key: Callable[[], int] = random_key,
     ) -> None:
         self.array: SamplingArray = np.zeros(max_batch_size, SAMPLING_DTYPE)
+        self.guided = GuidedMasks(max_batch_size, vocab_size, max_draft_len)
         self._vocab_size = vocab_size
         self._max_draft_len = max_draft_len
         self._new_key = new_key
@@ -82,6 +85,7 @@ class SamplingTable:
             entry["key"] = self._new_key()
             entry["draft_probs"] = self._draft_probs_address(slot)
         self.release(slot)
+        entry |= self.guided.bind(slot, request)
         row = self.array[slot]
         for name, value in entry.items():
             row[name] = value
@@ -90,6 +94,7 @@ class SamplingTable:
     def release(self, slot: int) -> None:
         """Forget the slot's request; its memory for drafts' laws stays for the next one."""
         self.array[slot] = np.zeros((), SAMPLING_DTYPE)
+        self.guided.release(slot)
         self._kept[slot] = ()
 
     def draft_probs(self, slot: int) -> Float32Array:

@@ -54,6 +54,8 @@ def _commit(
     if reason is None:
         if result.failed[index]:
             reason = FinishReason.ERROR
+        elif index in result.completed:
+            reason = FinishReason.STOP
         elif result.exhausted[index] or request.num_tokens >= request.max_num_tokens:
             reason = FinishReason.LENGTH
     return tuple(token_ids[:num_kept]), reason

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 3
+#define FASER_ABI_VERSION 4
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // the draft's best tokens that are kept per drafted token
 
@@ -118,6 +118,10 @@ int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool);
 // Sampling
 typedef enum { FASER_GREEDY = 0, FASER_SEEDED = 1, FASER_SAMPLED = 2 } faser_sampling_mode;
 
+// Writes the masks of the guided requests among these slots for the tokens behind their first num_known[i] tokens.
+// Called on the thread that drafts, before it draws.
+typedef void (*faser_fill_masks)(int32_t num_requests, const int32_t* slots, const int32_t* num_known);
+
 // What one request samples with. One entry per slot; Python writes it when the request is admitted.
 typedef struct {
   int32_t* tokens;       // committed tokens, then pending drafts; faser_draft appends to the latter
@@ -143,10 +147,15 @@ typedef struct {
   float repetition_penalty;  // 1: off; over prompt and output, logits > 0 divided, <= 0 multiplied
   float presence_penalty;    // 0: off; over prompt and output, as TensorRT-LLM counts
   float frequency_penalty;   // 0: off
+  int32_t num_mask_rows;     // of masks
+  const uint32_t* masks;  // NULL, or by position % num_mask_rows: [ceil(vocab_size / 32)] words; token v may stand at
+                          // that position only if bit v % 32 of word v / 32 is set
+  faser_fill_masks fill_masks;  // NULL, or writes masks; faser_draft and faser_sample_draft call it, faser_accept finds
+                                // the masks of its rows written
 } faser_sampling;
 
 // The law of the next token of one request given its first num_tokens tokens: logits edited in this order: penalties,
-// bias, bad words and min_tokens bans, temperature, top_k, top_p, min_p, softmax.
+// bias, bad words and min_tokens bans, the mask, temperature, top_k, top_p, min_p, softmax.
 // probs: [vocab_size]. Returns FASER_ROW_OK, or FASER_ROW_NAN / FASER_ROW_EMPTY (probs undefined).
 typedef enum { FASER_ROW_OK = 0, FASER_ROW_NAN = 1, FASER_ROW_EMPTY = 2 } faser_row_status;
 int32_t faser_next_token_probs(const faser_sampling* sampling, const float* logits, int32_t vocab_size,

@@ -34,7 +34,7 @@ bool bans_end_ids(const faser_sampling& s, int32_t num_tokens) {
 }
 
 bool has_edits(const faser_sampling& s, int32_t num_tokens) {
-  return has_penalties(s) || s.num_bias > 0 || s.num_bad_words > 0 || bans_end_ids(s, num_tokens);
+  return has_penalties(s) || s.num_bias > 0 || s.num_bad_words > 0 || bans_end_ids(s, num_tokens) || s.masks != nullptr;
 }
 
 bool in_vocabulary(int32_t token, int32_t vocab_size) { return token >= 0 && token < vocab_size; }
@@ -72,7 +72,18 @@ void ban_bad_words(const faser_sampling& s, int32_t vocab_size, int32_t num_toke
   }
 }
 
-// Edits up to the bans; returns the row to go on with: logits themselves if nothing changes.
+void apply_mask(const uint32_t* mask, int32_t vocab_size, float* x) {
+  for (int32_t start = 0; start < vocab_size; start += 32) {
+    const uint32_t word = mask[start / 32];
+    if (word == ~0u) continue;
+    const int32_t size = std::min(32, vocab_size - start);
+    for (int32_t i = 0; i < size; ++i) {
+      if ((word >> i & 1u) == 0) x[start + i] = -kInfinity;
+    }
+  }
+}
+
+// Edits up to the mask; returns the row to go on with: logits themselves if nothing changes.
 const float* edit_logits(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t num_tokens) {
   if (!has_edits(s, num_tokens)) return logits;
   Scratch& scratch = thread_scratch();
@@ -92,6 +103,10 @@ const float* edit_logits(const faser_sampling& s, const float* logits, int32_t v
     for (int32_t e = 0; e < s.num_end_ids; ++e) {
       if (in_vocabulary(s.end_ids[e], vocab_size)) x[s.end_ids[e]] = -kInfinity;
     }
+  }
+  if (s.masks != nullptr) {
+    const size_t num_words = (static_cast<size_t>(vocab_size) + 31) / 32;
+    apply_mask(s.masks + static_cast<size_t>(num_tokens % s.num_mask_rows) * num_words, vocab_size, x);
   }
   return x;
 }

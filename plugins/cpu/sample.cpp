@@ -60,11 +60,14 @@ int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t
     return FASER_BAD_ARGUMENT;
   }
   bool all_greedy = true;
+  faser_fill_masks fill_masks = nullptr;
   for (int32_t i = 0; i < num_requests; ++i) {
     const faser_sampling& s = sampling[slots[i]];
     if (num_known[i] <= 0 || (s.mode == FASER_SAMPLED && s.draft_probs == nullptr)) return FASER_BAD_ARGUMENT;
     all_greedy &= s.mode == FASER_GREEDY;
+    if (s.fill_masks != nullptr) fill_masks = s.fill_masks;
   }
+  if (fill_masks != nullptr) fill_masks(num_requests, slots, num_known);
   faser::for_each_request(pool, num_requests, num_requests, vocab_size, all_greedy, [&](int i) {
     out_tokens[i] = faser::sample_draft(&sampling[slots[i]], logits + static_cast<size_t>(i) * logits_stride,
                                         vocab_size, num_known[i], max_draft_len);

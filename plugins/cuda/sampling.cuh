@@ -40,6 +40,9 @@ struct Sampling {
   float repetition_penalty;
   float presence_penalty;
   float frequency_penalty;
+  int32_t num_mask_rows;
+  const uint32_t* masks;  // of the host, as is fill_masks: kernels do not mask
+  const void* fill_masks;
 };
 
 }  // namespace faser

@@ -17,6 +17,7 @@ from faser_trtllm.sampling.table import SamplingTable, random_key
 
 HEADER = Path(__file__).parents[2] / "plugins" / "cpu" / "faser_cpu.h"
 C_TYPES = {"int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float}
+C_TYPES["faser_fill_masks"] = ctypes.c_void_p
 
 
 def header_fields(struct):
@@ -33,7 +34,7 @@ def header_fields(struct):
 def test_the_dtype_is_the_header_s_structure():
     fields = list(header_fields("faser_sampling"))
     structure = type("FromHeader", (ctypes.Structure,), {"_fields_": fields})
-    assert SAMPLING_DTYPE.itemsize == ctypes.sizeof(structure) == 144
+    assert SAMPLING_DTYPE.itemsize == ctypes.sizeof(structure) == 160
     assert list(SAMPLING_DTYPE.names) == [name for name, _ in fields]
     for name, kind in fields:
         dtype, offset = SAMPLING_DTYPE.fields[name][:2]

@@ -45,7 +45,7 @@ def accept(
 ) -> None:
     """ops.accept on device tensors, written to the tensors of `result`.
 
-    sampling uint8 [num_slots, 136]: entries of SAMPLING_DTYPE whose pointers are the device's. slots, num_tokens,
+    sampling uint8 [num_slots, 160]: entries of SAMPLING_DTYPE whose pointers are the device's. slots, num_tokens,
     num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16
     or fp16 with contiguous rows; rows that cu_logit_rows does not reach are not looked at. Scratch: verdicts int32
     [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or

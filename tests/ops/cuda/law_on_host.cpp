@@ -68,6 +68,9 @@ EXPORT void host_sampling_offsets(int32_t* out) {
                             OFFSET(min_p),
                             OFFSET(repetition_penalty),
                             OFFSET(presence_penalty),
-                            OFFSET(frequency_penalty)};
+                            OFFSET(frequency_penalty),
+                            OFFSET(num_mask_rows),
+                            OFFSET(masks),
+                            OFFSET(fill_masks)};
   for (size_t i = 0; i < sizeof offsets / sizeof *offsets; ++i) out[i] = static_cast<int32_t>(offsets[i]);
 }

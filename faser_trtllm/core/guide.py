@@ -1,0 +1,41 @@
+"""What an output must look like: the two protocols between grammars and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class GuideError(Exception):
+    """A guide cannot go on with a request; the message is a sentence for the user."""
+
+
+class GuideState(Protocol):
+    """Where one request's output stands in its guide. Not thread-safe: one caller at a time."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Add output tokens, none of them an end id; raises GuideError if the guide does not allow one."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last num_tokens tokens that were added. A state that has raised raises again later, not here."""
+
+    def fill(self, mask: npt.NDArray[np.uint32]) -> None:
+        """Write which tokens may come next: bit v % 32 of mask[v // 32], mask [ceil(vocab_size / 32)].
+
+        The request's end ids are allowed where the output may end, and only there. Raises GuideError if finding out
+        takes more than the guide's limits.
+        """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output may end here."""
+
+
+class Guide(Protocol):
+    """A compiled grammar, shared by requests and threads."""
+
+    def start(self, end_ids: Sequence[int]) -> GuideState:
+        """The state before the first output token of a request with these end ids."""

@@ -1,0 +1,158 @@
+"""The masks of guided requests: which tokens may stand at each position that is drafted or tested."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.core.guide import Guide, GuideError, GuideState
+from faser_trtllm.core.request import Request
+
+log = logging.getLogger(__name__)
+
+UInt32Array = npt.NDArray[np.uint32]
+
+
+class GuidedMasks:
+    """Mask memory and grammar state per slot; slots without a guide cost nothing.
+
+    A mask is a function of the output tokens before its position, pending drafts included, so draft and target read the
+    same one, and it is written once: while drafting, or before the free test for the row behind the last draft. Drafts
+    that were dropped are found by comparing tokens, so that rejections, carried drafts and preemption need no notice.
+    Any thread may call, but no two at once for one slot.
+    """
+
+    def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._num_rows = max_draft_len + 1  # positions of the pending drafts and the one behind them
+        self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
+        self._memory: list[UInt32Array | None] = [None] * max_batch_size
+        self._callback = native.FillMasks(self._fill_masks)
+        self._callback_address = native.address_of_function(self._callback)
+
+    def bind(self, slot: int, request: Request) -> dict[str, Any]:
+        """Start the request's guide -> its fields of faser_sampling; {} if it has none."""
+        guide = request.params.guide
+        if guide is None:
+            return {}
+        masks = self._memory[slot]
+        if masks is None:
+            masks = np.zeros((self._num_rows, self._num_words), np.uint32)
+            self._memory[slot] = masks
+        self._slots[slot] = _GuidedSlot(request, guide, masks)
+        return {"masks": masks.ctypes.data, "num_mask_rows": self._num_rows, "fill_masks": self._callback_address}
+
+    def release(self, slot: int) -> None:
+        """Forget the slot's guide; its memory stays for the next one."""
+        self._slots[slot] = None
+
+    def prepare(self, slot: int, position: int, num_rows: int) -> None:
+        """Write the masks of num_rows positions from `position` on, if the slot has a guide."""
+        guided = self._slots[slot]
+        if guided is not None:
+            guided.prepare(position, num_rows)
+
+    def is_complete(self, slot: int, position: int) -> bool:
+        """Whether the slot's output may end before this position; False without a guide."""
+        guided = self._slots[slot]
+        return guided is not None and guided.is_complete(position)
+
+    def error(self, slot: int, position: int) -> str:
+        """Why the mask of this position, which then allows nothing, could not be found; "" if it was."""
+        guided = self._slots[slot]
+        return "" if guided is None else guided.error(position)
+
+    def _fill_masks(self, num_requests: int, slots: Any, num_known: Any) -> None:
+        for i in range(num_requests):
+            self.prepare(slots[i], num_known[i], 1)
+
+
+class _GuidedSlot:
+    """One request's state and masks. The state sees output tokens up to an end id, which is none of them."""
+
+    def __init__(self, request: Request, guide: Guide, masks: UInt32Array) -> None:
+        self._request = request
+        self._guide = guide
+        self._masks = masks
+        self._end_ids = frozenset(request.params.end_ids)
+        self._positions = [-1] * len(masks)  # whose mask each row of memory holds
+        self._errors: dict[int, str] = {}  # by position; a mask that could not be found allows nothing
+        self._state: GuideState = guide.start(request.params.end_ids)
+        self._seen: list[int] = []  # output tokens that the state has advanced by
+        self._num_committed = 0  # of them, those that cannot be taken back
+
+    def prepare(self, position: int, num_rows: int) -> None:
+        self._sync(position + num_rows - 1)
+        for p in range(position, position + num_rows):
+            row = p % len(self._masks)
+            if self._positions[row] != p:
+                self._positions[row] = p
+                self._write(p, self._masks[row])
+        self._num_committed = min(self._request.num_output_tokens, len(self._seen))
+
+    def is_complete(self, position: int) -> bool:
+        try:
+            self._sync(position)
+            return self._move_to(position) and self._state.is_complete
+        except GuideError:
+            return False
+
+    def error(self, position: int) -> str:
+        return self._errors.get(position, "")
+
+    def _sync(self, position: int) -> None:
+        """Take back what the state has seen before the position and the request no longer has."""
+        output = self._output(self._num_committed, position)
+        seen = self._seen[self._num_committed :]
+        for i, (token, wanted) in enumerate(zip(seen, output, strict=False)):
+            if token != wanted:
+                self._take_back(self._num_committed + i)
+                return
+
+    def _write(self, position: int, mask: UInt32Array) -> None:
+        """A failure is this position's only, and the state starts again: without drafts it might never come there."""
+        try:
+            if self._move_to(position):
+                self._state.fill(mask)
+            else:
+                mask[:] = 0
+        except Exception as error:  # native code may be the caller, which knows no exceptions
+            mask[:] = 0
+            message = str(error)
+            if not isinstance(error, GuideError):
+                log.exception("a guide failed")
+                message = f"the guide of this request failed with {type(error).__name__}; see the server's log"
+            self._errors[position] = message
+            with contextlib.suppress(GuideError):  # if even that fails, the next mask says so
+                self._state = self._guide.start(self._request.params.end_ids)
+                self._state.advance(self._seen)
+
+    def _move_to(self, position: int) -> bool:
+        """Bring the state to the output tokens before the position; False if an end id is among them."""
+        length = position - self._request.prompt_len
+        if len(self._seen) > length:
+            self._take_back(length)
+        new = self._output(len(self._seen), position)
+        end = next((i for i, token in enumerate(new) if token in self._end_ids), None)
+        if new[:end]:
+            self._state.advance(new[:end])
+            self._seen += new[:end]
+        return end is None
+
+    def _output(self, first: int, position: int) -> list[int]:
+        """The output tokens from the first-th on, before the position."""
+        request = self._request
+        tokens: list[int] = request.tokens[request.prompt_len + first : position].tolist()
+        return tokens
+
+    def _take_back(self, length: int) -> None:
+        self._state.rollback(len(self._seen) - length)
+        del self._seen[length:]
+        last = self._request.prompt_len + length
+        self._positions = [p if p <= last else -1 for p in self._positions]
+        self._errors = {p: message for p, message in self._errors.items() if p <= last}
