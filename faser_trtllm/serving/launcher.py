@@ -25,6 +25,8 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.factory import choose_policy
+from faser_trtllm.executor.faults import faults_of_environment
+from faser_trtllm.serving.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
 from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
 from faser_trtllm.serving.shm import ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
@@ -45,6 +47,7 @@ class ServeOptions:
     engine_dir: None takes it from config or FASER_ENGINE_DIR. config: a faser.yaml; None: the repository's.
     model_repo, tritonserver: None finds them. speculation: None leaves it to config.
     models: to load, folders of the repository; None: all of them. One engine serves them all.
+    allow_control: leave Triton's control APIs open to whoever reaches its ports; else they want the key of control.py.
     log_file: where messages go; None is this process's stderr. verbose: Triton's information too.
     """
 
@@ -58,6 +61,7 @@ class ServeOptions:
     speculation: str | None = None
     tritonserver: Path | None = None
     models: tuple[str, ...] | None = (MODEL_NAME,)
+    allow_control: bool = False
     log_file: Path | None = None
     verbose: bool = False
 
@@ -72,6 +76,8 @@ class Launcher:
         self._config = _effective_config(options, self._repository)
         if options.model_repo is None:  # another repository may serve something else
             _check_engines(self._config)
+        faults_of_environment()  # a wrong FASER_FAULT is refused here, before a server is started for nothing
+        self._control_key = None if options.allow_control else control_key()
         self._install = find_tritonserver(options.tritonserver)
         self._process: subprocess.Popen[bytes] | None = None
         self._shm: ShmPrefix | None = None
@@ -223,6 +229,8 @@ class Launcher:
         backends = install.link_backends(self._run_dir / "backends")
         if backends is not None:
             command.append(f"--backend-directory={backends}")
+        if self._control_key is not None:
+            command += restriction(self._control_key)
         return command
 
     def _environment(self) -> dict[str, str]:
@@ -230,7 +238,8 @@ class Launcher:
         config = self._run_dir / "faser.yaml"  # JSON is YAML
         config.write_text(self._config.model_dump_json())
         environment = self._install.environment()
-        environment.pop("FASER_ENGINE_DIR", None)
+        for name in ("FASER_ENGINE_DIR", KEY_VARIABLE, KEY_FILE_VARIABLE):
+            environment.pop(name, None)
         environment |= {"FASER_CONFIG": str(config), "FASER_RUN_DIR": str(self._run_dir)}
         package_parent = str(Path(__file__).resolve().parents[2])
         paths = [package_parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
@@ -260,7 +269,8 @@ class Launcher:
     def _call(self, path: str, body: bytes | None = None) -> bytes:
         """GET, or POST of a body, to the server; OSError if it does not answer with 200."""
         url = f"http://{self._options.host}:{self._options.http_port}{path}"
-        with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=2) as response:
+        headers = {} if self._control_key is None else {HEADER: self._control_key}
+        with urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers), timeout=2) as response:
             answer: bytes = response.read()
             return answer
 

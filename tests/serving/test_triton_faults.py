@@ -179,7 +179,7 @@ def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engi
 
 
 def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir, repository, tmp_path):
-    with Server(engine_dir, model_repo=repository, models=None, log=tmp_path / "log") as server:
+    with Server(engine_dir, model_repo=repository, models=None, allow_control=True, log=tmp_path / "log") as server:
         server.wait_ready()
         assert "ready: ensemble, faser, tensorrt_llm, tensorrt_llm_bls on" in server.output()
         unload = f"{server.http_url}/v2/repository/models/ensemble/unload"

@@ -25,7 +25,7 @@ try:
     sys.exit(serve(ServeOptions(
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
         config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
-        speculation={speculation!r}, models={models!r},
+        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r},
     )))
 except FaserError as error:
     print("error:", error)
@@ -81,6 +81,8 @@ class Server:
         speculation: str | None = None,
         models: tuple[str, ...] | None = ("faser",),
         ports: list[int] | None = None,
+        allow_control: bool = False,
+        environment: dict[str, str] | None = None,
         log: Path,
     ) -> None:
         self.ports = ports or free_ports()
@@ -94,9 +96,11 @@ class Server:
             model_repo=model_repo and str(model_repo),
             speculation=speculation,
             models=models,
+            allow_control=allow_control,
         )
+        env = os.environ | (environment or {})
         with log.open("wb") as file:
-            self.process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file, cwd=ROOT)
+            self.process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file, cwd=ROOT, env=env)
 
     def __enter__(self) -> Server:
         return self
