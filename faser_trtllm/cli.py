@@ -18,15 +18,18 @@ from faser_trtllm.commands.bench_serve import EXAMPLES as BENCH_SERVE_EXAMPLES
 from faser_trtllm.commands.bench_serve import serve as bench_serve
 from faser_trtllm.commands.build import EXAMPLES as BUILD_EXAMPLES
 from faser_trtllm.commands.build import build
+from faser_trtllm.commands.convert import EXAMPLES as CONVERT_EXAMPLES
+from faser_trtllm.commands.convert import convert
 from faser_trtllm.commands.generate import EXAMPLES as GENERATE_EXAMPLES
 from faser_trtllm.commands.generate import generate
 from faser_trtllm.commands.openai import EXAMPLES as OPENAI_EXAMPLES
 from faser_trtllm.commands.openai import openai
-from faser_trtllm.commands.options import EngineDirOption, numbers
+from faser_trtllm.commands.options import FOREIGN_FLAGS, EngineDirOption, numbers
 from faser_trtllm.commands.progress import ProgressBar
+from faser_trtllm.commands.serve import EXAMPLES as SERVE_EXAMPLES
+from faser_trtllm.commands.serve import serve
 from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
 from faser_trtllm.commands.top import top
-from faser_trtllm.config import SPELLINGS
 from faser_trtllm.errors import FaserError
 
 app = typer.Typer(
@@ -37,44 +40,12 @@ app = typer.Typer(
     help="Speculative decoding managed at the grain of one row of one request.",
 )
 
-app.command(epilog=BUILD_EXAMPLES)(build)
+app.command(epilog=BUILD_EXAMPLES, context_settings=FOREIGN_FLAGS)(build)
+app.command(epilog=CONVERT_EXAMPLES)(convert)
 app.command(epilog=GENERATE_EXAMPLES)(generate)
 app.command(epilog=OPENAI_EXAMPLES)(openai)
+app.command(epilog=SERVE_EXAMPLES, context_settings=FOREIGN_FLAGS)(serve)
 app.command(epilog=TOP_EXAMPLES)(top)
-
-
-@app.command(epilog="Example: faser serve --engine_dir engines/built/demo --http_port 8000 --grpc_port 8001")
-def serve(
-    engine_dir: Annotated[Path | None, typer.Option("--engine_dir", help="default: engine_dir of --config")] = None,
-    http_port: Annotated[int, typer.Option("--http_port")] = 8000,
-    grpc_port: Annotated[int, typer.Option("--grpc_port")] = 8001,
-    metrics_port: Annotated[int, typer.Option("--metrics_port")] = 8002,
-    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
-    config: Annotated[Path | None, typer.Option("--config", help="faser.yaml")] = None,
-    model_repo: Annotated[Path | None, typer.Option("--model_repo", help="default: the one that ships")] = None,
-    speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
-    models: Annotated[
-        str | None, typer.Option("--models", help="to load, one engine serves them all; default: all of the repository")
-    ] = None,
-) -> None:
-    """Serve engines behind NVIDIA Triton: wait until ready, drain on SIGTERM."""
-    from faser_trtllm.serving.launcher import ServeOptions
-    from faser_trtllm.serving.launcher import serve as run
-
-    code = run(
-        ServeOptions(
-            engine_dir=engine_dir,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            host=host,
-            config=config,
-            model_repo=model_repo,
-            speculation=speculation,
-            models=tuple(models.split(",")) if models else None,
-        )
-    )
-    raise typer.Exit(code)
 
 
 @app.command(epilog="Example: faser check --engine_dir engines/built/demo")

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from faser_trtllm.commands.options import numbers
+from faser_trtllm.commands.options import is_given, numbers, own_flags
 from faser_trtllm.commands.progress import ProgressBar
+from faser_trtllm.errors import InvalidArgumentError
 
 EXAMPLES = (
     "Examples: faser build --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
-    "--output_dir engines/built/demo; the same with --backend tensorrt_rtx --output_dir engines/built/demo_rtx"
+    "--output_dir engines/built/demo; the same with --backend tensorrt_rtx --output_dir engines/built/demo_rtx. "
+    "The flags of trtllm-build and its configurations are understood, refused by name where they cannot be."
 )
 
 
 def build(
-    checkpoint_dir: Annotated[Path, typer.Option("--checkpoint_dir", help="target checkpoint, Hugging Face format")],
+    ctx: typer.Context,
     output_dir: Annotated[Path, typer.Option("--output_dir", help="where the engines go")],
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option("--checkpoint_dir", help="target checkpoint, Hugging Face format")
+    ] = None,
     draft_checkpoint_dir: Annotated[
         Path | None, typer.Option("--draft_checkpoint_dir", help="draft checkpoint with the same tokenizer")
     ] = None,
@@ -55,14 +61,30 @@ def build(
             "--compute_capability", help="GPUs that tensorrt_rtx builds for, as 8.6,12.0; default: its own set"
         ),
     ] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "--extra_llm_api_options",
+            "--build_config",
+            help="a configuration of TensorRT-LLM; what is typed goes before it",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry_run", help="check everything, write nothing")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace whatever is in output_dir")] = False,
 ) -> None:
     """Compile a target and a draft checkpoint into engines."""
     from faser_trtllm.builder.build import BuildOptions, build_engines
+    from faser_trtllm.trtllm.tokenizer import check_tokenizer
 
+    given = _from_trtllm(ctx, config)
+    tokenizer = given.pop("tokenizer", None)
+    checkpoint = given.pop("checkpoint_dir", None) if checkpoint_dir is None else str(checkpoint_dir)
+    if checkpoint is None:
+        raise InvalidArgumentError("checkpoint_dir is missing; name the target checkpoint with --checkpoint_dir")
+    check_tokenizer({"tokenizer": tokenizer}, Path(checkpoint))
     options = BuildOptions(
-        checkpoint_dir=checkpoint_dir,
+        checkpoint_dir=Path(checkpoint),
         draft_checkpoint_dir=draft_checkpoint_dir,
         output_dir=output_dir,
         backend=backend,
@@ -78,6 +100,33 @@ def build(
         dry_run=dry_run,
         force=force,
     )
+    options = dataclasses.replace(options, **given)
     with ProgressBar() as progress:
         build_engines(options, progress)
     print(f"{'checked' if dry_run else 'built'} {output_dir}", file=sys.stderr)
+
+
+def _from_trtllm(ctx: typer.Context, config: Path | None) -> dict[str, Any]:
+    """Fields of BuildOptions from a configuration, and from flags that only trtllm-build has; reported on stderr.
+
+    What was typed as our own flag is not among them.
+    """
+    from faser_trtllm.config import read_mapping
+    from faser_trtllm.trtllm.convert import convert
+    from faser_trtllm.trtllm.flags import BUILD_FLAGS, judge_flags
+
+    flags = judge_flags(ctx.args, BUILD_FLAGS, own_flags(ctx))
+    if flags.positional:
+        raise InvalidArgumentError(f"{flags.positional[0]!r} is one argument too many; every setting has a flag")
+    given: dict[str, Any] = {}
+    conversions = [flags.conversion]
+    if config is not None:
+        conversions.insert(0, convert(read_mapping(config)))
+    for conversion in conversions:
+        conversion.check()
+        if conversion.verdicts:
+            print(conversion.as_text(), file=sys.stderr)
+        given |= conversion.build
+    if "draft_checkpoint_dir" in given:
+        given["draft_checkpoint_dir"] = Path(given["draft_checkpoint_dir"])
+    return {name: value for name, value in given.items() if not is_given(ctx, name)}

@@ -12,6 +12,21 @@ from faser_trtllm.errors import InvalidArgumentError
 EngineDirOption = Annotated[Path, typer.Option("--engine_dir", help="a directory that `faser build` wrote")]
 
 
+FOREIGN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Context settings of a command that judges unknown flags itself (trtllm/flags.py)."""
+
+
+def own_flags(ctx: typer.Context) -> tuple[str, ...]:
+    """The flags that a command has."""
+    return tuple(flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--"))
+
+
+def is_given(ctx: typer.Context, parameter: str) -> bool:
+    """Whether the value of a parameter was typed, not defaulted."""
+    source = ctx.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def numbers(name: str, text: str) -> tuple[int, ...]:
     """ "2,4" -> (2, 4); InvalidArgumentError that names the flag otherwise."""
     try:

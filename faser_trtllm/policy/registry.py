@@ -5,13 +5,14 @@ from __future__ import annotations
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.base import Mode, Policy
+from faser_trtllm.policy.draft_len_schedule import DraftLenSchedulePolicy
 from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.policy.gp_lcb import GpLcbPolicy
 from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.schedule import SchedulePolicy
 
-SPELLINGS = "off, fixed:K, schedule, gp_lcb, price, auto"
+SPELLINGS = "off, fixed:K, schedule, schedule:N=K,..., gp_lcb, price, auto"
 OPTIONS = {
     "prune": ("auto", "on", "off"),
     "mode": ("auto", *(mode.value for mode in Mode)),
@@ -20,24 +21,22 @@ OPTIONS = {
 
 def needs_costs(spelling: str) -> bool:
     """Whether make_policy asks for a cost table."""
-    return spelling.partition(":")[0] in ("schedule", "price")
+    return spelling == "schedule" or spelling.partition(":")[0] == "price"
 
 
 def check_spelling(spelling: str, max_draft_len: int) -> None:
     """ConfigError if make_policy would refuse the spelling whatever the cost table is."""
     if needs_costs(spelling):
-        name, _, argument = spelling.partition(":")
-        if name == "price" or not argument:
-            _options(spelling, argument, ("prune", "mode"))
-            return
+        _options(spelling, spelling.partition(":")[2], ("prune", "mode"))
+        return
     make_policy(spelling, max_draft_len)
 
 
 def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = None, max_batch_size: int = 1) -> Policy:
     """Parse a policy's spelling; max_draft_len and max_batch_size are what the engines run with.
 
-    fixed:K,mode=M and price:mode=M,prune=P take options. ConfigError for an unknown spelling, and where a policy needs
-    costs and there are none.
+    fixed:K,mode=M and price:mode=M,prune=P take options; schedule:N=K,... has a length per batch size and needs no
+    costs. ConfigError for an unknown spelling, and where a policy needs costs and there are none.
     """
     name, _, argument = spelling.partition(":")
     if name == "off" and not argument:
@@ -48,6 +47,8 @@ def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = Non
             return _fixed(spelling, int(length), rest, max_draft_len)
     if name == "gp_lcb" and not argument:
         return GpLcbPolicy(max_draft_len)
+    if name == "schedule" and argument:
+        return DraftLenSchedulePolicy(spelling, _draft_len_schedule(spelling, argument, max_draft_len))
     if (name == "schedule" and not argument) or name == "price":
         options = _options(spelling, argument, ("prune", "mode"))
         if costs is None:
@@ -58,7 +59,29 @@ def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = Non
         if name == "schedule":
             return SchedulePolicy(max_draft_len, costs, max_batch_size)
         return PricePolicy(max_draft_len, costs, max_batch_size, **options)
-    raise ConfigError(f"speculation is {spelling!r}, allowed is one of: {SPELLINGS} (K a whole number)")
+    raise _unknown(spelling)
+
+
+def _unknown(spelling: str) -> ConfigError:
+    return ConfigError(
+        f"speculation is {spelling!r}, allowed is one of: {SPELLINGS} (K whole numbers, N batch sizes that rise)"
+    )
+
+
+def _draft_len_schedule(spelling: str, text: str, max_draft_len: int) -> dict[int, int]:
+    """Parse "1=4,4=2,8=0"."""
+    table: dict[int, int] = {}
+    for item in text.split(","):
+        size, _, length = item.partition("=")
+        if not (size.isdecimal() and length.isdecimal() and int(size) > max(table, default=0)):
+            raise _unknown(spelling)
+        if int(length) > max_draft_len:
+            raise ConfigError(
+                f"speculation is {spelling}, but the engines were built for max_draft_len {max_draft_len}; use lengths "
+                f"up to that, or rebuild with --max_draft_len {int(length)}"
+            )
+        table[int(size)] = int(length)
+    return table
 
 
 def _fixed(spelling: str, num_draft_tokens: int, rest: str, max_draft_len: int) -> Policy:

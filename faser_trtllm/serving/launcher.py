@@ -16,13 +16,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import ServiceConfig, load_service_config
+from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.executor.faults import faults_of_environment
@@ -32,6 +32,7 @@ from faser_trtllm.serving.shm import ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
 from faser_trtllm.serving.triton_model import STARTUP_ERROR_FILE
 from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver
+from faser_trtllm.trtllm.convert import Conversion, read_config
 
 MODEL_NAME = "faser"
 EXIT_TIMEOUT_S = 5
@@ -44,10 +45,12 @@ STACK_BYTES = 256 << 20
 class ServeOptions:
     """What `faser serve` is told.
 
-    engine_dir: None takes it from config or FASER_ENGINE_DIR. config: a faser.yaml; None: the repository's.
+    engine_dir: None takes it from config or FASER_ENGINE_DIR. config: a faser.yaml, or a configuration of
+    TensorRT-LLM; None: the repository's.
     model_repo, tritonserver: None finds them. speculation: None leaves it to config.
     models: to load, folders of the repository; None: all of them. One engine serves them all.
     allow_control: leave Triton's control APIs open to whoever reaches its ports; else they want the key of control.py.
+    settings: keys of faser.yaml that go before those of config.
     log_file: where messages go; None is this process's stderr. verbose: Triton's information too.
     """
 
@@ -61,6 +64,7 @@ class ServeOptions:
     speculation: str | None = None
     tritonserver: Path | None = None
     models: tuple[str, ...] | None = (MODEL_NAME,)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     allow_control: bool = False
     log_file: Path | None = None
     verbose: bool = False
@@ -73,7 +77,7 @@ class Launcher:
         self._options = options
         self._repository = (options.model_repo or _default_repository()).absolute()
         self.models = _models(self._repository, options.models)
-        self._config = _effective_config(options, self._repository)
+        self._config, self.conversion = _effective_config(options, self._repository)
         if options.model_repo is None:  # another repository may serve something else
             _check_engines(self._config)
         faults_of_environment()  # a wrong FASER_FAULT is refused here, before a server is started for nothing
@@ -288,15 +292,16 @@ class Launcher:
         return UnavailableError(f"the server did not start (status {self._process.returncode}); {where}")
 
 
-def _effective_config(options: ServeOptions, repository: Path) -> ServiceConfig:
-    """The file's settings under those of the options, with an absolute engine_dir."""
+def _effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceConfig, Conversion | None]:
+    """The file's settings under those of the options, with an absolute engine_dir; how the file was converted."""
     own_file = repository / MODEL_NAME / "1" / "faser.yaml"
     path = options.config or (own_file if own_file.exists() else None)
-    file_config = load_service_config(path, {"speculation": options.speculation})
+    speculation = {} if options.speculation is None else {"speculation": options.speculation}
+    file_config, conversion = read_config(path, {**options.settings, **speculation})
     engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
     if not engine_dir:
         raise InvalidArgumentError("engine_dir is not set; name it with --engine_dir or in the configuration file")
-    return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())})
+    return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())}), conversion
 
 
 def _check_engines(config: ServiceConfig) -> None:
@@ -385,6 +390,9 @@ def serve(options: ServeOptions) -> int:
             signums.append(signal.SIGHUP)
         previous = {signum: signal.signal(signum, on_signal) for signum in signums}
         try:
+            if launcher.conversion is not None:
+                print(f"{options.config} is a configuration of TensorRT-LLM:", file=sys.stderr)
+                print(launcher.conversion.as_text(), file=sys.stderr, flush=True)
             launcher.start()
             if launcher.wait_ready(stop):
                 print(

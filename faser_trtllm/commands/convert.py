@@ -1,0 +1,40 @@
+"""`faser convert`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+EXAMPLES = "Example: faser convert --config trtllm.yaml --json; faser convert --config trtllm.yaml --output faser.yaml"
+
+
+def convert(
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config",
+            "--extra_llm_api_options",
+            help="YAML of the LLM API, an engine's config.json, or a build_config",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="the report as one JSON object")] = False,
+    output: Annotated[Path | None, typer.Option("--output", help="write the faser.yaml that it becomes")] = None,
+) -> None:
+    """Report what faser build and faser serve make of a TensorRT-LLM configuration; exit code 2 if a key is refused."""
+    from faser_trtllm.config import ServiceConfig, parse, read_mapping
+    from faser_trtllm.errors import ConfigError
+    from faser_trtllm.trtllm.convert import convert as convert_mapping
+
+    conversion = convert_mapping(read_mapping(config))
+    print(json.dumps(conversion.as_dict()) if as_json else conversion.as_text())
+    conversion.check()
+    parse(ServiceConfig, dict(conversion.serve))
+    if output is not None:
+        try:
+            output.write_text(yaml.safe_dump(dict(conversion.serve), sort_keys=False))
+        except OSError as error:
+            raise ConfigError(f"output {output} cannot be written: {error.strerror}") from error

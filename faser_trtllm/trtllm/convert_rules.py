@@ -1,0 +1,317 @@
+"""The keys of TensorRT-LLM 1.2's configurations (LLM API, build_config, config.json), and what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from faser_trtllm.trtllm.convert_speculation import judge_decoding_mode, judge_speculation
+from faser_trtllm.trtllm.verdict import (
+    BOOLEAN,
+    TEXT,
+    Outcome,
+    Rule,
+    Section,
+    Verdict,
+    became,
+    ignored,
+    join,
+    one_of,
+    only,
+    refusal,
+    refused,
+    show,
+    whole,
+)
+
+Rules = Mapping[str, "Rule | Section | Rules"]
+
+FORCED_ACCEPTANCE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+
+_ONE_DEVICE = "one device runs a model here; leave it at 1 and start a replica per device"
+_DENSE = ignored("only dense models are served")
+_HERE = ignored("files are read from this machine")
+_METRICS = ignored("metrics are always on, at the metrics port")
+_WAITING = ignored("nothing waits for a fuller batch, a request joins at the next step")
+_TUNING = ignored("it tunes TensorRT-LLM's own kernels")
+_NO_LORA = "LoRA is not done; merge the weights into the checkpoint"
+_LORA = refused(_NO_LORA)
+_BEAMS = only(1, otherwise="beam search is not done; send n requests with their own seeds, or keep beam width 1")
+_QUANTIZED = "quantised weights are not read; give a bf16 checkpoint"
+
+
+def _dtype(key: str, value: Any) -> Verdict:
+    if value == "auto":
+        return Verdict(key, value, Outcome.IGNORED, "faser build takes bfloat16")
+    return became(one_of("bfloat16", "float16", "float32"), build="dtype")(key, value)
+
+
+def _unquantized(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+    """Quantisation settings: nothing is asked for as long as no algorithm is named."""
+    for name, value in section.items():
+        path = join(key, name)
+        if value is not None and "quant_algo" in str(name):
+            yield refusal(path, value, f"{path} is {show(value)}, {_QUANTIZED}")
+        else:
+            yield Verdict(path, value, Outcome.IGNORED, "no quantisation is asked for with it")
+
+
+def _environment(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+    for name, value in section.items():
+        path = join(key, name)
+        if name != FORCED_ACCEPTANCE:
+            yield Verdict(path, value, Outcome.IGNORED, "it is a variable of TensorRT-LLM's processes")
+            continue
+        try:
+            forced = float(value)
+        except (TypeError, ValueError):
+            forced = -1.0
+        if 0 <= forced < float("inf"):
+            note = "outputs are then not the target's"
+            yield Verdict(path, value, Outcome.BECAME, note, {"synthetic_acceptance": forced})
+        else:
+            yield refusal(path, value, f"{path} is {show(value)}, it must be a number of at least 0")
+
+
+def _lora_config(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+    """An engine's config.json always has one; it means something if it names weights."""
+    for name, value in section.items():
+        rule = _LORA if name == "lora_dir" else ignored("it is of LoRA, which nothing asks for without lora_dir")
+        yield rule(join(key, name), value)
+
+
+PLUGINS: Mapping[str, Rule] = {
+    "tokens_per_block": became(whole(1), build="tokens_per_block"),
+    "lora_plugin": only("disable", False, otherwise=_NO_LORA),
+    "dora_plugin": only("disable", False, otherwise=_NO_LORA),
+    "remove_input_padding": only(True, "enable", otherwise="rows are never padded here; leave it enabled"),
+    "paged_kv_cache": only(True, "enable", otherwise="the KV cache is paged; leave it enabled"),
+    "streamingllm": only(False, "disable", otherwise="sliding attention with sinks is not done; leave it disabled"),
+}
+"""Of plugin_config: those that mean more than a choice of kernels. The others' names differ between releases."""
+
+
+def judge_plugin(key: str, value: Any) -> Verdict:
+    """key: dotted or not, its last part names the plugin."""
+    rule = PLUGINS.get(key.rpartition(".")[2].removeprefix("--"), ignored("faser build's backend chooses its kernels"))
+    return rule(key, value)
+
+
+def _plugins(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+    for name, value in section.items():
+        path = join(key, name)
+        yield Verdict(path, None, Outcome.IGNORED, "it is not set") if value is None else judge_plugin(path, value)
+
+
+def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+    """pretrained_config describes a converted checkpoint; ours are read from Hugging Face's format."""
+    for name, value in section.items():
+        path = join(key, name)
+        if name == "quantization" and isinstance(value, Mapping):
+            yield from _unquantized(path, value)
+        elif name == "mapping" and isinstance(value, Mapping):
+            sizes = {part: size for part, size in value.items() if str(part).endswith("_size")}
+            for part, size in sizes.items():
+                yield only(1, -1, otherwise=_ONE_DEVICE)(join(path, part), size)
+            if not sizes:
+                yield Verdict(path, value, Outcome.IGNORED, "that is what is done here")
+        else:
+            yield Verdict(path, value, Outcome.IGNORED, "the checkpoint says so itself")
+
+
+KV_CACHE: Rules = {
+    "enable_block_reuse": became(BOOLEAN, serve="kv_cache_config.enable_block_reuse"),
+    "max_tokens": became(whole(1), serve="kv_cache_config.max_tokens"),
+    "max_attention_window": refused("attention windows are the checkpoint's; leave it out"),
+    "sink_token_length": only(0, otherwise="sink tokens are not done; leave it out"),
+    "free_gpu_memory_fraction": ignored(
+        "the KV cache is sized in tokens: kv_cache_config.max_tokens, or max_batch_size x max_seq_len up to 4 GiB"
+    ),
+    "max_gpu_total_bytes": ignored("the KV cache is sized in tokens: kv_cache_config.max_tokens"),
+    "host_cache_size": ignored("blocks are not moved to the host; what is evicted is computed again"),
+    "onboard_blocks": ignored("blocks are not moved to the host"),
+    "secondary_offload_min_priority": ignored("blocks are not moved to the host"),
+    "cross_kv_cache_fraction": refused("encoder-decoder models are not served"),
+    "event_buffer_max_size": ignored("KV cache events are not sent"),
+    "attention_dp_events_gather_period_ms": ignored("KV cache events are not sent"),
+    "enable_partial_reuse": ignored("whole blocks are reused"),
+    "copy_on_partial_reuse": ignored("whole blocks are reused"),
+    "use_uvm": ignored("the KV cache is in the device's own memory"),
+    "dtype": only("auto", "bfloat16", otherwise="the KV cache has the engine's type; leave it at auto"),
+    "mamba_ssm_cache_dtype": _DENSE,
+    "tokens_per_block": became(whole(1), build="tokens_per_block"),
+    "use_kv_cache_manager_v2": ignored("the KV cache manager is our own"),
+    "max_util_for_resume": ignored("the KV cache manager is our own"),
+}
+
+SCHEDULER: Rules = {
+    "capacity_scheduler_policy": became(
+        one_of("GUARANTEED_NO_EVICT", "MAX_UTILIZATION"), serve="scheduler_config.capacity_scheduler_policy"
+    ),
+    "context_chunking_policy": only(
+        "FIRST_COME_FIRST_SERVED", otherwise="prompts are chunked first come, first served; leave it out"
+    ),
+    "dynamic_batch_config": ignored("the batch changes in every step anyway"),
+    "waiting_queue_policy": only("fcfs", otherwise="the queue is first come, first served within a priority"),
+}
+
+BUILD: Rules = {
+    "max_input_len": ignored("max_seq_len bounds prompt and output together"),
+    "max_seq_len": became(whole(2), serve="max_seq_len", build="max_seq_len"),
+    "opt_batch_size": ignored("the backend of faser build chooses its buckets"),
+    "max_batch_size": became(whole(1), serve="max_batch_size", build="max_batch_size"),
+    "max_beam_width": _BEAMS,
+    "max_num_tokens": became(whole(1), serve="max_num_tokens", build="max_num_tokens"),
+    "opt_num_tokens": ignored("the backend of faser build chooses its buckets"),
+    "max_prompt_embedding_table_size": only(0, otherwise="prompt tables are not done; leave it at 0"),
+    "max_encoder_input_len": ignored("encoder-decoder models are not served"),
+    "kv_cache_type": only("paged", "kvcachetype.paged", otherwise="the KV cache is paged; leave it out"),
+    "gather_context_logits": only(
+        False, otherwise="logits of prompt tokens found in the KV cache do not exist; leave it out"
+    ),
+    "gather_generation_logits": ignored("a request asks for it (return_generation_logits)"),
+    "strongly_typed": ignored("engines have one type throughout"),
+    "force_num_profiles": ignored("the backend of faser build chooses its buckets"),
+    "profiling_verbosity": ignored("faser check explains an engine"),
+    "enable_debug_output": only(False, otherwise="engines have no debug outputs; leave it out"),
+    "max_draft_len": became(
+        whole(0), build="max_draft_len", note="an upper bound: the policy chooses each request's length"
+    ),
+    "speculative_decoding_mode": judge_decoding_mode,
+    "use_refit": only(False, otherwise="weights are built in; leave it out"),
+    "use_strip_plan": only(False, otherwise="weights are built in; leave it out"),
+    "strip_plan": only(False, otherwise="weights are built in; leave it out"),
+    "input_timing_cache": ignored("faser build keeps no timing cache"),
+    "output_timing_cache": ignored("faser build keeps no timing cache"),
+    "lora_config": Section(_lora_config),
+    "auto_parallel_config": ignored("one device runs a model here"),
+    "weight_sparsity": only(False, otherwise="sparse weights are not used; leave it out"),
+    "weight_streaming": only(False, otherwise="weights stay on the device; leave it out"),
+    "plugin_config": Section(_plugins),
+    "use_mrope": only(False, otherwise="multimodal models are not served"),
+    "dry_run": ignored("faser build has --dry_run"),
+    "visualize_network": ignored("faser check explains an engine"),
+    "monitor_memory": ignored("faser build checks memory and disk beforehand"),
+}
+
+LLM_API: Rules = {
+    "model": became(TEXT, build="checkpoint_dir"),
+    "tokenizer": became(TEXT, build="tokenizer", note="it must be the target checkpoint's own"),
+    "tokenizer_mode": only("auto", otherwise="only tokenizer.json is read; leave it out"),
+    "custom_tokenizer": refused("only tokenizer.json is read; leave it out"),
+    "skip_tokenizer_init": ignored("the model tensorrt_llm takes and gives token ids, the others text"),
+    "trust_remote_code": ignored("code of a checkpoint is never run"),
+    "revision": _HERE,
+    "tokenizer_revision": _HERE,
+    "dtype": _dtype,
+    "model_kwargs": refused("a checkpoint's config.json is taken as it is; change it there"),
+    **dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), only(1, otherwise=_ONE_DEVICE)
+    ),
+    **dict.fromkeys(
+        ("moe_cluster_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
+        only(1, -1, otherwise=_ONE_DEVICE),
+    ),
+    "gpus_per_node": ignored("one device runs a model here"),
+    "enable_attention_dp": only(False, otherwise=_ONE_DEVICE),
+    "enable_lm_head_tp_in_adp": only(False, otherwise=_ONE_DEVICE),
+    "attention_dp_config": ignored("one device runs a model here"),
+    "pp_partition": refused(_ONE_DEVICE),
+    "cp_config": refused(_ONE_DEVICE),
+    "load_format": only("auto", "0", otherwise="weights are read from the checkpoint; leave it out"),
+    "checkpoint_format": only("HF", otherwise="checkpoints are in Hugging Face's format; leave it out"),
+    "checkpoint_loader": refused("checkpoints are in Hugging Face's format; leave it out"),
+    "enable_lora": only(False, otherwise=_NO_LORA),
+    "lora_config": Section(_lora_config),
+    "peft_cache_config": ignored("only LoRA uses it"),
+    "enable_prompt_adapter": only(False, otherwise="prompt tables are not done; leave it out"),
+    "max_prompt_adapter_token": only(0, otherwise="prompt tables are not done; leave it out"),
+    "kv_cache_config": KV_CACHE,
+    "scheduler_config": SCHEDULER,
+    "speculative_config": Section(judge_speculation),
+    "decoding_config": refused("it is deprecated; use speculative_config"),
+    "build_config": BUILD,
+    "enable_chunked_prefill": became(BOOLEAN, serve="scheduler_config.enable_chunked_context"),
+    "guided_decoding_backend": ignored("a request asks for guided decoding, and one library does it"),
+    "batched_logits_processor": refused("logits processors are not run; leave it out"),
+    "logits_post_processors": refused("logits processors are not run; leave it out"),
+    "reasoning_parser": refused("reasoning is not told apart from text; leave it out"),
+    "max_batch_size": BUILD["max_batch_size"],
+    "max_input_len": BUILD["max_input_len"],
+    "max_seq_len": BUILD["max_seq_len"],
+    "max_beam_width": _BEAMS,
+    "max_num_tokens": BUILD["max_num_tokens"],
+    "gather_generation_logits": BUILD["gather_generation_logits"],
+    "normalize_log_probs": only(False, otherwise="it is a parameter of the model tensorrt_llm; set it in config.pbtxt"),
+    "batching_type": only("INFLIGHT", otherwise="batching is in flight; leave it out"),
+    "quant_config": Section(_unquantized),
+    "calib_config": ignored("nothing is quantised"),
+    "cache_transceiver_config": refused("prompt and generation run in one process; leave it out"),
+    "kv_connector_config": refused("KV caches are not shared between servers; leave it out"),
+    "sparse_attention_config": refused("attention is dense; leave it out"),
+    "mm_encoder_only": only(False, otherwise="multimodal models are not served"),
+    "otlp_traces_endpoint": became(TEXT, serve="otlp_traces_endpoint", note="OTLP over HTTP"),
+    "env_overrides": Section(_environment),
+    "orchestrator_type": only("rpc", otherwise="processes are started by Triton; leave it out"),
+    "mpi_session": refused("processes are started by Triton; leave it out"),
+    "ray_worker_extension_cls": refused("processes are started by Triton; leave it out"),
+    "ray_placement_config": refused("processes are started by Triton; leave it out"),
+    "backend": ignored("faser build --backend chooses what runs a model"),
+    "triton_config": ignored("our models are decoupled and batch in flight"),
+    **dict.fromkeys(
+        (
+            "iter_stats_max_iterations",
+            "request_stats_max_iterations",
+            "return_perf_metrics",
+            "perf_metrics_max_requests",
+            "enable_iter_perf_stats",
+            "enable_iter_req_stats",
+            "print_iter_log",
+            "max_stats_len",
+        ),
+        _METRICS,
+    ),
+    **dict.fromkeys(("batch_wait_timeout_ms", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"), _WAITING),
+    "stream_interval": ignored("a response is sent per step, of all tokens that it committed"),
+    **dict.fromkeys(
+        ("num_postprocess_workers", "postprocess_tokenizer_dir"), ignored("text is made in the engine's process")
+    ),
+    "disable_overlap_scheduler": ignored("the policy chooses how drafting and verifying overlap"),
+    "sampler_type": ignored("sampling is our own"),
+    "sampler_force_async_worker": ignored("sampling is our own"),
+    "disable_flashinfer_sampling": ignored("sampling is our own"),
+    "force_dynamic_quantization": only(False, otherwise=_QUANTIZED),
+    "enable_sleep": only(False, otherwise="a server does not sleep; stop it and start it again"),
+    "moe_config": _DENSE,
+    **dict.fromkeys(
+        (
+            "garbage_collection_gen0_threshold",
+            "cuda_graph_config",
+            "nvfp4_gemm_config",
+            "attn_backend",
+            "torch_compile_config",
+            "enable_autotuner",
+            "enable_layerwise_nvtx_marker",
+            "enable_min_latency",
+            "allreduce_strategy",
+            "use_cute_dsl_blockscaling_mm",
+            "use_cute_dsl_blockscaling_bmm",
+            "layer_wise_benchmarks_config",
+            "extended_runtime_perf_knob_config",
+            "embedding_parallel_mode",
+            "fast_build",
+            "enable_build_cache",
+            "enable_tqdm",
+            "workspace",
+            "fail_fast_on_attention_window_too_large",
+        ),
+        _TUNING,
+    ),
+}
+
+ENGINE_CONFIG: Rules = {
+    "version": ignored("it is the version that built the other engine"),
+    "faser": ignored("it is what faser build adds"),
+    "pretrained_config": Section(_pretrained),
+    "build_config": BUILD,
+}

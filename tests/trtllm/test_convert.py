@@ -1,0 +1,301 @@
+"""A TensorRT-LLM configuration becomes ours: by example, and for any mapping without an exception or a lost key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser_trtllm.config import ServiceConfig, load_service_config, parse
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.trtllm.convert import convert, is_trtllm, read_config
+from faser_trtllm.trtllm.convert_rules import BUILD, KV_CACHE, LLM_API, SCHEDULER
+from faser_trtllm.trtllm.convert_speculation import FIELDS
+from faser_trtllm.trtllm.verdict import Outcome, join
+
+DRAFT = {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "draft"}
+LLM_YAML = """
+model: llama
+backend: pytorch
+max_batch_size: 64
+max_num_tokens: 4096
+kv_cache_config: {enable_block_reuse: false, free_gpu_memory_fraction: 0.85, tokens_per_block: 32}
+scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION, context_chunking_policy: FIRST_COME_FIRST_SERVED}
+speculative_config: {decoding_type: DraftTarget, max_draft_len: 4, speculative_model_dir: draft, acceptance_window: 10}
+enable_chunked_prefill: false
+cuda_graph_config: {enable_padding: true}
+env_overrides: {TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS: "2.5", OTHER: 1}
+max_beam_width: 1
+enable_lora: false
+max_seq_len:
+"""
+
+
+def test_a_configuration_of_the_llm_api_becomes_ours() -> None:
+    conversion = convert(yaml.safe_load(LLM_YAML))
+    assert conversion.source == "llm_api"
+    assert not conversion.refusals
+    assert conversion.serve == {
+        "max_batch_size": 64,
+        "max_num_tokens": 4096,
+        "max_draft_len": 4,
+        "kv_cache_config": {"enable_block_reuse": False},
+        "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_chunked_context": False},
+        "synthetic_acceptance": 2.5,
+    }
+    assert conversion.build == {
+        "checkpoint_dir": "llama",
+        "draft_checkpoint_dir": "draft",
+        "max_batch_size": 64,
+        "max_num_tokens": 4096,
+        "max_draft_len": 4,
+        "tokens_per_block": 32,
+    }
+    text = conversion.as_text()
+    assert "kv_cache_config.free_gpu_memory_fraction: 0.85  ignored, because the KV cache is sized in tokens" in text
+    assert "max_batch_size: 64  -> max_batch_size: 64 (serve and build)" in text
+    assert "max_seq_len: None  ignored, because it is not set" in text
+
+
+def test_an_engines_config_json_becomes_build_options() -> None:
+    conversion = convert(
+        {
+            "version": "1.2.0",
+            "pretrained_config": {
+                "architecture": "LlamaForCausalLM",
+                "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+                "quantization": {"quant_algo": None, "kv_cache_quant_algo": None, "group_size": 128},
+            },
+            "build_config": {
+                "max_batch_size": 8,
+                "max_beam_width": 1,
+                "max_draft_len": 5,
+                "speculative_decoding_mode": 2,
+                "kv_cache_type": "PAGED",
+                "lora_config": {"lora_dir": [], "max_lora_rank": 64},
+                "plugin_config": {
+                    "tokens_per_block": 64,
+                    "gemm_plugin": "auto",
+                    "paged_kv_cache": True,
+                    "nccl_plugin": None,
+                },
+            },
+        }
+    )
+    assert conversion.source == "engine_config"
+    assert not conversion.refusals
+    assert conversion.build == {"max_batch_size": 8, "max_draft_len": 5, "tokens_per_block": 64}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"max_beam_width": 4}, "beam search is not done"),
+        ({"enable_lora": True}, "LoRA is not done"),
+        ({"lora_config": {"lora_dir": ["x"]}}, "LoRA is not done"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, one device runs a model here"),
+        ({"quant_config": {"quant_algo": "FP8"}}, "quantised weights are not read"),
+        ({"pretrained_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}}, "quantised weights are not read"),
+        ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
+        ({"kv_cache_config": {"dtype": "fp8"}}, "the KV cache has the engine's type"),
+        ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),
+        ({"scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}}, "first come, first served"),
+        ({"scheduler_config": 3}, "it must be a mapping"),
+        ({"max_batch_size": "many"}, "max_batch_size is many, it must be a whole number of at least 1"),
+        ({"max_batch_size": True, "model": "x"}, "max_batch_size is true"),
+        ({"guided_decoding_backnd": "xgrammar"}, "did you mean guided_decoding_backend?"),
+        ({"kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "did you mean free_gpu_memory_fraction?"),
+        ({"max_batch_size": 2, "build_config": {"max_batch_size": 3}}, "but max_batch_size says 2; keep one"),
+        ({"env_overrides": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "x"}}, "it must be a number of at least 0"),
+        ({"speculative_config": {**DRAFT, "max_total_draft_tokens": 9}}, "drafts are a line here"),
+        ({"speculative_config": {"decoding_type": "Draft_Target"}}, "max_draft_len is missing"),
+        ({"speculative_config": {"max_draft_len": 3}}, "decoding_type is missing"),
+        ({"speculative_config": {**DRAFT, "max_draft_length": 9}}, "did you mean max_draft_len?"),
+        ({"build_config": {"speculative_decoding_mode": "MEDUSA"}}, "only draft_tokens_external is done"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: str) -> None:
+    refusals = convert(data).refusals
+    assert len(refusals) == 1, refusals
+    assert says in refusals[0]
+    assert "\n" not in refusals[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["Eagle", "Eagle3", "Medusa", "MTP", "Lookahead", "NGram", "PARD", "AUTO", "User_Provided", "SaveState"]
+)
+def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
+    conversion = convert({"speculative_config": {"decoding_type": kind, "max_draft_len": 3, "num_eagle_layers": 1}})
+    (sentence,) = conversion.refusals
+    assert f"speculative_config.decoding_type is {kind}, " in sentence
+    assert "Draft_Target" in sentence
+    assert not conversion.serve
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
+    (sentence,) = convert({"speculative_config": {"decoding_type": "Eagle4"}}).refusals
+    assert "is Eagle4, which is unknown; did you mean Eagle" in sentence
+
+
+def _speculation(**fields: Any) -> Any:
+    return convert({"speculative_config": {**DRAFT, **fields}})
+
+
+def test_a_schedule_counts_from_its_keys_on_and_says_so() -> None:
+    conversion = _speculation(draft_len_schedule={1: 4, 8: 0, 4: 2})
+    assert conversion.serve["speculation"] == "schedule:1=4,4=2,8=0"
+    assert "batch sizes 1 to 3 draft 4, 4 to 7 draft 2, 8 and more draft 0" in conversion.as_text()
+    assert _speculation(max_concurrency=8).serve["speculation"] == "schedule:1=4,9=0"
+    both = _speculation(max_concurrency=5, draft_len_schedule={1: 4, 4: 2, 8: 1})
+    assert both.serve["speculation"] == "schedule:1=4,4=2,6=0"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ({1: 3}, "gives batch size 1 the length 3, 1.2 wants max_draft_len (4)"),
+        ({1: 4, 2: 5}, "has the length 5, max_draft_len is 4"),
+        ({0: 4}, "must map batch sizes from 1 on"),
+        ({1: -1}, "must map batch sizes from 1 on"),
+        ([4], "must map batch sizes from 1 on"),
+        ({}, "must map batch sizes from 1 on"),
+    ],
+)
+def test_a_schedule_that_1_2_would_refuse_is_refused(schedule: Any, says: str) -> None:
+    (sentence,) = _speculation(draft_len_schedule=schedule).refusals
+    assert says in sentence
+
+
+@given(st.dictionaries(st.integers(2, 40), st.integers(0, 4), min_size=1, max_size=5))
+def test_a_schedule_of_a_later_release_is_refused_with_the_same_lengths_in_the_form_of_1_2(
+    later: dict[int, int],
+) -> None:
+    """There the keys are upper bounds, and nothing is drafted above the last."""
+    (sentence,) = _speculation(draft_len_schedule=later).refusals
+    fixed = yaml.safe_load(sentence.rpartition("write ")[2])
+    policy = make_policy("schedule:" + ",".join(f"{size}={length}" for size, length in fixed.items()), 4)
+    for n in range(1, 45):
+        wanted = next((later[size] for size in sorted(later) if n <= size), 0)
+        assert policy.plan(_view(n)).lengths == [wanted] * n
+
+
+def _view(n: int) -> Any:
+    from faser_trtllm.policy.base import StepView
+    from tests.policy.world import request
+
+    return StepView([request(str(i), slot=i) for i in range(n)], 0, 0, 0.0)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-3, 9000) | st.floats() | st.text(max_size=8) | st.dates()
+VALUES = st.recursive(
+    SCALARS | st.sampled_from(["auto", "bfloat16", "MAX_UTILIZATION", "Draft_Target", "fcfs"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def _keys(names: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(sorted(names)) | st.text(max_size=5) | st.integers()
+
+
+def _section(names: Any) -> st.SearchStrategy[dict[Any, Any]]:
+    return st.dictionaries(_keys(names), VALUES, max_size=6)
+
+
+CONFIGS = st.builds(
+    lambda top, sections: top | sections,
+    _section([*LLM_API, *BUILD, "pretrained_config"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "kv_cache_config": _section(KV_CACHE),
+            "scheduler_config": _section(SCHEDULER),
+            "build_config": _section(BUILD),
+            "speculative_config": st.builds(lambda a, b: a | b, st.sampled_from([{}, DRAFT]), _section(FIELDS)),
+        },
+    ),
+)
+
+
+@given(CONFIGS)
+def test_any_mapping_gets_a_verdict_per_key_and_what_is_not_refused_is_a_valid_configuration(
+    data: dict[Any, Any],
+) -> None:
+    conversion = convert(data)
+    for name in data:
+        path = join("", name)
+        assert any(v.key == path or v.key.startswith(f"{path}.") for v in conversion.verdicts), name
+    report = json.loads(json.dumps(conversion.as_dict(), allow_nan=False))
+    assert len(report["keys"]) == len(conversion.verdicts) == len(conversion.as_text().splitlines())
+    assert report["refused"] == sum(entry["outcome"] == "refused" for entry in report["keys"])
+    for verdict in conversion.verdicts:
+        assert verdict.reason or verdict.outcome is Outcome.BECAME
+        assert bool(verdict.serve or verdict.build) == (verdict.outcome is Outcome.BECAME)
+    if not conversion.refusals:
+        parse(ServiceConfig, dict(conversion.serve))
+
+
+OURS = {
+    "engine_dir": "x",
+    "speculation": "off",
+    "drain_timeout_s": 3.0,
+    "max_batch_size": 4,
+    "kv_cache_config": {"max_tokens": 64, "enable_block_reuse": False},
+    "scheduler_config": {"chunk_unit_size": 32},
+    "otlp_traces_endpoint": "http://localhost:4318",
+}
+
+
+@given(st.sets(st.sampled_from(sorted(OURS))))
+def test_our_own_configuration_is_read_as_before(names: set[str]) -> None:
+    assert not is_trtllm({name: OURS[name] for name in names})
+
+
+def test_which_configurations_are_tensorrt_llms(tmp_path: Path) -> None:
+    for theirs in (
+        {"model": "x"},
+        {"speculative_config": {}},
+        {"kv_cache_config": {"free_gpu_memory_fraction": 0.9}},
+        {"max_batch_size": 4, "speculative_confg": {}},
+        {"version": "1", "pretrained_config": {}, "build_config": {}},
+        {"max_input_len": 3, "plugin_config": {}},
+    ):
+        assert is_trtllm(theirs), theirs
+    for ours in ({}, {"max_batch_size": 4}, {"max_bach_size": 4}, {"speculation": "off", "model": "x"}, {"xyz": 1}):
+        assert not is_trtllm(ours), ours
+    path = tmp_path / "faser.yaml"
+    path.write_text(yaml.safe_dump(OURS))
+    assert read_config(path) == (load_service_config(path), None)
+    path.write_text("max_bach_size: 3")
+    with pytest.raises(ConfigError, match=r"unknown configuration key max_bach_size; did you mean max_batch_size\?"):
+        read_config(path)
+
+
+def test_settings_go_before_the_files_and_keep_its_sections(tmp_path: Path) -> None:
+    path = tmp_path / "trtllm.yaml"
+    path.write_text(LLM_YAML.replace("env_overrides", "#"))
+    config, conversion = read_config(
+        path, {"max_batch_size": 2, "scheduler_config": {"enable_chunked_context": True}, "speculation": None}
+    )
+    assert conversion is not None
+    assert config.max_batch_size == 2
+    assert config.scheduler_config.enable_chunked_context
+    assert config.scheduler_config.capacity_scheduler_policy.value == "MAX_UTILIZATION"
+    path.write_text("max_beam_width: 4\nmax_lora: 3\nenable_lora: true")
+    with pytest.raises(ConfigError, match=r"^max_beam_width is 4, beam search .* \(2 more keys are refused\)$"):
+        read_config(path)
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "a: &x [*x]\nmodel: &y {b: *y}", "\x00", "? {1: 2}\n: 3"])
+def test_files_that_hold_no_configuration_are_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trtllm.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_config(path)
+    assert "\n" not in str(error.value)
