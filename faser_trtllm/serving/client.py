@@ -113,7 +113,7 @@ class GrpcClient:
         """Send a request without waiting for its answer, and give its id. fields: inputs of the model `faser`."""
         inputs = []
         for name, value in _with_text(text, fields).items():
-            array = _tensor(name, value)
+            array = to_tensor(name, value)
             inputs.append(self._grpc.InferInput(name, list(array.shape), INPUT_DTYPES[name]))
             inputs[-1].set_data_from_numpy(array)
         self._num_requests += 1
@@ -175,14 +175,15 @@ def _post(url: str, body: bytes, timeout_s: float) -> Any:
 
 
 def _message_of(body: bytes) -> str:
+    """The sentence of an error; generate_stream gives it as an event."""
     try:
-        return str(json.loads(body)["error"])
+        return str(json.loads(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError, TypeError):
         return body.decode(errors="replace").strip() or "the server gave no reason"
 
 
-def _tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """An array of shape [1, n]: batch 1 and the values."""
+def to_tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """The value of an input of the model `faser` as an array of shape [1, n]: batch 1 and the values."""
     values = value if isinstance(value, list | tuple | np.ndarray) else [value]
     if INPUT_DTYPES[name] == "BYTES":
         encoded = [item.encode() if isinstance(item, str) else item for item in values]
