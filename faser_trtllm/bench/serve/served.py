@@ -16,7 +16,7 @@ class Served:
     """Use as a context manager; raises FaserError if the service does not start."""
 
     def __init__(self, engine_dir: Path, speculation: str | None, log_file: Path) -> None:
-        http_port, grpc_port, metrics_port = _free_ports(3)
+        http_port, grpc_port, metrics_port = free_ports(3)
         self.url = f"127.0.0.1:{grpc_port}"
         self._stack = ExitStack()
         self._launcher = Launcher(
@@ -58,7 +58,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for sock in sockets:
