@@ -191,6 +191,20 @@ class CostTable:
         """draft_step_ms for 0 to at least max_requests requests; cached and read-only like verify_ms_array."""
         return self._array("draft_step", max_requests, 0, context_len, partition)
 
+    def draft_first_ms_array(
+        self, max_requests: int, rows_per_request: float, context_len: float, partition: str = ALL
+    ) -> FloatArray:
+        """The first step of a draft call of 0 to max_requests requests, with what each has committed since its last:
+        rows_per_request tokens, 1 to 2 where drafting goes on."""
+        if not self.has("draft_rows", partition):
+            return self.draft_step_ms_array(max_requests, context_len, partition)[: max_requests + 1]
+        curve = self._curve("draft_rows", partition)
+        n = np.arange(max_requests + 1, dtype=np.float64)
+        rows = rows_per_request * n
+        by_rows = curve.over_rows(int(rows[-1]) + 1, 0, context_len)
+        found: FloatArray = np.interp(rows, np.arange(by_rows.size), by_rows)
+        return found + (curve.per_request_ms + curve.per_request_context_ms * context_len) * n
+
     def remaining_ms_array(self, boundary: int, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
         """ms of the segments from boundary (an index into EngineSpec.segments) on, for 0 to at least max_rows rows."""
         kinds = [f"segment:{i}" for i in range(boundary, self.num_segments)]

@@ -20,11 +20,13 @@ IntArray = npt.NDArray[np.int64]
 class StepCosts:
     """Costs of one step, in ms.
 
-    verify [num_slots + 1]: a pass with so many slots besides its base rows. draft_step [batch_size + 1]: a draft step
-    of so many requests (0 for none). overhead: of a step with drafting; off_overhead: of one without.
+    verify [num_slots + 1]: a pass with so many slots besides its base rows. draft_first [batch_size + 1]: the first
+    step of a draft call for so many requests (0 for none), which also runs what was committed since the last one.
+    draft_step [batch_size + 1]: a further step. overhead: of a step with drafting; off_overhead: of one without.
     """
 
     verify: Sequence[float] | FloatArray
+    draft_first: Sequence[float] | FloatArray
     draft_step: Sequence[float] | FloatArray
     overhead: float
     off_overhead: float
@@ -51,12 +53,14 @@ def best_uniform(
     off = base_tokens / (costs.verify[0] + costs.off_overhead)
     best, best_goodput = 0, off
     tokens, step = base_tokens, costs.draft_step[num_requests]
+    draft_ms = best_draft_ms = 0.0
     for k in range(1, max_length + 1):
         tokens += num_requests * survival[k - 1]
-        ms = k * step + costs.verify[k * num_requests] + costs.overhead
+        draft_ms += step if k > 1 else costs.draft_first[num_requests]
+        ms = draft_ms + costs.verify[k * num_requests] + costs.overhead
         if tokens / ms > best_goodput:
-            best, best_goodput = k, tokens / ms
-    return Choice([best] * num_requests, float(best_goodput), float(off), float(best * step))
+            best, best_goodput, best_draft_ms = k, tokens / ms, draft_ms
+    return Choice([best] * num_requests, float(best_goodput), float(off), float(best_draft_ms))
 
 
 def best_slots(survival: FloatArray, base_tokens: float, costs: StepCosts) -> Choice:
@@ -75,8 +79,8 @@ def best_slots(survival: FloatArray, base_tokens: float, costs: StepCosts) -> Ch
     gained = np.cumsum(flat[order])
     place = order % max_length
     active = np.cumsum(place[:, None] == np.arange(max_length), axis=0)[np.arange(order.size), place]
-    draft_step = np.asarray(costs.draft_step)
-    drafting = np.cumsum(draft_step[active] - draft_step[active - 1])
+    first, step = np.asarray(costs.draft_first), np.asarray(costs.draft_step)
+    drafting = np.cumsum(np.where(place == 0, first[active] - first[active - 1], step[active] - step[active - 1]))
     ms = drafting + np.asarray(costs.verify)[1 : order.size + 1] + costs.overhead
     goodput = (base_tokens + gained) / ms
     best = int(goodput.argmax())
@@ -92,12 +96,15 @@ def best_row(survival: Sequence[float], base_tokens: float, costs: StepCosts, ma
     best, best_goodput = 0, off
     tokens, step = base_tokens, costs.draft_step[1]
     verify, overhead = costs.verify, costs.overhead
+    draft_ms = costs.draft_first[1] - step
+    best_draft_ms = 0.0
     for k in range(1, max_length + 1):
         tokens += survival[k - 1]
-        goodput = tokens / (k * step + verify[k] + overhead)
+        draft_ms += step
+        goodput = tokens / (draft_ms + verify[k] + overhead)
         if goodput > best_goodput:
-            best, best_goodput = k, goodput
-    return Choice([best], best_goodput, off, best * step)
+            best, best_goodput, best_draft_ms = k, goodput, draft_ms
+    return Choice([best], best_goodput, off, best_draft_ms)
 
 
 def num_paying(survival_sorted: FloatArray, verify_ms: FloatArray, price: float) -> int:

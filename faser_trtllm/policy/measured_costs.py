@@ -19,6 +19,7 @@ MAX_SCALE = 16.0  # of a table that is wrong altogether
 PUBLISH = 0.05  # relative change of a scale that makes new arrays
 FEW_REQUESTS = 12
 CACHE_SIZE = 512
+USUAL_ROWS = 1.5  # after a step the draft model has missed one token, or two where all its drafts were accepted
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
 
 
@@ -64,6 +65,8 @@ class MeasuredCosts:
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._num_steps = 0
+        self._rows_per_draft = USUAL_ROWS  # of a draft call's first step, per request
+        self._published_rows = USUAL_ROWS
 
     @property
     def table(self) -> CostTable:
@@ -95,6 +98,7 @@ class MeasuredCosts:
             scale = self._verify.setdefault(_bucket(outcome.num_rows), _Scale())
             stale = scale.learn(outcome.verify_ms, float(verify[outcome.num_rows]))
             if outcome.num_drafted:
+                stale |= self._learn_rows(outcome)
                 stale |= self._draft.learn(outcome.draft_ms, self._draft_ms(outcome, context_len))
             if stale:
                 self._curve = np.ones(1)
@@ -123,10 +127,17 @@ class MeasuredCosts:
         num_steps = max(1, max(outcome.num_pending))
         active = max(1, round(outcome.num_drafted / num_steps))
         step_ms = float(self._table.draft_step_ms_array(active, context_len)[active])
-        first_ms = step_ms
-        if outcome.num_draft_rows > active:
-            first_ms = max(step_ms, self._table.draft_rows_ms(outcome.num_draft_rows, active, context_len))
-        return first_ms + (num_steps - 1) * step_ms
+        return self._table.draft_rows_ms(outcome.num_draft_rows, active, context_len) + (num_steps - 1) * step_ms
+
+    def _learn_rows(self, outcome: StepOutcome) -> bool:
+        num_drafting = sum(map(bool, outcome.num_pending))
+        if outcome.num_draft_rows > 2 * num_drafting or not num_drafting:
+            return False  # somebody's prompt
+        self._rows_per_draft += (1.0 - MEMORY) * (outcome.num_draft_rows / num_drafting - self._rows_per_draft)
+        if abs(self._rows_per_draft - self._published_rows) < 0.1:
+            return False
+        self._published_rows = self._rows_per_draft
+        return True
 
     def _scales(self, max_rows: int) -> FloatArray:
         """By what the table's passes of 0 to max_rows rows are multiplied.
@@ -147,9 +158,11 @@ class MeasuredCosts:
         last = base_rows + num_requests * self._max_draft_len
         verify = self._table.verify_ms_array(last, num_requests, context_len, ALL)
         draft = self._table.draft_step_ms_array(num_requests, context_len, ALL)
+        first = self._table.draft_first_ms_array(num_requests, self._published_rows, context_len, ALL)
         off, drafting = self._overhead
         verify = self._scales(last)[base_rows:] * verify[base_rows : last + 1]
         draft = self._draft.published * draft[: num_requests + 1]
+        first = self._draft.published * first
         if num_requests <= FEW_REQUESTS:
-            return StepCosts(verify.tolist(), draft.tolist(), drafting, off)
-        return StepCosts(verify, draft, drafting, off)
+            return StepCosts(verify.tolist(), first.tolist(), draft.tolist(), drafting, off)
+        return StepCosts(verify, first, draft, drafting, off)

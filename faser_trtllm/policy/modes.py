@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.policy.base import Mode
 from faser_trtllm.policy.goodput import Choice
+from faser_trtllm.policy.measured_costs import USUAL_ROWS
 
 MODE_ARMS = (Mode.DRAFT_AHEAD.value, Mode.PING_PONG.value)
 DRAFT, VERIFY = "draft", "verify"
@@ -37,7 +38,7 @@ def predict_modes(
         return {}
     mean_length = slots / num_requests
     gained = sum(survival[:length]) * (mean_length / length)  # per request, as planned
-    draft_ms = pair.draft_factor * length * costs.draft_step_ms(num_requests, context_len, DRAFT)
+    draft_ms = pair.draft_factor * _draft_ms(costs, length, num_requests, context_len)
     verify_ms = pair.verify_factor * costs.verify_ms(base_rows + slots, num_requests, context_len, VERIFY)
     empty_ms = pair.verify_factor * costs.verify_ms(base_rows, num_requests, context_len, VERIFY)
     overhead = costs.overhead_ms
@@ -50,12 +51,18 @@ def predict_modes(
     found = {Mode.DRAFT_AHEAD.value: ahead}
     if num_requests >= 2:
         half = num_requests // 2
-        half_draft = pair.draft_factor * length * costs.draft_step_ms(num_requests - half, context_len, DRAFT)
+        half_draft = pair.draft_factor * _draft_ms(costs, length, num_requests - half, context_len)
         half_rows = base_rows - half + (slots + 1) // 2
         half_verify = pair.verify_factor * costs.verify_ms(half_rows, num_requests - half, context_len, VERIFY)
         half_ms = max(half_draft, half_verify) + overhead
         found[Mode.PING_PONG.value] = num_requests * (1.0 + gained) / (2.0 * half_ms)
     return found
+
+
+def _draft_ms(costs: CostTable, length: int, num_requests: int, context_len: float) -> float:
+    """A draft call of length steps; the first one also runs what was committed since the last call."""
+    first_ms = costs.draft_rows_ms(round(USUAL_ROWS * num_requests), num_requests, context_len, DRAFT)
+    return first_ms + (length - 1) * costs.draft_step_ms(num_requests, context_len, DRAFT)
 
 
 __all__ = ["ALL", "MODE_ARMS", "predict_modes"]

@@ -64,10 +64,7 @@ class PricedEngine:
     ) -> npt.NDArray[np.int32]:
         drafted = self._inner.draft(batch, sampling, num_tokens, num_drafts, num_new_drafts, max_draft_len, stop)
         costs, context_len = self._costs, _context_len(batch)
-        if batch.num_rows == batch.num_requests:
-            ms = costs.draft_step_ms(batch.num_requests, context_len, self.partition)
-        else:
-            ms = costs.draft_rows_ms(batch.num_rows, batch.num_requests, context_len, self.partition)
+        ms = costs.draft_rows_ms(batch.num_rows, batch.num_requests, context_len, self.partition)
         for step in range(1, int(drafted.max(initial=0))):
             ms += costs.draft_step_ms(int(np.count_nonzero(drafted > step)), context_len, self.partition)
         self._take(ms)

@@ -26,11 +26,14 @@ def open_simulation(
     costs: CostTable,
     clock: ManualClock,
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+    believed: CostTable | None = None,
 ) -> Executor:
     """Tokens, drafts and confidences are the engines' own; only time is simulated, so a run repeats itself exactly.
 
     costs need not be this machine's: any table with the engine's segments will do. What is left out: the host's time
     per step is the table's overhead, the same for every policy.
+    believed: the table that the policy goes by, where it is not the one that time follows: how a policy does with a
+    profile that is wrong.
     """
 
     engines: dict[str, PricedEngine] = {}
@@ -53,4 +56,4 @@ def open_simulation(
     def charge(policy: Policy) -> Policy:
         return PricedPolicy(wrap_policy(policy), clock, costs.overhead_ms)
 
-    return open_executor(engine_dir, config, clock, charge, Simulation(price, make_lane, costs))
+    return open_executor(engine_dir, config, clock, charge, Simulation(price, make_lane, believed or costs))

@@ -73,6 +73,19 @@ def test_the_array_agrees_with_the_scalar_is_cached_and_grows():
     assert steps[3] == pytest.approx(table.draft_step_ms(3, 512))
 
 
+def test_the_first_step_of_a_draft_call_also_runs_what_was_committed():
+    rows = [CostSample("draft_rows", n, r, 64, 0.05 + 0.01 * n + 0.02 * r) for n in (2, 4, 8, 16) for r in (1, 2)]
+    table = CostTable.fit(samples() + rows, HERE)
+    first = table.draft_first_ms_array(8, 2.0, 64)
+    assert first[0] == 0
+    for n in range(1, 9):
+        assert first[n] == pytest.approx(table.draft_rows_ms(2 * n, n, 64))
+    between = table.draft_first_ms_array(4, 1.5, 64)
+    assert between[4] == pytest.approx(table.draft_rows_ms(6, 4, 64))
+    without = CostTable.fit(samples(), HERE)
+    assert without.draft_first_ms_array(3, 1.5, 64)[3] == pytest.approx(without.draft_step_ms(3, 64))
+
+
 def test_segments_add_up_and_what_remains_shrinks():
     parts = [CostSample(f"segment:{i}", n, 1, 64, t * n) for i, t in enumerate((0.1, 0.3)) for n in (1, 8)]
     table = CostTable.fit(samples() + parts, HERE, exits=[ExitModel(1, -1.0, -0.5, 0.5, 0.1, pays=True)])

@@ -62,6 +62,18 @@ def test_now_and_then_a_slow_step_moves_nothing():
     assert scales(costs)[3] == pytest.approx(1.0, abs=0.06)
 
 
+def test_rows_of_a_draft_call_are_learnt_but_not_from_prompts():
+    table = cost_table()
+    costs = MeasuredCosts(table, 8)
+    for draft_rows in [2] * 200 + [64] * 20:
+        draft_ms = table.draft_rows_ms(draft_rows, 1, 64) + 2 * table.draft_step_ms(1, 64)
+        verify_ms = table.verify_ms(4, 1, 64)
+        costs.observe(outcome(4, verify_ms, num_drafted=3, draft_ms=draft_ms, draft_rows=draft_rows), 64.0, 0.0)
+    found = costs.costs(1, 1, 64.0)
+    assert found.draft_first[1] == pytest.approx(table.draft_rows_ms(2, 1, 64), rel=0.02)
+    assert found.draft_step[1] == pytest.approx(table.draft_step_ms(1, 64), rel=0.02)
+
+
 def test_late_prompts_of_the_draft_are_taken_out_of_a_step():
     costs = MeasuredCosts(cost_table(), 8)
     assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=2), 64.0) == 0.0

@@ -1,5 +1,7 @@
 """Simulation: the real executor and engines, a table's time; a run repeats itself to the token and microsecond."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,12 +77,12 @@ def engine_dir(tmp_path_factory):
     return root / "engines"
 
 
-def simulate(engine_dir, speculation):
+def simulate(engine_dir, speculation, believed=None):
     table = CostTable.load(engine_dir / PROFILE, fingerprint_of(engine_dir, 1))
     clock, collector = ManualClock(), Collector()
     config = ExecutorConfig(speculation=speculation, num_threads=1)
     ends = {}
-    with open_simulation(engine_dir, config, table, clock) as executor:
+    with open_simulation(engine_dir, config, table, clock, believed=believed) as executor:
         for name, prompt in (("a", [1, 2, 3]), ("b", [4, 5]), ("c", [6])):
             executor.submit(name, prompt, SamplingParams(max_tokens=24), collector.sink(name))
         steps = 0
@@ -105,6 +107,18 @@ def test_tokens_are_real_and_time_is_the_tables(engine_dir):
     assert steps == 24
     expected_ms = 24 * 0.05 + table.verify_ms(6, 3, 2.0) + sum(table.verify_ms(3, 3, 3.0 + i) for i in range(23))
     assert 1e3 * ends["a"] == pytest.approx(expected_ms, rel=0.05)
+
+
+def test_time_follows_the_costs_whatever_the_policy_believes(engine_dir):
+    """A policy that takes drafts for dear does not draft."""
+    table = CostTable.load(engine_dir / PROFILE, fingerprint_of(engine_dir, 1))
+    dear = {key: replace(c, ms=tuple(1e3 for _ in c.ms)) for key, c in table.curves.items() if "draft" in key}
+    believed = replace(table, curves=dict(table.curves) | dear)
+    assert simulate(engine_dir, "fixed:3", believed) == simulate(engine_dir, "fixed:3")
+    tokens, ends, _ = simulate(engine_dir, "schedule", believed)
+    assert tokens == simulate(engine_dir, "schedule")[0]
+    assert ends == simulate(engine_dir, "off")[1]
+    assert ends != simulate(engine_dir, "schedule")[1]
 
 
 def test_a_table_of_other_segments_is_refused(engine_dir):
