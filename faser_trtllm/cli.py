@@ -16,6 +16,8 @@ from faser_trtllm.commands.bench_gpu import EXAMPLES as BENCH_GPU_EXAMPLES
 from faser_trtllm.commands.bench_gpu import gpu
 from faser_trtllm.commands.bench_serve import EXAMPLES as BENCH_SERVE_EXAMPLES
 from faser_trtllm.commands.bench_serve import serve as bench_serve
+from faser_trtllm.commands.bench_soak import EXAMPLES as BENCH_SOAK_EXAMPLES
+from faser_trtllm.commands.bench_soak import soak
 from faser_trtllm.commands.build import EXAMPLES as BUILD_EXAMPLES
 from faser_trtllm.commands.build import build
 from faser_trtllm.commands.convert import EXAMPLES as CONVERT_EXAMPLES
@@ -82,6 +84,7 @@ bench_app = typer.Typer(help="Measurements: against peers, and of policies again
 app.add_typer(bench_app, name="bench")
 bench_app.command("gpu", epilog=BENCH_GPU_EXAMPLES)(gpu)
 bench_app.command("serve", epilog=BENCH_SERVE_EXAMPLES)(bench_serve)
+bench_app.command("soak", epilog=BENCH_SOAK_EXAMPLES)(soak)
 
 
 @bench_app.command(

@@ -1,0 +1,77 @@
+"""`faser bench soak`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from faser_trtllm.commands.options import EngineDirOption
+from faser_trtllm.config import SPELLINGS
+
+EXAMPLES = (
+    "Examples: faser bench soak --engine_dir engines/built/demo --minutes 20 --output_dir bench_results; against a "
+    "running service with --url localhost:8001 --http_url http://localhost:8000 --metrics_url "
+    "http://localhost:8002/metrics, and with --launcher_pid its processes are watched and its engine child is killed"
+)
+
+
+def soak(
+    engine_dir: EngineDirOption,
+    output_dir: Annotated[Path, typer.Option("--output_dir", help="gets soak.json, soak.md, soak.png, server.log")],
+    minutes: Annotated[float, typer.Option("--minutes", help="of load, after the warm-up")] = 20.0,
+    url: Annotated[
+        str | None, typer.Option("--url", help="gRPC address of a running service; default: one is started")
+    ] = None,
+    http_url: Annotated[str | None, typer.Option("--http_url", help="of the service at --url")] = None,
+    metrics_url: Annotated[str | None, typer.Option("--metrics_url", help="of the service at --url")] = None,
+    launcher_pid: Annotated[
+        int | None, typer.Option("--launcher_pid", help="of the `faser serve` at --url, on this machine")
+    ] = None,
+    models: Annotated[str | None, typer.Option("--models", help="to load; default: all of the repository")] = None,
+    speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", help="requests in flight; default: 1.5 times max_batch_size")
+    ] = None,
+    http_share: Annotated[float, typer.Option("--http_share", help="of requests that come over HTTP")] = 0.15,
+    cancel_share: Annotated[float, typer.Option("--cancel_share", help="of requests that the client cancels")] = 0.2,
+    bad_share: Annotated[float, typer.Option("--bad_share", help="of requests that must be refused")] = 0.05,
+    kill_period_s: Annotated[
+        float, typer.Option("--kill_period_s", help="seconds between kills of the engine child; 0: none")
+    ] = 120.0,
+    warmup_s: Annotated[float, typer.Option("--warmup_s", help="seconds of load before the baseline")] = 40.0,
+    max_growth_mib: Annotated[
+        float, typer.Option("--max_growth_mib", help="by which a process may grow over the run")
+    ] = 16.0,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Load, cancel, misuse and kill a real service, and account for everything: exit code 1 if a condition fails."""
+    from faser_trtllm.bench.soak.options import SoakOptions
+    from faser_trtllm.bench.soak.runner import run_soak
+
+    options = SoakOptions(
+        engine_dir=engine_dir,
+        output_dir=output_dir,
+        minutes=minutes,
+        url=url,
+        http_url=http_url,
+        metrics_url=metrics_url,
+        launcher_pid=launcher_pid,
+        models=tuple(models.split(",")) if models else None,
+        speculation=speculation,
+        concurrency=concurrency,
+        http_share=http_share,
+        cancel_share=cancel_share,
+        bad_share=bad_share,
+        kill_period_s=kill_period_s,
+        warmup_s=warmup_s,
+        max_growth_mib=max_growth_mib,
+        seed=seed,
+        command_line=tuple(sys.argv),
+    )
+    report = run_soak(options, lambda line: print(line, file=sys.stderr, flush=True))
+    print((output_dir / "soak.md").read_text())
+    if not report.has_passed:
+        raise typer.Exit(1)
