@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -24,21 +23,21 @@ from typing import IO, Any
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
-from faser_trtllm.executor.factory import choose_policy
+from faser_trtllm.executor.factory import SYNTHETIC_WARNING, choose_policy
 from faser_trtllm.executor.faults import faults_of_environment
 from faser_trtllm.serving.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
+from faser_trtllm.serving.limits import check_limits, raise_limits
 from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
-from faser_trtllm.serving.shm import ShmPrefix, remove_stale
+from faser_trtllm.serving.shm import SHM_DIR, ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
 from faser_trtllm.serving.triton_model import STARTUP_ERROR_FILE
 from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver
 from faser_trtllm.trtllm.convert import Conversion, read_config
+from faser_trtllm.trtllm.synthetic import with_forced_acceptance
 
 MODEL_NAME = "faser"
 EXIT_TIMEOUT_S = 5
 STUB_NAME = "triton_python_backend_stub"
-# Triton parses a JSON body on the stack: with the usual 8 MB a body of 4 MB kills the server.
-STACK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class ServeOptions:
     TensorRT-LLM; None: the repository's.
     model_repo, tritonserver: None finds them. speculation: None leaves it to config.
     models: to load, folders of the repository; None: all of them. One engine serves them all.
-    allow_control: leave Triton's control APIs open to whoever reaches its ports; else they want the key of control.py.
     settings: keys of faser.yaml that go before those of config.
+    allow_control: leave Triton's control APIs open to whoever reaches its ports; else they want the key of control.py.
     log_file: where messages go; None is this process's stderr. verbose: Triton's information too.
     """
 
@@ -97,6 +96,11 @@ class Launcher:
         self.kill()
 
     @property
+    def is_synthetic(self) -> bool:
+        """Drafts are accepted by synthetic_acceptance: outputs are not the target's."""
+        return self._config.synthetic_acceptance is not None
+
+    @property
     def pid(self) -> int | None:
         """Process id of tritonserver, which is also its session id."""
         return self._process.pid if self._process is not None else None
@@ -106,6 +110,7 @@ class Launcher:
         self._check_ports()
         for prefix in remove_stale():
             shutil.rmtree(_run_dir(prefix), ignore_errors=True)
+        check_limits(SHM_DIR)
         self._shm = ShmPrefix.open()
         self._run_dir = _run_dir(self._shm.prefix)
         self._run_dir.mkdir(mode=0o700)
@@ -298,6 +303,7 @@ def _effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceC
     path = options.config or (own_file if own_file.exists() else None)
     speculation = {} if options.speculation is None else {"speculation": options.speculation}
     file_config, conversion = read_config(path, {**options.settings, **speculation})
+    file_config = with_forced_acceptance(file_config, os.environ)
     engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
     if not engine_dir:
         raise InvalidArgumentError("engine_dir is not set; name it with --engine_dir or in the configuration file")
@@ -353,13 +359,11 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    parent_pid = os.getpid()
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    stack_bytes = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    parent_pid, apply_limits = os.getpid(), raise_limits()
 
     def prepare() -> None:
         die_with_parent(parent_pid, signal.SIGTERM)
-        resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
+        apply_limits()
 
     return subprocess.Popen(
         command,
@@ -395,6 +399,8 @@ def serve(options: ServeOptions) -> int:
                 print(launcher.conversion.as_text(), file=sys.stderr, flush=True)
             launcher.start()
             if launcher.wait_ready(stop):
+                if launcher.is_synthetic:
+                    print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
                 print(
                     f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
                     f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",

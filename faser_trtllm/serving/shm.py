@@ -9,6 +9,8 @@ import re
 import secrets
 from pathlib import Path
 
+from faser_trtllm.errors import UnavailableError
+
 SHM_DIR = Path("/dev/shm")
 _LOCK_NAME = re.compile(r"faser_[0-9a-f]{12}_lock")
 
@@ -25,9 +27,12 @@ class ShmPrefix:
 
     @classmethod
     def open(cls) -> ShmPrefix:
-        """Take a new prefix."""
+        """Take a new prefix; raises UnavailableError."""
         prefix = f"faser_{secrets.token_hex(6)}_"
-        fd = os.open(SHM_DIR / f"{prefix}lock", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(SHM_DIR / f"{prefix}lock", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UnavailableError(f"{SHM_DIR} cannot be written: {error.strerror}; empty it or allow it") from None
         fcntl.flock(fd, fcntl.LOCK_EX)
         return cls(prefix, fd)
 
