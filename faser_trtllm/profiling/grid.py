@@ -13,7 +13,7 @@ REQUESTS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
 MANY_REQUESTS = 8  # more than these are measured up to the main context only
-CATCH_UP_ROWS = (2, 4, 8, 16, 32, 64)
+CATCH_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 HELD_OUT_VERIFY = 12
 HELD_OUT_DRAFT = 5
 
@@ -86,7 +86,7 @@ def draft_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]
             if context != main and not quick and num_requests in (1, MANY_REQUESTS):
                 yield Point("draft_step", partition, num_requests, num_requests, context)
     for num_rows in CATCH_UP_ROWS[::2] if quick else CATCH_UP_ROWS:
-        for num_requests in (1, num_rows // 2):
+        for num_requests in sorted({1, num_rows // 2, num_rows} - {0}):
             if num_requests <= limits.max_num_requests and num_rows <= limits.max_rows:
                 yield Point("draft_rows", partition, num_rows, num_requests, main)
 

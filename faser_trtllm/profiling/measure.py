@@ -14,7 +14,7 @@ from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
-RUNS_PER_VISIT = 4  # the first is dropped: it finds other weights in the caches
+RUNS_PER_VISIT = 4  # where one pass follows the other: the first is dropped, it finds other weights in the caches
 Tick = Callable[[int, int], None]  # rounds done, rounds in all
 
 
@@ -39,6 +39,10 @@ def measure_points(
     shuffle = random.Random(0).shuffle
     times: dict[Point, list[float]] = {point: [] for point in points}
 
+    def displaced(point: Point, run: Callable[[], float]) -> float:
+        probe.displace(point)
+        return run()
+
     def run_round(keep: bool) -> None:
         partition = ""
         shuffle(runners)
@@ -48,7 +52,7 @@ def measure_points(
             if point.partition != partition:
                 partition = point.partition
                 probe.use(partition)
-            best = min([run() for _ in range(RUNS_PER_VISIT)][1:])
+            best = min(displaced(point, run) for _ in range(RUNS_PER_VISIT - 1))
             if keep:
                 times[point].append(best)
 

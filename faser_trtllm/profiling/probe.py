@@ -147,6 +147,15 @@ class Probe:
             if not request.params.is_greedy:
                 sampling.draft_probs(slot)[:] = self._uniform
 
+    def displace(self, point: Point) -> None:
+        """Run the other engine, as it runs before this pass in service: it leaves other weights in the caches."""
+        if self.draft is None:
+            return
+        slots = min(4, self.limits.max_num_requests)
+        context = self.limits.main_context()
+        batch = self._batch([(slot, context, context + 1) for slot in range(slots)], logits=1)
+        (self.draft if point.kind == "verify" else self.target).forward(batch)
+
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
         """One pass of the target in segments -> ms of each."""
         spread = _spread(num_rows, num_requests)
@@ -195,11 +204,15 @@ class Probe:
         return builder.build()
 
     def _request(self, slot: int, num_tokens: int) -> Request:
-        """Every other request is sampled, the others are greedy."""
+        """Every other request is greedy; of the others, every other one has a seed, which makes draws dearer."""
         return Request(
             "probe",
             self._tokens[:num_tokens],
-            SamplingParams(max_tokens=DRAFTED + 1, temperature=TEMPERATURE if slot % 2 else 0.0),
+            SamplingParams(
+                max_tokens=DRAFTED + 1,
+                temperature=TEMPERATURE if slot % 2 else 0.0,
+                seed=slot if slot % 4 == 3 else None,
+            ),
             max_seq_len=self._tokens.size,
             max_draft_len=self._max_draft_len,
         )

@@ -26,9 +26,7 @@ def cases(draw, max_requests=3, max_length=3):
     p = np.array(draw(st.lists(st.floats(0.01, 0.99), min_size=n * k, max_size=n * k))).reshape(n, k)
     steps = draw(st.lists(st.floats(0.0, 1.0), min_size=n * k, max_size=n * k))
     verify = np.cumsum([draw(st.floats(0.1, 2.0)), *steps])  # any staircase
-    first, step = (
-        np.cumsum([0.0, *draw(st.lists(st.floats(0.001, 0.3), min_size=n, max_size=n))]) for _ in range(2)
-    )
+    first, step = (np.cumsum([0.0, *draw(st.lists(st.floats(0.001, 0.3), min_size=n, max_size=n))]) for _ in range(2))
     return np.cumprod(p, axis=1), StepCosts(verify, first, step, draw(st.floats(0, 0.2)), 0.0)
 
 
