@@ -20,7 +20,7 @@ class GuideState(Protocol):
         """Add output tokens, none of them an end id; raises GuideError if the guide does not allow one."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last num_tokens tokens that were added. A state that has raised raises again later, not here."""
+        """Take back the last num_tokens tokens that were added; a state that has raised raises later, not here."""
 
     def fill(self, mask: npt.NDArray[np.uint32]) -> None:
         """Write which tokens may come next: bit v % 32 of mask[v // 32], mask [ceil(vocab_size / 32)].

@@ -78,8 +78,8 @@ class VerifyResult:
     token_ids[i]: committed tokens, of which the first num_tokens[i] count and the first num_accepted[i] were drafts.
     carried[i]: untested drafts stay pending. A context chunk that does not reach the end has num_tokens 0. failed[i]: a
     sentence if the request cannot go on ("" if it can). exhausted[i]: no token was allowed (all banned), so the request
-    ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted whose guide is at
-    its end, so that they end with "stop".
+    ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted whose guide is
+    at its end, so that they end with "stop".
     """
 
     token_ids: Sequence[Sequence[int]]

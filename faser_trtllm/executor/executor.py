@@ -111,8 +111,8 @@ class Executor:
         params.validate(self.vocab_size)
         if params.guide is not None and not self._verifier.takes_guides:
             raise InvalidArgumentError(
-                "guided_decoding_guide was sent, but the cuda backend applies no masks; leave it out or serve an engine of "
-                "another backend"
+                "guided_decoding_guide was sent, but the cuda backend applies no masks; leave it out or serve an engine "
+                "of another backend"
             )
         self._check_prompt(prompt_token_ids)
         now_s = self._clock.now_s()

@@ -91,8 +91,7 @@ class _GuidedSlot:
         for p in range(position, position + num_rows):
             row = p % len(self._masks)
             if self._positions[row] != p:
-                self._positions[row] = p
-                self._write(p, self._masks[row])
+                self._positions[row] = p if self._write(p, self._masks[row]) else -1
         self._num_committed = min(self._request.num_output_tokens, len(self._seen))
 
     def is_complete(self, position: int) -> bool:
@@ -114,13 +113,16 @@ class _GuidedSlot:
                 self._take_back(self._num_committed + i)
                 return
 
-    def _write(self, position: int, mask: UInt32Array) -> None:
-        """A failure is this position's only, and the state starts again: without drafts it might never come there."""
+    def _write(self, position: int, mask: UInt32Array) -> bool:
+        """False if the mask must not be kept: behind an end id, which the state does not see, nothing is allowed.
+
+        A failure is this position's only, and the state starts again: without drafts it might never come there.
+        """
         try:
-            if self._move_to(position):
-                self._state.fill(mask)
-            else:
+            if not self._move_to(position):
                 mask[:] = 0
+                return False
+            self._state.fill(mask)
         except Exception as error:  # native code may be the caller, which knows no exceptions
             mask[:] = 0
             message = str(error)
@@ -131,6 +133,7 @@ class _GuidedSlot:
             with contextlib.suppress(GuideError):  # if even that fails, the next mask says so
                 self._state = self._guide.start(self._request.params.end_ids)
                 self._state.advance(self._seen)
+        return True
 
     def _move_to(self, position: int) -> bool:
         """Bring the state to the output tokens before the position; False if an end id is among them."""

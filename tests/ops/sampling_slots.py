@@ -24,7 +24,8 @@ class Slots:
             self.set(slot)
 
     def set(self, slot: int, **fields: Any) -> None:
-        """Reset a slot to plain sampling, then set fields; bad_words, bias and end_ids take sequences."""
+        """Reset a slot to plain sampling, then set fields; bad_words, bias and end_ids take sequences, masks bools
+        [num_mask_rows, vocab_size]."""
         self.array[slot] = np.zeros((), SAMPLING_DTYPE)
         entry = self.array[slot]
         entry["tokens"] = self.tokens[slot].ctypes.data
@@ -46,6 +47,11 @@ class Slots:
                 self._point(entry, "bad_words", [token for word in value for token in word], np.int32)
                 self._point(entry, "cu_bad_words", np.cumsum([0, *map(len, value)]), np.int32)
                 entry["num_bad_words"] = len(value)
+            elif name == "masks":
+                bits = np.zeros((len(value), -(-self.vocab_size // 32) * 32), bool)
+                bits[:, : self.vocab_size] = value
+                self._point(entry, "masks", np.packbits(bits, axis=1, bitorder="little").view(np.uint32), np.uint32)
+                entry["num_mask_rows"] = len(value)
             else:
                 entry[name] = value
 

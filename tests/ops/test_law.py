@@ -38,6 +38,9 @@ def plain_law(logits, history, *, prompt_len=1, temperature=1.0, top_k=0, top_p=
     if len(history) - prompt_len < edits.get("min_tokens", 0):
         for token in edits.get("end_ids", ()):
             x[token] = -np.inf
+    if "masks" in edits:
+        allowed = edits["masks"][len(history) % len(edits["masks"])]
+        x = [value if ok else -np.inf for value, ok in zip(x, allowed, strict=True)]
     if max(x) == -np.inf:
         return None
     p = np.exp((np.array(x) - max(x)) / temperature)
@@ -59,7 +62,7 @@ def plain_law(logits, history, *, prompt_len=1, temperature=1.0, top_k=0, top_p=
 
 @st.composite
 def cases(draw):
-    n = draw(st.integers(1, 40))
+    n = draw(st.integers(1, 70))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     scale = draw(st.sampled_from([0.5, 3.0, 12.0]))
     logits = (rng.standard_normal(n) * scale).astype(np.float32)
@@ -81,6 +84,8 @@ def cases(draw):
         "end_ids": draw(st.lists(token, max_size=2)),
         "min_tokens": draw(st.sampled_from([0, 4, 40])),
     }
+    if draw(st.booleans()):
+        fields["masks"] = rng.random((draw(st.integers(1, 3)), n)) < draw(st.sampled_from([0.02, 0.3, 0.9, 1.0]))
     if draw(st.booleans()):  # a bad word that does bite
         fields["bad_words"].append([*history[-2:].tolist(), draw(token)])
     return logits, history, fields
