@@ -35,7 +35,8 @@ class SharedEngine(Supervisor):
         command: Sequence[str] = ENGINE_COMMAND,
         on_stats: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
-        """on_stats: as in Supervisor, but only while this process runs the child: sums over models stay right."""
+        """on_stats: as in Supervisor, but only while this process runs the child, and {} when it does so no more: sums
+        over models stay right."""
         directory = open_run_dir()
         name = f"engine_{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]}"
         self._socket_path = directory / f"{name}.sock"
@@ -94,6 +95,8 @@ class SharedEngine(Supervisor):
         super()._end_child()
         if self._lock.is_held:
             self._socket_path.unlink(missing_ok=True)
+            if self._own_on_stats is not None:
+                self._own_on_stats({})
             self._lock.release()
 
     def _connect(self) -> Connection | None:

@@ -75,8 +75,11 @@ class ModelMetrics:
             self._thread.join()
 
     def set_stats(self, stats: Mapping[str, float]) -> None:
-        """The latest of Executor.stats(), with num_restarts; published at once. Not empty."""
-        self._stats = {**stats, "timestamp": time.time()}
+        """The latest of Executor.stats(), with num_restarts; published at once.
+
+        Empty: this model does not run the engine any more. Its gauges become 0, since another model's tell now.
+        """
+        self._stats = {**stats, "timestamp": time.time()} if stats else {}
         self._wake.set()
 
     def record(self, event: Chunk | Failed) -> None:
@@ -106,8 +109,12 @@ class ModelMetrics:
 
     def _publish(self) -> None:
         self._ready.publish(Stats({"is_ready": float(self._is_ready())}))
-        if self._stats:
-            self._publish_stats(Stats(self._stats))
+        stats = self._stats
+        if stats:
+            self._publish_stats(Stats(stats))
+        else:
+            for family in self._families:
+                family.rest()
         with self._lock:
             ended, self._ended = self._ended, Counter()
         for (well, reason), number in ended.items():
@@ -151,6 +158,13 @@ class _Counts:
         """The counts begin at 0 again, as a new engine process counts; except those of the edge itself."""
         if self._spec.kind == "counter" and self._spec.name != "faser_engine_restarts_total":
             self._last = dict.fromkeys(self._last, 0.0)
+
+    def rest(self) -> None:
+        """Gauges that were published become 0."""
+        if self._spec.kind == "gauge":
+            for key in [key for key, last in self._last.items() if last]:
+                self._metrics[key].set(0.0)
+                self._last[key] = 0.0
 
     def publish(self, stats: Stats) -> None:
         for key, value in self._spec.read(stats).items():

@@ -65,6 +65,17 @@ def test_the_first_runs_the_child_and_the_others_join_it(engines, run_dir):
     assert set(stats) == {"first"}
 
 
+def test_who_runs_the_child_no_more_says_so(engines):
+    seen = [[], []]
+    first, second = (engines(values.append) for values in seen)
+    wait_until(lambda: seen[0])
+    first.close()
+    assert seen[0][-1] == {}
+    wait_until(lambda: seen[1])
+    assert second.runs_engine
+    assert seen[1][-1]
+
+
 def test_another_configuration_has_a_child_of_its_own(engines):
     first, second = engines(), engines(max_queue_size=7)
     assert first.runs_engine

@@ -121,6 +121,21 @@ def test_a_gauge_is_set_even_to_zero_when_its_model_is_loaded(metrics):
     assert value("faser_num_requests_running") == 0.0
 
 
+def test_a_model_that_no_longer_runs_the_engine_takes_its_gauges_back(metrics):
+    publish(metrics, {"num_running": 3.0, "num_output_tokens": 7.0, "kv_num_blocks": 9.0})
+    publish(metrics, {})
+    assert value("faser_num_requests_running") == 0.0
+    assert value("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max") == 0.0
+    assert value("nv_trt_llm_general_metrics", general_type="timestamp") == 0.0
+    assert value("faser_generation_tokens_total") == 7.0
+    before = FakeMetricFamily.num_calls
+    publish(metrics, {})
+    assert FakeMetricFamily.num_calls == before
+    publish(metrics, {"num_running": 2.0, "num_output_tokens": 1.0, "num_restarts": 1.0})
+    assert value("faser_num_requests_running") == 2.0
+    assert value("faser_generation_tokens_total") == 8.0
+
+
 def test_one_thread_publishes_and_what_is_left_at_the_end_too(metrics, run):
     metrics.start(lambda: True)
     for _ in range(20):
