@@ -135,4 +135,5 @@ def _gauges(service: Service) -> tuple[dict[str, float], float]:
         "KV blocks free": blocks.get("free", 0.0),
         "KV blocks": blocks.get("max", 0.0),
     }
-    return gauges, scrape.get("nv_trt_llm_general_metrics", general_type="timestamp")
+    by_model = scrape.by_label("nv_trt_llm_general_metrics", "model", general_type="timestamp")
+    return gauges, max(by_model.values(), default=0.0)
