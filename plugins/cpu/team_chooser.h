@@ -3,7 +3,6 @@
 #define FASER_TEAM_CHOOSER_H_
 
 #include <algorithm>
-#include <cstdint>
 
 namespace faser {
 
@@ -12,36 +11,59 @@ namespace faser {
 class TeamChooser {
  public:
   bool use_team() {
-    if (seconds_per_work_[0] == 0 && seconds_per_work_[1] != 0) return false;
-    const bool best = seconds_per_work_[0] == 0 || seconds_per_work_[1] <= seconds_per_work_[0];
-    if (++num_calls_ < probe_interval_) return best;
+    if (num_trials_left_ > 0) return !team_is_best_;
+    const bool known = seconds_per_work_[0] != 0 && seconds_per_work_[1] != 0;
+    if (seconds_per_work_[team_is_best_] == 0 || (known && ++num_calls_ < interval_)) return team_is_best_;
     num_calls_ = 0;
-    return !best;
+    num_trials_left_ = team_is_best_ ? 1 : kTeamTrials;
+    fastest_trial_ = 0;
+    return !team_is_best_;
   }
 
   void record(bool team, double seconds_per_work) {
-    const bool was_best = seconds_per_work_[1] <= seconds_per_work_[0];
+    if (team != team_is_best_) {
+      record_trial(seconds_per_work);
+      return;
+    }
     double& mean = seconds_per_work_[team];
-    // A probe replaces what may be long out of date. One slow call of the usual choice proves nothing: where a thread
-    // loses its core for a moment, a pass takes ten times as long, and the team would be given up for many passes.
-    if (mean == 0 || team != was_best)
+    // One slow call of the usual choice proves nothing: where a thread loses its core for a moment, a pass takes ten
+    // times as long, and the team would be given up for many passes.
+    if (mean == 0)
       mean = seconds_per_work;
     else
       mean += kWeight * (std::min(seconds_per_work, kMostSlower * mean) - mean);
-    const bool is_best = seconds_per_work_[1] <= seconds_per_work_[0];
-    if (is_best != was_best) {
-      probe_interval_ = kMinProbeInterval;
-    } else if (team != is_best) {
-      probe_interval_ = std::min(2 * probe_interval_, kMaxProbeInterval);
+    const double other = seconds_per_work_[!team];
+    if (other != 0 && other < mean) {
+      team_is_best_ = !team_is_best_;
+      interval_ = kMinInterval;
     }
   }
 
  private:
+  // A trial replaces what may be long out of date. The best of a few for the team, whose threads sleep while one does
+  // all: they are woken first, and a neighbour may have had a core just then.
+  void record_trial(double seconds_per_work) {
+    fastest_trial_ = fastest_trial_ == 0 ? seconds_per_work : std::min(fastest_trial_, seconds_per_work);
+    if (--num_trials_left_ > 0) return;
+    seconds_per_work_[!team_is_best_] = fastest_trial_;
+    if (fastest_trial_ < seconds_per_work_[team_is_best_]) {
+      team_is_best_ = !team_is_best_;
+      interval_ = kMinInterval;
+    } else {
+      interval_ = std::min(2 * interval_, team_is_best_ ? kMaxIntervalOfTeam : kMaxIntervalOfOne);
+    }
+  }
+
   static constexpr double kWeight = 0.2, kMostSlower = 1.5;
-  static constexpr int kMinProbeInterval = 32, kMaxProbeInterval = 512;
+  static constexpr int kTeamTrials = 2;
+  // Calls between trials. Neighbours come and go, and one thread where a team could run costs half the speed.
+  static constexpr int kMinInterval = 32, kMaxIntervalOfTeam = 512, kMaxIntervalOfOne = 256;
   double seconds_per_work_[2] = {0, 0};  // one thread, team; 0: not measured
+  double fastest_trial_ = 0;
+  bool team_is_best_ = true;
+  int num_trials_left_ = 0;
   int num_calls_ = 0;
-  int probe_interval_ = kMinProbeInterval;
+  int interval_ = kMinInterval;
 };
 
 }  // namespace faser
