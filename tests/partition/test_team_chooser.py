@@ -1,4 +1,4 @@
-"""The choice between one thread and a team, on a simulated machine: near the better of the two, whatever neighbours do."""
+"""The choice between one thread and a team, on a simulated machine: near the better one, whatever neighbours do."""
 
 import os
 import subprocess
