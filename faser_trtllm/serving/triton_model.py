@@ -23,7 +23,7 @@ from faser_trtllm.serving.contract_reply import Reply
 from faser_trtllm.serving.messages import Chunk, Failed
 from faser_trtllm.serving.metrics import ModelMetrics
 from faser_trtllm.serving.supervisor import ENGINE_COMMAND
-from faser_trtllm.serving.triton_request import Part, Wanted, is_stop, parse_request, read_tensors
+from faser_trtllm.serving.triton_request import Part, Wanted, error_message, is_stop, parse_request, read_tensors
 
 log = logging.getLogger("faser.triton")
 
@@ -82,10 +82,10 @@ class TritonModel:
                 del tensors
                 self._submit(_Stream(self._pb_utils, request, sender, reply, len(parts)), parts)
             except FaserError as error:
-                self._refuse(sender, error.code, self._contract.client_message(str(error)))
+                self._refuse(request, sender, error.code, self._contract.client_message(str(error)))
             except Exception as error:
                 log.exception("a request could not be read")
-                self._refuse(sender, "INTERNAL", f"the request could not be read: {type(error).__name__}")
+                self._refuse(request, sender, "INTERNAL", f"the request could not be read: {type(error).__name__}")
 
     def close(self) -> None:
         """End the engine child and all threads; open requests have failed when it returns."""
@@ -150,10 +150,10 @@ class TritonModel:
         for engine_id in ids:
             self._supervisor.stop(engine_id)
 
-    def _refuse(self, sender: Any, code: str, message: str) -> None:
+    def _refuse(self, request: Any, sender: Any, code: str, message: str) -> None:
         pb_utils = self._pb_utils
         self._metrics.refused(code)
-        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+        error = pb_utils.TritonError(error_message(request, code, message), getattr(pb_utils.TritonError, code))
         sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _poll_cancelled(self) -> None:
@@ -227,7 +227,8 @@ class _Stream:
             if self.is_done:
                 return False
             self._has_failed = True
-            error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+            text = error_message(self._request, code, message)
+            error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
             self._end(pb_utils.InferenceResponse(error=error))
             return True
 

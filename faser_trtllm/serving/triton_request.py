@@ -55,6 +55,7 @@ class TritonTensor(Protocol):
 class TritonRequest(Protocol):
     def inputs(self) -> list[TritonTensor]: ...
     def request_id(self) -> str: ...
+    def parameters(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,16 @@ def read_tensors(request: TritonRequest) -> dict[str, npt.NDArray[Any]]:
     if num_bytes > MAX_REQUEST_ID_BYTES:
         raise InvalidArgumentError(f"the request id has {num_bytes} bytes, allowed are at most {MAX_REQUEST_ID_BYTES}")
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def error_message(request: TritonRequest, code: str, message: str) -> str:
+    """The sentence of an error, for a client that sends the parameter error_codes as "[UNAVAILABLE] sentence".
+
+    A gRPC stream carries no status of an error but with Triton's header triton_grpc_error, and streams that end in
+    errors then crash Triton 2.51.
+    """
+    wants_code = '"error_codes"' in request.parameters()
+    return f"[{code}] {message}" if wants_code else message
 
 
 def is_stop(tensors: Tensors) -> bool:

@@ -155,6 +155,7 @@ class FakeRequest:
     def __init__(self, request_id="", **tensors):
         self._inputs = [FakeTensor(name, array) for name, array in tensors.items()]
         self._id = request_id
+        self.parameters_json = ""
         self.responses = []
         self.final = threading.Event()
         self.cancelled = False
@@ -165,6 +166,10 @@ class FakeRequest:
 
     def request_id(self):
         return self._id
+
+    def parameters(self):
+        self.touched_after_final |= self.final.is_set()
+        return self.parameters_json
 
     def is_cancelled(self):
         self.touched_after_final |= self.final.is_set()
@@ -256,6 +261,21 @@ def test_bad_and_good_requests_in_one_call(model):
     ]
     assert errors[3].message == "the request id has 1000000 bytes, allowed are at most 4096"
     assert all(len(request.responses) == 1 for request in requests)
+
+
+def test_a_client_that_asks_for_it_gets_the_code_in_the_sentence(model):
+    requests = [FakeRequest(text_input=strings("a"), max_tokens=ints(n), stream=flag(True)) for n in (0, 500)]
+    for request in requests:
+        request.parameters_json = '{"error_codes":true}'
+    model.execute(requests)
+    refused, running = requests
+    assert refused.wait().error.message.startswith("[INVALID_ARG] max_tokens is 0")
+    wait_until(lambda: running.responses)
+    running.cancelled = True
+    error = running.wait().error
+    assert (error.code, error.message) == ("CANCELLED", "[CANCELLED] the request was cancelled")
+    assert not refused.touched_after_final
+    assert not running.touched_after_final
 
 
 def test_equal_request_ids_are_independent(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ _DTYPES: Mapping[type, tuple[str, Any]] = {
     int: ("INT32", np.int32),
     float: ("FP32", np.float32),
 }
+_CODE = re.compile(r"\[([A-Z_]+)\] ")
 _UINT64_INPUTS = ("seed",)
 _FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
 """What clients of this API call the inputs that Triton's sentences begin with."""
@@ -72,13 +74,18 @@ class Model:
         tensors = [self._tensor(key, value) for key, value in {name: prompt, **inputs}.items()]
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": self._name, "inputs": tensors, "request_id": request_id}
+            yield {
+                "model_name": self._name,
+                "inputs": tensors,
+                "request_id": request_id,
+                "parameters": {"error_codes": True},
+            }
 
-        answers = self._client.stream_infer(requests(), headers={"triton_grpc_error": "true"})
+        answers = self._client.stream_infer(requests())
         try:
             async for result, error in answers:
                 if error is not None:
-                    raise ModelError(_message_of(error.message()), _code_of(str(error.status())))
+                    raise _error_of(error.message())
                 delta = _delta_of(result.as_numpy)
                 yield delta
                 if delta.finish_reason is not None:
@@ -123,8 +130,8 @@ def _delta_of(get: Any) -> Delta:
 
 
 def _failure(error: Any) -> FaserError:
-    """What a broken gRPC call means. With triton_grpc_error, errors of the model come this way too."""
-    code = _code_of(str(error.code()))
+    """What a broken gRPC call means."""
+    code = str(error.code()).removeprefix("StatusCode.")
     message = _message_of(error.details())
     if code == "UNAVAILABLE" and ("connect" in message or "Socket closed" in message):
         return UnavailableError("the Triton server cannot be reached; try again in a moment")
@@ -137,5 +144,9 @@ def _message_of(details: str | None) -> str:
     return f"{_FIELDS.get(first, first)}{space}{rest}"
 
 
-def _code_of(status: str) -> str:
-    return status.removeprefix("StatusCode.")
+def _error_of(details: str) -> ModelError:
+    """An error of the model, with its code before it, or of Triton, which cannot serve what this API has checked."""
+    found = _CODE.match(details)
+    if found is None:
+        return ModelError(_message_of(details), "UNAVAILABLE")
+    return ModelError(_message_of(details[found.end() :]), found[1])
