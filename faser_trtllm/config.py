@@ -28,11 +28,21 @@ class CapacitySchedulerPolicy(str, enum.Enum):
     MAX_UTILIZATION = "MAX_UTILIZATION"
 
 
+class ContextChunkingPolicy(str, enum.Enum):
+    FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
+    EQUAL_PROGRESS = "EQUAL_PROGRESS"
+
+
+class SchedulerKind(str, enum.Enum):
+    NATIVE = "native"
+    TRTLLM = "trtllm"
+
+
 class KvCacheConfig(_Strict):
     max_tokens: int | None = Field(
         None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len"
     )
-    enable_block_reuse: bool = True
+    enable_block_reuse: bool = Field(True, description="off where scheduler is trtllm")
 
 
 class SchedulerConfig(_Strict):
@@ -40,6 +50,9 @@ class SchedulerConfig(_Strict):
     enable_chunked_context: bool = True
     chunk_unit_size: int = Field(
         16, ge=1, description="context chunks that do not finish the prompt are multiples of it"
+    )
+    context_chunking_policy: ContextChunkingPolicy = Field(
+        ContextChunkingPolicy.FIRST_COME_FIRST_SERVED, description="EQUAL_PROGRESS needs scheduler trtllm"
     )
 
 
@@ -52,6 +65,9 @@ class ExecutorConfig(_Strict):
     max_draft_len: int | None = Field(None, ge=0)
     speculation: str = Field(DEFAULT_SPECULATION, description=SPELLINGS)
     kv_cache_config: KvCacheConfig = KvCacheConfig()
+    scheduler: SchedulerKind = Field(
+        SchedulerKind.NATIVE, description="native, or trtllm: TensorRT-LLM's own schedulers and KV cache manager"
+    )
     scheduler_config: SchedulerConfig = SchedulerConfig()
     trace_file: str | None = Field(None, description="write a Chrome/Perfetto trace of every step here")
     num_threads: int | None = Field(None, ge=1, description="threads of the CPU engine; default: all cores it may use")

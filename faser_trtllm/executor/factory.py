@@ -17,6 +17,7 @@ from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.batching import check_scheduler, make_kv_cache, make_scheduler
 from faser_trtllm.executor.cuda_engines import CudaGpu, open_cuda_engines
 from faser_trtllm.executor.drafter import Drafter, NoDrafter
 from faser_trtllm.executor.executor import Executor
@@ -26,13 +27,12 @@ from faser_trtllm.executor.partitions import Partitions
 from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import DeviceTester, Verifier
-from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.table import SamplingTable
-from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from faser_trtllm.scheduler.scheduler import SchedulerLimits
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ def open_executor(
     Raises ConfigError where the configuration asks for more than the engines were built for or a GPU is missing, and
     EngineFileError where the directory is not usable.
     """
+    check_scheduler(config)
     engines = EngineDir.load(engine_dir)
     built = engines.build_config
     max_batch_size = _limit("max_batch_size", config.max_batch_size, built.max_batch_size)
@@ -182,13 +183,8 @@ def assemble(
         spec.num_blocks,
         spec.tokens_per_block,
     )
-    kv = KVCacheManager(
-        spec.num_blocks,
-        spec.tokens_per_block,
-        spec.max_batch_size,
-        -(-max_seq_len // spec.tokens_per_block),
-        enable_block_reuse=config.kv_cache_config.enable_block_reuse,
-    )
+    check_scheduler(config)
+    kv = make_kv_cache(config, spec, max_seq_len)
     limits = SchedulerLimits(
         max_batch_size=spec.max_batch_size,
         max_num_tokens=spec.max_num_tokens,
@@ -210,7 +206,7 @@ def assemble(
     drafter = make_lane(stage, enter_mode)
     drafter.register(resources)
     return Executor(
-        Scheduler(kv, limits, policy, clock),
+        make_scheduler(config, kv, limits, policy, clock),
         drafter,
         Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool, device_tester),
         sampling,

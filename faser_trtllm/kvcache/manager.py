@@ -6,20 +6,11 @@ remembers whether the draft's KV in it is valid: a request with speculation off 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.kvcache.base import CachedPrefix
 from faser_trtllm.kvcache.block_pool import ROOT, BlockPool
-
-
-@dataclass(frozen=True, slots=True)
-class CachedPrefix:
-    """Tokens of a sequence whose KV was found in the cache, for the target and for the draft model."""
-
-    num_cached_tokens: int
-    num_draft_cached_tokens: int
 
 
 class _Sequence:

@@ -41,6 +41,17 @@ class WaitingQueue:
         heapq.heappop(self._heap)
         self._num_waiting -= 1
 
+    def first(self, count: int) -> list[Request]:
+        """The requests whose turn it is next, at most count; they stay."""
+        waiting = (entry for entry in self._heap if entry[2].state is RequestState.WAITING)
+        return [request for _, _, request in heapq.nsmallest(count, waiting)]
+
+    def take(self, request: Request) -> None:
+        """Take out a request of any place."""
+        self._heap = [entry for entry in self._heap if entry[2] is not request]
+        heapq.heapify(self._heap)
+        self._num_waiting -= 1
+
     def note_removed(self) -> None:
         """A waiting request ended; its entry is dropped when it comes up, or when half of the heap are such."""
         self._num_waiting -= 1

@@ -14,7 +14,7 @@ from faser_trtllm.core.decision import DraftPlan, Mode, StepView
 from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.kvcache.manager import KVCacheManager
+from faser_trtllm.kvcache.base import KVCache
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
@@ -29,7 +29,7 @@ __all__ = ["Scheduler", "SchedulerLimits"]
 class Scheduler:
     """Not thread-safe, except check(): the executor's thread calls it."""
 
-    def __init__(self, kv: KVCacheManager, limits: SchedulerLimits, policy: Policy, clock: Clock) -> None:
+    def __init__(self, kv: KVCache, limits: SchedulerLimits, policy: Policy, clock: Clock) -> None:
         self._kv = kv
         self._limits = limits
         self._policy = policy
@@ -159,11 +159,17 @@ class Scheduler:
                 kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
             if reason is not None:
                 self.finish(request, reason, result.failed[index] or None)
-            elif scheduled.num_drafts:  # without drafts every block is of a committed token
-                kv.rewind(request.slot, request.num_tokens + request.num_drafts)
+            else:
+                self._rewind(scheduled)
             if new_token_ids or reason is not None:
                 outputs.append(RequestOutput(request, new_token_ids, reason))
         return outputs
+
+    def _rewind(self, scheduled: ScheduledRequest) -> None:
+        """Give back the blocks of rejected rows."""
+        request = scheduled.request
+        if scheduled.num_drafts:  # without drafts every block is of a committed token
+            self._kv.rewind(request.slot, request.num_tokens + request.num_drafts)
 
     def _expire(self) -> tuple[Request, ...]:
         now_s = self._clock.now_s()

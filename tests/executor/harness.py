@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, KvCacheConfig, SchedulerConfig
+from faser_trtllm.config import (
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    ExecutorConfig,
+    KvCacheConfig,
+    SchedulerConfig,
+    SchedulerKind,
+)
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -101,6 +108,9 @@ class Setup:
     capacity: str = "GUARANTEED_NO_EVICT"
     reuse: bool = True
     chunk_unit_size: int = 2
+    chunked: bool = True
+    chunking: str = "FIRST_COME_FIRST_SERVED"
+    scheduler: str = "native"
     segmented: bool = True
     policy_seed: int = 0
     tables: tuple = field(default=None)
@@ -117,10 +127,13 @@ class Setup:
             "max_seq_len": self.max_seq_len,
         }
         config = ExecutorConfig(
+            scheduler=SchedulerKind(self.scheduler),
             kv_cache_config=KvCacheConfig(enable_block_reuse=self.reuse),
             scheduler_config=SchedulerConfig(
                 capacity_scheduler_policy=CapacitySchedulerPolicy(self.capacity),
+                enable_chunked_context=self.chunked,
                 chunk_unit_size=self.chunk_unit_size,
+                context_chunking_policy=ContextChunkingPolicy(self.chunking),
             ),
             max_queue_size=100_000,
         )

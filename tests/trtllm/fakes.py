@@ -79,9 +79,8 @@ def _class(entry: Entry, behaviour, base, objects):
         bases += (abc.ABC,)
     members = {"__module__": entry.module, "_package": objects}
     for name, arguments in entry.callables.items():
-        inner = getattr(behaviour, name, None)
-        if name == "__init__" and inner is object.__init__:
-            inner = None
+        inner = None if behaviour is None else getattr(behaviour, name, None)
+        inner = None if inner is object.__init__ else inner
         members[name] = _method(entry, name, arguments, inner, objects)
         if name in entry.abstract:
             members[name] = abc.abstractmethod(members[name])
@@ -95,7 +94,8 @@ def _class(entry: Entry, behaviour, base, objects):
 
 def _check_behaviour(entry, behaviour):
     known = {*entry.callables, *entry.read_write, *entry.read_only, *entry.instance_attributes}
-    invented = [name for name in vars(behaviour or object) if not name.startswith("_") and name not in known]
+    own = [part for part in getattr(behaviour, "__mro__", ()) if part.__module__ != "builtins"]
+    invented = [name for part in own for name in vars(part) if not name.startswith("_") and name not in known]
     assert not invented, f"the behaviour of {entry.name} has names that the contract does not: {invented}"
 
 

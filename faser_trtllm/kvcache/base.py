@@ -1,0 +1,60 @@
+"""The KV cache protocol: what a scheduler asks of whoever hands out blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """Tokens of a sequence whose KV was found in the cache, for the target and for the draft model."""
+
+    num_cached_tokens: int
+    num_draft_cached_tokens: int
+
+
+class KVCache(Protocol):
+    """Paged blocks per slot; block_table [max_batch_size, max_blocks_per_seq] int32 is written in place."""
+
+    tokens_per_block: int
+    block_table: npt.NDArray[np.int32]
+    num_reused_blocks: int
+    num_allocated_blocks: int
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated now."""
+
+    @property
+    def num_cached_blocks(self) -> int: ...
+
+    def num_blocks_for(self, num_tokens: int) -> int: ...
+
+    def num_held_blocks(self, slot: int) -> int: ...
+
+    def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int) -> CachedPrefix:
+        """Open a slot for tokens[:num_tokens] and take what is cached of its prefix."""
+
+    def allocate(self, slot: int, num_tokens: int) -> bool:
+        """Grow the slot to hold num_tokens tokens; False if there is no room, and then nothing changed."""
+
+    def rewind(self, slot: int, num_tokens: int) -> None:
+        """Give back the blocks behind those that num_tokens tokens need."""
+
+    def commit(
+        self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
+    ) -> None:
+        """tokens[:num_computed_tokens] are final and have KV: offer their full blocks for reuse."""
+
+    def free(self, slot: int) -> None:
+        """Close the slot."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a block leaked, was freed in use, or is shared wrongly."""
