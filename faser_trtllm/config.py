@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import enum
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from faser_trtllm.errors import ConfigError
 
@@ -72,7 +73,22 @@ class ExecutorConfig(_Strict):
     trace_file: str | None = Field(None, description="write a Chrome/Perfetto trace of every step here")
     num_threads: int | None = Field(None, ge=1, description="threads of the CPU engine; default: all cores it may use")
     cores: tuple[int, ...] | None = None
+    synthetic_acceptance: float | tuple[float, ...] | None = Field(
+        None,
+        description="for measuring systems, OUTPUTS ARE NOT THE TARGET'S: the mean number of accepted drafts per step, "
+        "or a list: how likely the draft at each place is accepted if those before it are",
+    )
+    synthetic_acceptance_seed: int = Field(0, ge=0, lt=1 << 64)
     max_queue_size: int = Field(4096, ge=1, description="requests waiting or running; more are refused as UNAVAILABLE")
+
+    @field_validator("synthetic_acceptance", mode="before")
+    @classmethod
+    def _check_acceptance(cls, value: Any) -> Any:
+        numbers = value if isinstance(value, (list, tuple)) else [0.0 if value is None else value]
+        limit = 1.0 if isinstance(value, (list, tuple)) else sys.float_info.max
+        if not all(type(number) in (int, float) and 0 <= number <= limit for number in numbers):
+            raise ValueError("it must be a number of at least 0, or a list of numbers from 0 to 1")
+        return value
 
 
 class ServiceConfig(ExecutorConfig):

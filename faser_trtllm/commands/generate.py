@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from faser_trtllm.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from faser_trtllm.executor.tensorrt_engines import Interpretation
 
+_MAX_PATH_CHARS = 4096
 EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
 
 
@@ -35,6 +37,12 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed")] = None,
     repetition_penalty: Annotated[float, typer.Option("--repetition_penalty")] = 1.0,
     stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="may be given several times")] = None,
+    guided_json: Annotated[
+        str | None, typer.Option("--guided_json", help="a JSON schema, or a file that holds one: the output follows it")
+    ] = None,
+    guided_regex: Annotated[
+        str | None, typer.Option("--guided_regex", help="a regex, or a file that holds one: the output matches it")
+    ] = None,
     speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
     num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
@@ -54,11 +62,13 @@ def generate(
     """Generate text in process, without a server; prompts run as one batch."""
     from faser_trtllm.executor.factory import open_executor
     from faser_trtllm.serving.offline import generate_all
+    from faser_trtllm.trtllm.synthetic import with_forced_acceptance
 
     prompts = read_prompts(prompt, prompt_file)
     config = parse(
         ExecutorConfig, {"speculation": speculation, "num_threads": num_threads, "trace_file": trace and str(trace)}
     )
+    config = with_forced_acceptance(config, os.environ)
     fields = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -70,6 +80,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "stop_words": tuple(stop_words or ()),
         "num_draft_tokens": num_draft_tokens,
+        **read_guide(guided_json, guided_regex),
     }
     interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)
     with open_executor(engine_dir, config, interpretation=interpretation) as executor:
@@ -93,6 +104,21 @@ def _interpretation(
         file=sys.stderr,
     )
     return Interpretation(checkpoint_dir, draft_checkpoint_dir)
+
+
+def read_guide(guided_json: str | None, guided_regex: str | None) -> dict[str, str]:
+    """TextRequest's fields for either flag, {} for none; InvalidArgumentError where both are given."""
+    if guided_json is not None and guided_regex is not None:
+        raise InvalidArgumentError("guided_json and guided_regex were both given; give one of them")
+    guide_type, value = ("json_schema", guided_json) if guided_json is not None else ("regex", guided_regex)
+    if value is None:
+        return {}
+    try:
+        is_file = len(value) < _MAX_PATH_CHARS and Path(value).is_file()
+        guide = Path(value).read_text().removesuffix("\n") if is_file else value
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"the file of {guide_type} {value} cannot be read: {error}") from error
+    return {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
 
 
 def read_prompts(prompt: list[str] | None, prompt_file: Path | None) -> list[str]:

@@ -94,7 +94,9 @@ def render(view: View, url: str) -> RenderableType:
     window = "since the start" if view.is_since_start else f"last {view.window_s:.0f} s"
     state = "ready" if view.engine["is_ready"] else "NOT READY"
     restarts = f", {view.engine['num_restarts']:.0f} restarts" if view.engine["num_restarts"] else ""
-    title = Text(f"faser top  {url}  engine {state}{restarts}", style="bold" if view.engine["is_ready"] else "bold red")
+    synthetic = ", SYNTHETIC ACCEPTANCE: not the target's output" if view.engine.get("is_synthetic") else ""
+    is_well = view.engine["is_ready"] and not synthetic
+    title = Text(f"faser top  {url}  engine {state}{restarts}{synthetic}", style="bold" if is_well else "bold red")
     top_row = _side_by_side(
         Panel(_requests(view), title="requests"), Panel(_lanes(view), title=f"lanes ({view.window_s:.0f} s)")
     )

@@ -40,6 +40,7 @@ class RequestStats:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    is_synthetic: bool = False  # drafts were accepted by synthetic_acceptance: the output is not the target's
 
 
 class Request:

@@ -118,6 +118,16 @@ class DeviceAcceptor:
         self.pass_ms = engine.pass_ms()
         return _split(self._host_result.numpy(), n, self._max_draft_len)
 
+    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
+        """As Acceptor.take; what it returns is read on the device only."""
+        import torch
+
+        assert isinstance(logits, DeviceLogits)
+        runtime = self._engine.runtime
+        with runtime.on(self._engine.partition), torch.no_grad():
+            index = torch.from_numpy(rows).to(runtime.device)
+            return DeviceLogits(logits.tensor.index_select(0, index), self._engine)
+
     def _views(self, n: int) -> AcceptResult:
         return _split(self._result, n, self._max_draft_len)
 

@@ -127,6 +127,7 @@ class Executor:
             deadline_s=None if timeout_s is None else now_s + timeout_s,
             keep_candidates=self._keep_candidates,
         )
+        request.stats.is_synthetic = self._verifier.is_synthetic
         self._scheduler.check(request)
         with self._wake:
             if self._closing or self._draining:
@@ -171,7 +172,8 @@ class Executor:
     def stats(self) -> dict[str, float]:
         """Counters since the start, and gauges of the queue, the cache and the guard of speculation."""
         guard = self._guard.gauges() if self._guard is not None else {}
-        return self._stats.as_dict() | self._scheduler.gauges() | guard
+        synthetic = {"synthetic_acceptance": 1.0} if self._verifier.is_synthetic else {}
+        return self._stats.as_dict() | self._scheduler.gauges() | guard | synthetic
 
     def progress(self) -> Progress:
         """Whether start()'s thread gets on; any thread, also while that one hangs."""

@@ -26,7 +26,7 @@ from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.executor.partitions import Partitions
 from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
 from faser_trtllm.executor.trace import TraceWriter
-from faser_trtllm.executor.verifier import DeviceTester, Verifier
+from faser_trtllm.executor.verifier import DeviceTester, SyntheticAcceptance, Verifier
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.off import OffPolicy
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
 
+
+SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
 
 LaneMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftLane]
 EngineWrapper = Callable[[Engine, str], Engine]
@@ -205,10 +207,14 @@ def assemble(
             stage, policy = GuardedDrafter(stage, guard), GuardedPolicy(policy, guard)
     drafter = make_lane(stage, enter_mode)
     drafter.register(resources)
+    synthetic = None
+    if config.synthetic_acceptance is not None:
+        synthetic = SyntheticAcceptance(config.synthetic_acceptance, config.synthetic_acceptance_seed)
+        log.warning("%s (%s)", SYNTHETIC_WARNING, config.synthetic_acceptance)
     return Executor(
         make_scheduler(config, kv, limits, policy, clock),
         drafter,
-        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool, device_tester),
+        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool, device_tester, synthetic),
         sampling,
         clock,
         vocab_size=spec.vocab_size,

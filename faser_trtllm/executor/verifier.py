@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.native import SEEDED
 from faser_trtllm.ops import accept
 from faser_trtllm.ops.law import next_token_probs
+from faser_trtllm.ops.synthetic_accept import RowTester, SyntheticAcceptor, Tester, place_probabilities
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
@@ -26,19 +28,21 @@ CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # com
 NAN_LOGITS = "the target model returned NaN or infinite logits for this request; check the checkpoint's weights"
 
 
-class DeviceTester(Protocol):
+@dataclass(frozen=True, slots=True)
+class SyntheticAcceptance:
+    """acceptance: as ops.synthetic_accept.place_probabilities takes it."""
+
+    acceptance: float | tuple[float, ...]
+    seed: int = 0
+
+
+class DeviceTester(RowTester, Protocol):
     """The free test where the logits are: as ops.accept.Acceptor, for logits that the host does not hold.
 
     The pass may still run when run() is called; pass_ms tells afterwards how long it took.
     """
 
     pass_ms: float
-
-    def clear(self) -> None: ...
-
-    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None: ...
-
-    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> accept.AcceptResult: ...
 
 
 class Verifier:
@@ -54,10 +58,11 @@ class Verifier:
         clock: Clock,
         pool: int | None = None,
         device_tester: DeviceTester | None = None,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
         """pool: the threads that share the free test (a core set's handle); None: the caller's alone.
 
-        device_tester: of an engine whose logits stay on the device.
+        device_tester: of an engine whose logits stay on the device. synthetic: accepts drafts instead of the target.
         """
         spec = engine.spec
         self._sampling = sampling
@@ -70,7 +75,12 @@ class Verifier:
         self._vocab_size = spec.vocab_size
         self._device_tester = device_tester
         self.takes_guides = device_tester is None  # masks are on the host
-        self._tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
+        self.is_synthetic = synthetic is not None
+        tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
+        self._tester: Tester = tester
+        if synthetic is not None:
+            probabilities = place_probabilities(synthetic.acceptance, max_draft_len)
+            self._tester = SyntheticAcceptor(tester, probabilities, synthetic.seed)
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
         """Run the pass and the free test. Unless the mode is serial, the pass runs while drafting goes on: the frontier
@@ -210,5 +220,6 @@ class Verifier:
             probs = np.empty(self._vocab_size, np.float32)
             for place, row in enumerate(logits):
                 next_token_probs(sampling, 0, row, request.num_tokens + place, probs)
-                log_probs.append(math.log(probs[token_ids[place]]))
+                prob = probs[token_ids[place]]
+                log_probs.append(math.log(prob) if prob > 0 else -math.inf)  # 0 only if acceptance is synthetic
         return KeptRows(log_probs, [row.copy() for row in logits] if params.return_generation_logits else ())

@@ -116,6 +116,10 @@ class Acceptor:
         native.check(status, "testing drafts")
         return AcceptResult(self._token_ids[:n], *self._counts[:, :n])
 
+    def take(self, logits: Float32Array, rows: npt.NDArray[np.int64]) -> Float32Array:
+        """A copy of these rows, for run."""
+        return logits[rows]
+
 
 def accept(
     sampling: SamplingArray,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.serving.contract import ModelContract
+from faser_trtllm.serving.finish_note import spell_finish
 from faser_trtllm.serving.messages import Chunk
 from faser_trtllm.serving.text_request import Statistics
 from faser_trtllm.serving.triton_request import Part, Wanted
@@ -50,7 +51,8 @@ class Reply:
             outputs["generation_logits"] = logits.reshape(1, 1, len(chunk.token_ids), -1 if logits.size else 0)
         if chunk.statistics is not None:
             assert chunk.finish_reason is not None
-            outputs["finish_reason"] = np.array([chunk.finish_reason.encode()], dtype=np.object_)
+            finish = spell_finish(chunk.finish_reason, chunk.statistics.is_synthetic)
+            outputs["finish_reason"] = np.array([finish.encode()], dtype=np.object_)
             outputs |= self._counts(chunk.statistics)
         return [self._new_tensor(name, array) for name, array in outputs.items() if name in self._contract.outputs]
 

@@ -157,6 +157,11 @@ FAMILIES = (
         "Goodput that the policy price expects, at which rows are bought; 0 with other policies",
         1e3,
     ),
+    _gauge(
+        "faser_synthetic_acceptance",
+        "synthetic_acceptance",
+        "1 while drafts are accepted by a coin (synthetic_acceptance): outputs are not the target's",
+    ),
     _counter("faser_engine_restarts_total", "num_restarts", "Times the engine process was started again"),
     _counter("faser_prompt_tokens_total", "num_prompt_tokens", "Prompt tokens of requests that ended"),
     _counter("faser_generation_tokens_total", "num_output_tokens", "Tokens committed"),

@@ -23,7 +23,7 @@ LATENCIES = {
 
 @dataclass(frozen=True)
 class View:
-    """One moment of a server.
+    """One moment of a server. engine has is_synthetic only where outputs are not the target's.
 
     Shares are 0 to 1, times seconds, and what a window without traffic cannot tell is None. Rates and lanes are those
     of the window; acceptance, frontiers, the cache's hits and latencies too, or else since the start (is_since_start).
@@ -77,6 +77,7 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
         engine={
             "is_ready": now.get("faser_engine_ready") > 0.0,
             "num_restarts": now.get("faser_engine_restarts_total"),
+            **({"is_synthetic": True} if now.get("faser_synthetic_acceptance") > 0.0 else {}),
         },
         requests={
             "running": now.get("faser_num_requests_running"),

@@ -12,6 +12,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.errors import FaserError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.finish_note import SYNTHETIC
 from faser_trtllm.serving.text import TextGenerator
 from faser_trtllm.serving.text_request import TextOutput, TextRequest
 
@@ -28,9 +29,11 @@ class Completion:
     num_accepted_tokens: int
     num_pruned_rows: int
     seconds: float
+    synthetic_acceptance: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """synthetic_acceptance is there only if it is true: then the text is not the target's."""
+        return {name: value for name, value in asdict(self).items() if name != SYNTHETIC or value}
 
 
 def generate_all(
@@ -72,4 +75,5 @@ def _completion(output: TextOutput, seconds: float) -> Completion:
         num_accepted_tokens=statistics.num_accepted_tokens,
         num_pruned_rows=statistics.num_pruned_rows,
         seconds=round(seconds, 6),
+        synthetic_acceptance=statistics.is_synthetic,
     )

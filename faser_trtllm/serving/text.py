@@ -265,6 +265,7 @@ class _TextSink:
             first_scheduled_time_ns=in_ns(stats.first_scheduled_s),
             first_token_time_ns=in_ns(stats.first_token_s),
             last_token_time_ns=in_ns(stats.last_token_s),
+            is_synthetic=stats.is_synthetic,
         )
 
     def _error(self, output: RequestOutput, reason: FinishReason) -> str | None:

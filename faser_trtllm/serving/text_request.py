@@ -114,6 +114,7 @@ class Statistics(msgspec.Struct, frozen=True):
     first_scheduled_time_ns: int | None = None
     first_token_time_ns: int | None = None
     last_token_time_ns: int | None = None
+    is_synthetic: bool = False  # drafts were accepted by synthetic_acceptance: the output is not the target's
 
     @property
     def acceptance_rate(self) -> float:

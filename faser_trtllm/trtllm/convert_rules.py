@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from faser_trtllm.trtllm.convert_speculation import judge_decoding_mode, judge_speculation
+from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE, parse_forced
 from faser_trtllm.trtllm.verdict import (
     BOOLEAN,
     TEXT,
@@ -25,8 +26,6 @@ from faser_trtllm.trtllm.verdict import (
 )
 
 Rules = Mapping[str, "Rule | Section | Rules"]
-
-FORCED_ACCEPTANCE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 
 _ONE_DEVICE = "one device runs a model here; leave it at 1 and start a replica per device"
 _DENSE = ignored("only dense models are served")
@@ -62,11 +61,10 @@ def _environment(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
         if name != FORCED_ACCEPTANCE:
             yield Verdict(path, value, Outcome.IGNORED, "it is a variable of TensorRT-LLM's processes")
             continue
-        try:
-            forced = float(value)
-        except (TypeError, ValueError):
-            forced = -1.0
-        if 0 <= forced < float("inf"):
+        forced = parse_forced(value)
+        if forced == 0:
+            yield Verdict(path, value, Outcome.IGNORED, "0 is off")
+        elif forced is not None:
             note = "outputs are then not the target's"
             yield Verdict(path, value, Outcome.BECAME, note, {"synthetic_acceptance": forced})
         else:
@@ -149,7 +147,8 @@ SCHEDULER: Rules = {
         one_of("GUARANTEED_NO_EVICT", "MAX_UTILIZATION"), serve="scheduler_config.capacity_scheduler_policy"
     ),
     "context_chunking_policy": only(
-        "FIRST_COME_FIRST_SERVED", otherwise="prompts are chunked first come, first served; leave it out"
+        "FIRST_COME_FIRST_SERVED",
+        otherwise="that needs scheduler: trtllm, which only a faser.yaml can ask for; leave it out",
     ),
     "dynamic_batch_config": ignored("the batch changes in every step anyway"),
     "waiting_queue_policy": only("fcfs", otherwise="the queue is first come, first served within a priority"),

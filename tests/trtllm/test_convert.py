@@ -105,7 +105,7 @@ def test_an_engines_config_json_becomes_build_options() -> None:
         ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
         ({"kv_cache_config": {"dtype": "fp8"}}, "the KV cache has the engine's type"),
         ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),
-        ({"scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}}, "first come, first served"),
+        ({"scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}}, "that needs scheduler: trtllm"),
         ({"scheduler_config": 3}, "it must be a mapping"),
         ({"max_batch_size": "many"}, "max_batch_size is many, it must be a whole number of at least 1"),
         ({"max_batch_size": True, "model": "x"}, "max_batch_size is true"),

@@ -16,6 +16,7 @@ import numpy as np
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.workload import ServeJob
 from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.finish_note import read_finish
 
 MODEL_NAME = "faser"
 _LEAD_S = 0.1  # between making the tasks and the first arrival
@@ -115,7 +116,7 @@ class _Load:
             outcome.add_chunk(now_s, result.as_numpy("output_ids").reshape(-1).tolist())
             reason = result.as_numpy("finish_reason")
             if reason is not None:
-                outcome.finish_reason = reason.reshape(-1)[0].decode()
+                outcome.finish_reason, outcome.is_synthetic = read_finish(reason.reshape(-1)[0].decode())
                 outcome.num_draft_tokens = _count(result, "total_draft_tokens")
                 outcome.num_accepted_tokens = _count(result, "total_accepted_draft_tokens")
                 outcome.ending = Ending.COMPLETED

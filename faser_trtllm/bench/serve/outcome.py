@@ -18,7 +18,7 @@ class Outcome:
 
     due_s: when it should have been sent, sent_s: when it was. chunk_s: arrival of each response with tokens, and
     chunk_tokens: how many it brought. token_ids: the output. num_draft_tokens, num_accepted_tokens: what the service
-    says about the request, None if it does not.
+    says about the request, None if it does not. is_synthetic: it says that the output is not the target's.
     """
 
     due_s: float
@@ -32,6 +32,7 @@ class Outcome:
     error: str | None = None
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
+    is_synthetic: bool = False
 
     def add_chunk(self, now_s: float, token_ids: list[int]) -> None:
         """Note a response; one without tokens (an empty last one) is no chunk."""

@@ -65,6 +65,8 @@ def render_markdown(report: ServeReport) -> str:
     ]
     if _is_disturbed(report):
         head.insert(2, "**Other processes or machines used the processor meanwhile, do not quote these numbers.**  ")
+    if report.load is not None and report.load.num_synthetic:
+        head.insert(2, "**Drafts were accepted by synthetic_acceptance: the outputs are not the target's.**  ")
     sections = ["\n".join(head)]
     if report.load is not None:
         sections.append(_load(report, report.load))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -20,8 +21,10 @@ from faser_trtllm.bench.serve.summary import summarize_load
 from faser_trtllm.bench.serve.workload import make_workload
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, parse
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
 
 Log = Callable[[str], None]
 
@@ -101,6 +104,8 @@ def _overhead(
         for number in range(options.rounds + 1)
     ]
     config = parse(ExecutorConfig, {"speculation": options.speculation} if options.speculation else {})
+    if with_forced_acceptance(config, os.environ).synthetic_acceptance is not None:
+        raise ConfigError(f"{FORCED_ACCEPTANCE} is set, but --in_process compares tokens; unset it")
     with open_executor(options.engine_dir, config) as executor:
         overhead = compare(
             [workload.jobs for workload in workloads],

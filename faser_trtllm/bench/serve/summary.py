@@ -30,7 +30,8 @@ class LoadSummary:
     duration_s: from the first request that was due to the end of the last. Latencies are of completed requests, chunk
     gaps of all. goodput_requests_per_s: completed ones that keep every objective; goodput_share: of those that were not
     cancelled by the bench; None without objectives. late: how late the bench itself sent. acceptance_rate: accepted of
-    drafted tokens, None where nothing was drafted. errors: messages and how often.
+    drafted tokens, None where nothing was drafted. errors: messages and how often. num_synthetic: requests whose drafts
+    were accepted by synthetic_acceptance.
     """
 
     num_requests: int
@@ -52,6 +53,7 @@ class LoadSummary:
     goodput_requests_per_s: float | None
     goodput_share: float | None
     errors: dict[str, int]
+    num_synthetic: int = 0
 
     @property
     def cancelled_share(self) -> float:
@@ -117,4 +119,5 @@ def summarize_load(outcomes: Sequence[Outcome], num_input_tokens: int, objective
         goodput_requests_per_s=None if num_good is None else num_good / duration_s,
         goodput_share=num_good / num_uncancelled if num_good is not None and num_uncancelled else None,
         errors=dict(Counter(o.error for o in outcomes if o.error is not None)),
+        num_synthetic=sum(o.is_synthetic for o in outcomes),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving.finish_note import read_finish
 from faser_trtllm.serving.openai.error import ModelError
 
 MODEL_NAME = "faser"
@@ -35,6 +36,7 @@ class Delta:
     finish_reason: str | None = None
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    is_synthetic: bool = False  # the output is not the target's
 
 
 class Model:
@@ -119,11 +121,13 @@ def _delta_of(get: Any) -> Delta:
         return () if array is None else tuple(array.reshape(-1).tolist())
 
     reason = get("finish_reason")
+    finish, is_synthetic = (None, False) if reason is None else read_finish(reason.reshape(-1)[0].decode())
     return Delta(
         text=get("text_output").reshape(-1)[0].decode(),
         token_ids=values("output_ids"),
         log_probs=values("output_log_probs"),
-        finish_reason=None if reason is None else reason.reshape(-1)[0].decode(),
+        finish_reason=finish,
+        is_synthetic=is_synthetic,
         num_input_tokens=number("num_input_tokens"),
         num_output_tokens=number("num_output_tokens"),
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.finish_note import SYNTHETIC
 from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.request import GenerationRequest
 
@@ -34,6 +35,7 @@ class Reply:
 
     def add(self, index: int, delta: Delta) -> None:
         """Keep a delta for the whole answer."""
+        self._note(delta)
         self._choices[index].add(delta)
 
     def first_chunks(self) -> list[dict[str, Any]]:
@@ -47,11 +49,16 @@ class Reply:
 
     def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """The chunks of a delta, none if it has nothing to show yet."""
+        self._note(delta)
         return [self._chunk([piece]) for piece in self._choices[index].chunks(index, delta)]
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """What follows all deltas: the usage, if it was asked for."""
         return [self._chunk([]) | {"usage": self._usage()}] if self._request.include_usage else []
+
+    def _note(self, delta: Delta) -> None:
+        if delta.is_synthetic:
+            self._head["system_fingerprint"] = SYNTHETIC
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._request.is_chat else "text_completion"

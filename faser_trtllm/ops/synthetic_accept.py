@@ -1,0 +1,123 @@
+"""Synthetic acceptance: drafts are accepted by a coin, not by the target. For measuring systems; outputs are not the
+target's."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.ops.accept import AcceptResult, Outcome
+from faser_trtllm.ops.arrays import SamplingArray, int32_at
+from faser_trtllm.ops.philox import Stream, philox4x32
+
+
+class Tester(Protocol):
+    """The free test of one step, see ops.accept.Acceptor."""
+
+    def clear(self) -> None: ...
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None: ...
+
+    def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult: ...
+
+
+class RowTester(Tester, Protocol):
+    """A tester that can pick rows of its logits, on the host or on a device."""
+
+    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
+        """These rows of logits, in a form that run takes."""
+
+
+def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int) -> npt.NDArray[np.float64]:
+    """[max_draft_len]: how likely the draft at each place of a frontier is accepted, if those before it are.
+
+    A number is the mean number of accepted drafts: its whole part always, its fraction as the chance of one more
+    (TensorRT-LLM's meaning). A sequence is these probabilities themselves; what is behind it is rejected.
+    """
+    probabilities = np.zeros(max_draft_len)
+    if isinstance(acceptance, Sequence):
+        length = min(len(acceptance), max_draft_len)
+        probabilities[:length] = acceptance[:length]
+        return probabilities
+    return np.clip(acceptance - np.arange(max_draft_len), 0.0, 1.0)
+
+
+class SyntheticAcceptor:
+    """As the tester that it stands before. What the target adds behind the accepted drafts is drawn from its law.
+
+    Whether a draft is accepted is a function of the seed, the request's prompt and the draft's position: not of the
+    batch.
+    """
+
+    def __init__(self, tester: RowTester, probabilities: npt.NDArray[np.float64], seed: int) -> None:
+        """probabilities [max_draft_len]: see place_probabilities."""
+        self._tester = tester
+        self._probabilities = probabilities
+        self._seed = seed
+        self._added: list[tuple[int, int, int, int]] = []
+
+    def clear(self) -> None:
+        self._added.clear()
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+        """As Acceptor.add."""
+        self._added.append((slot, num_rows, num_tokens, num_drafts))
+
+    def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult:
+        """As Acceptor.run, but for what is accepted."""
+        n = len(self._added)
+        slots, num_rows, num_tokens, num_drafts = np.array(self._added, np.int64).reshape(n, 4).T
+        num_tested = np.minimum(num_rows, num_drafts)
+        accepted = np.minimum(self._num_accepted(sampling, slots, num_tokens), num_tested)
+        carried = accepted == num_rows  # no row is left to draw from
+        token_ids = np.zeros((n, self._probabilities.size + 1), np.int32)
+        outcome = np.where(carried, Outcome.CARRIED, np.where(accepted < num_tested, Outcome.RECOVERED, Outcome.BONUS))
+        row_status = np.zeros(n, np.int32)
+        for i in range(n):
+            known = int(num_tokens[i] + accepted[i])
+            tokens = int32_at(int(sampling[slots[i]]["tokens"]), known)
+            token_ids[i, : accepted[i]] = tokens[int(num_tokens[i]) :]
+        drawing = np.flatnonzero(~carried)
+        if drawing.size:
+            drawn = self._draw(sampling, logits, drawing, accepted, num_rows)
+            token_ids[drawing, accepted[drawing]] = drawn.token_ids[:, 0]
+            failed = drawn.outcome == Outcome.FAILED
+            outcome[drawing[failed]] = Outcome.FAILED
+            row_status[drawing] = drawn.row_status
+        num_committed = accepted + (outcome == Outcome.BONUS) + (outcome == Outcome.RECOVERED)
+        counts = (np.asarray(values, np.int32) for values in (num_committed, accepted, outcome, row_status))
+        return AcceptResult(token_ids, *counts)
+
+    def _draw(
+        self,
+        sampling: SamplingArray,
+        logits: Any,
+        drawing: npt.NDArray[np.int64],
+        accepted: npt.NDArray[np.int64],
+        num_rows: npt.NDArray[np.int64],
+    ) -> AcceptResult:
+        """The target's token behind the accepted drafts, as if no draft were pending there."""
+        first_rows = np.cumsum(num_rows) - num_rows
+        self._tester.clear()
+        for i in drawing:
+            slot, _, num_tokens, _ = self._added[i]
+            self._tester.add(slot, 1, num_tokens + int(accepted[i]), 0)
+        return self._tester.run(sampling, self._tester.take(logits, (first_rows + accepted)[drawing]))
+
+    def _num_accepted(
+        self, sampling: SamplingArray, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """How many drafts pass before the first coin that falls the other way [n]."""
+        counters = np.zeros((slots.size, self._probabilities.size, 4), np.uint64)
+        counters[:, :, 0] = num_tokens[:, None] + np.arange(self._probabilities.size)
+        for i, slot in enumerate(slots):
+            entry = sampling[slot]
+            counters[i, :, 1] = zlib.crc32(int32_at(int(entry["tokens"]), int(entry["prompt_len"])).tobytes())
+        counters[:, :, 3] = Stream.TEST
+        coins = philox4x32(counters, self._seed)[..., 0] * 2.0**-32
+        passed: npt.NDArray[np.int64] = np.cumprod(coins < self._probabilities, axis=1).sum(axis=1)
+        return passed

@@ -1,0 +1,85 @@
+"""Where synthetic acceptance shows: in each answer, the metrics, faser top, the bench's report and OpenAI's JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.bench.serve.options import Objectives
+from faser_trtllm.bench.serve.outcome import Ending, Outcome
+from faser_trtllm.bench.serve.summary import summarize_load
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.serving.openai.model import Delta
+from faser_trtllm.serving.openai.reply import Reply
+from faser_trtllm.serving.openai.request import ServedModel, parse_completion
+from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE
+from tests.checkpoints import make_pair
+from tests.serving.triton import Server
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("synthetic")
+    target, draft = make_pair(directory / "pair", num_layers=2)
+    options = BuildOptions(target, draft, directory / "engines", max_batch_size=2, max_num_tokens=64, max_seq_len=96)
+    build_engines(options)
+    return directory / "engines"
+
+
+def _faser(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    command = [sys.executable, "-m", "faser_trtllm.cli", *map(str, arguments)]
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+
+
+def test_generate_marks_its_json_and_says_so_at_the_start(engine_dir: Path) -> None:
+    arguments = ("generate", "--engine_dir", engine_dir, "--prompt", "and then", "--max_tokens", 12, "--json")
+    forced = _faser(*arguments, "--speculation", "fixed:4", **{FORCED_ACCEPTANCE: "3"})
+    assert json.loads(forced.stdout)["synthetic_acceptance"] is True
+    assert "OUTPUTS ARE NOT THE TARGET'S" in forced.stderr
+    exact = _faser(*arguments, "--speculation", "fixed:4")
+    assert "synthetic" not in exact.stdout + exact.stderr
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_server_marks_answers_metrics_and_top(engine_dir: Path, tmp_path: Path) -> None:
+    environment = {FORCED_ACCEPTANCE: "1.5"}
+    with Server(engine_dir, speculation="fixed:3", environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
+        body = json.dumps({"text_input": "and then", "max_tokens": 8, "end_id": -1}).encode()
+        with urllib.request.urlopen(f"{server.http_url}/v2/models/faser/generate", data=body, timeout=30) as answer:
+            assert json.load(answer)["finish_reason"] == "length; synthetic_acceptance"
+        top = _faser("top", "--url", f"127.0.0.1:{server.ports[2]}", "--once", "--json", "--interval", "1")
+        assert json.loads(top.stdout)["engine"]["is_synthetic"] is True
+        assert server.metric("faser_synthetic_acceptance") == 1.0
+        assert "OUTPUTS ARE NOT THE TARGET'S" in server.output()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_openai_answers_carry_it_as_the_system_fingerprint(marked: bool) -> None:
+    request = parse_completion({"model": "faser", "prompt": "a"}, ServedModel("faser"))
+    reply = Reply(request, "faser", None)
+    delta = Delta("b", (1,), (), "length", 1, 1, is_synthetic=marked)
+    expected = "synthetic_acceptance" if marked else None
+    assert [chunk.get("system_fingerprint") for chunk in reply.chunks(0, delta)] == [expected]
+    whole = Reply(request, "faser", None)
+    whole.add(0, delta)
+    assert whole.whole().get("system_fingerprint") == expected
+    assert whole.whole()["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_the_benchs_summary_counts_it(marked: bool) -> None:
+    outcomes = [
+        Outcome(0.0, ended_s=1.0, chunk_s=[0.5], chunk_tokens=[1], ending=Ending.COMPLETED, is_synthetic=marked)
+        for _ in range(3)
+    ]
+    assert summarize_load(outcomes, 3, Objectives()).num_synthetic == 3 * marked
