@@ -26,17 +26,18 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableErr
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING, choose_policy
 from faser_trtllm.executor.faults import faults_of_environment
 from faser_trtllm.serving.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
-from faser_trtllm.serving.limits import check_limits, raise_limits
-from faser_trtllm.serving.process import command_line, die_with_parent, kill, session_pids
+from faser_trtllm.serving.limits import check_limits
+from faser_trtllm.serving.process import command_line, kill, session_pids
 from faser_trtllm.serving.shm import SHM_DIR, ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
 from faser_trtllm.serving.triton_model import STARTUP_ERROR_FILE
-from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver
+from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver, spawn
 from faser_trtllm.trtllm.convert import Conversion, read_config
 from faser_trtllm.trtllm.synthetic import with_forced_acceptance
 
 MODEL_NAME = "faser"
 EXIT_TIMEOUT_S = 5
+LOST_STUB_S = 5.0  # a server whose model's process ended ends by itself sooner, if it notices
 STUB_NAME = "triton_python_backend_stub"
 
 
@@ -116,12 +117,14 @@ class Launcher:
         self._run_dir.mkdir(mode=0o700)
         if self._options.log_file is not None:
             self._log = self._options.log_file.open("ab")
-        self._process = _spawn(self._command(self._install), self._environment(), self._log)
+        self._process = spawn(self._command(self._install), self._environment(), self._log)
 
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
         """Wait until requests are served; False if stop was set first. FaserError has the reason."""
         deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
         waiting = list(self.models)
+        stubs: dict[int, float] = {}  # process ids seen -> when they were last
+        next_look_s = 0.0
         while stop is None or not stop.is_set():
             if not self.is_running():
                 raise self._start_error()
@@ -135,6 +138,12 @@ class Launcher:
                 raise UnavailableError(
                     f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
                 )
+            now_s = time.monotonic()
+            if now_s >= next_look_s:
+                next_look_s = now_s + 0.5
+                stubs |= dict.fromkeys(self._stubs(), now_s)
+                if any(now_s - seen_s > LOST_STUB_S for seen_s in stubs.values()):
+                    raise self._start_error()  # Triton waits for it for ever
             time.sleep(0.05)
         return False
 
@@ -294,7 +303,9 @@ class Launcher:
             return UnavailableError(f"the server did not start: {(self._run_dir / STARTUP_ERROR_FILE).read_text()}")
         where = f"see {self._options.log_file}" if self._options.log_file else "see its messages above"
         assert self._process is not None
-        return UnavailableError(f"the server did not start (status {self._process.returncode}); {where}")
+        status = self._process.returncode
+        what = "the process of a model ended" if status is None else f"status {status}"
+        return UnavailableError(f"the server did not start ({what}); {where}")
 
 
 def _effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceConfig, Conversion | None]:
@@ -356,24 +367,6 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    parent_pid, apply_limits = os.getpid(), raise_limits()
-
-    def prepare() -> None:
-        die_with_parent(parent_pid, signal.SIGTERM)
-        apply_limits()
-
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log if log is not None else sys.stderr.fileno(),
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=prepare,
-    )
 
 
 def serve(options: ServeOptions) -> int:

@@ -6,12 +6,17 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.limits import raise_limits
+from faser_trtllm.serving.process import die_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,25 @@ def find_tritonserver(binary: Path | None = None) -> TritonInstall:
     raise UnavailableError(
         "no tritonserver was found; run `pip install --no-deps nvidia-pytriton==0.7.0`, "
         "or work in NVIDIA's Triton container"
+    )
+
+
+def spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    """Start a server in a session of its own; it gets SIGTERM when this process ends. log: None is stderr."""
+    parent_pid, apply_limits = os.getpid(), raise_limits()
+
+    def prepare() -> None:
+        die_with_parent(parent_pid, signal.SIGTERM)
+        apply_limits()
+
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log if log is not None else sys.stderr.fileno(),
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=prepare,
     )
 
 

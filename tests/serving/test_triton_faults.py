@@ -74,11 +74,11 @@ class Answer:
         return self
 
 
-def wait_until(condition, timeout_s=10):
+def wait_until(condition, timeout_s=10, poll_s=0.02):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.02)
+        time.sleep(poll_s)
 
 
 def assert_nothing_left(server, pids, names):
@@ -114,7 +114,7 @@ def test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back(server)
 
 
 def test_sigterm_lets_short_streams_finish_and_tells_long_ones(server):
-    names, pids = shm_names(), server.pids()
+    names, pids = server.shm_names(), server.pids()
     short = [Answer(server, 60, http) for http in (False, True)]
     long = [Answer(server, 508, http) for http in (False, True)]
     for answer in short + long:
@@ -131,7 +131,7 @@ def test_sigterm_lets_short_streams_finish_and_tells_long_ones(server):
 
 
 def test_a_second_signal_ends_it_at_once(server):
-    names, pids = shm_names(), server.pids()
+    names, pids = server.shm_names(), server.pids()
     answer = Answer(server, 500)
     assert answer.started.wait(5)
     server.process.send_signal(signal.SIGTERM)
@@ -145,7 +145,7 @@ def test_a_second_signal_ends_it_at_once(server):
 
 
 def test_kill_of_tritonserver_leaves_nothing(server):
-    names, pids = shm_names(), server.pids()
+    names, pids = server.shm_names(), server.pids()
     assert len(pids) >= 3
     os.kill(server.triton_pid(), signal.SIGKILL)
     assert server.process.wait(10) == 1
@@ -154,7 +154,7 @@ def test_kill_of_tritonserver_leaves_nothing(server):
 
 
 def test_kill_of_the_stub_does_not_leave_clients_hanging(server):
-    names, pids = shm_names(), server.pids()
+    names, pids = server.shm_names(), server.pids()
     answers = [Answer(server, 500, http) for http in (False, True)]
     for answer in answers:
         assert answer.started.wait(5)
@@ -169,7 +169,7 @@ def test_kill_of_the_stub_does_not_leave_clients_hanging(server):
 def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engine_dir, repository, tmp_path):
     with Server(engine_dir, model_repo=repository, log=tmp_path / "log") as server:
         server.wait_ready()
-        names, pids = shm_names(), server.pids()
+        names, pids = server.shm_names(), server.pids()
         server.process.kill()
         server.process.wait()
     wait_until(lambda: not any(command_line(pid) for pid in pids), 15)

@@ -138,6 +138,12 @@ class Server:
         assert len(children) == 1
         return int(children[0])
 
+    def shm_names(self) -> set[str]:
+        """Shared memory of this launch, not of another's on the machine."""
+        option = "--backend-config=python,shm-region-prefix-name="
+        (prefix,) = (a.removeprefix(option) for a in command_line(self.triton_pid()) if a.startswith(option))
+        return {name for name in shm_names() if name.startswith(prefix)}
+
     def pids(self) -> list[int]:
         """tritonserver, its stubs and the engine child."""
         return session_pids(self.triton_pid())
