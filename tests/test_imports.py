@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "faser_trtllm"
 LEVELS = [
     {"__init__", "core", "config", "errors", "metrics", "native"},
     {"models", "ops", "kvcache", "partition", "policy"},
-    {"builder", "engine", "sampling"},
+    {"builder", "engine", "guided", "sampling"},
     {"scheduler", "trtllm"},
     {"executor", "trtllm"},
     {"profiling", "sim", "serving"},
@@ -62,6 +62,7 @@ def test_core_needs_no_heavy_package():
         "uvicorn",
         "jinja2",
         "openai",
+        "llguidance",
         "cuda",
         "matplotlib",
     ]

@@ -72,6 +72,11 @@ class Tokenizer:
         """Number of tokens, added ones included; a model's vocab_size is often padded beyond it."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def definition(self) -> str:
+        """The text of a tokenizer.json with the same meaning."""
+        return str(self._backend.to_str())
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.
 

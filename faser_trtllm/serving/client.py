@@ -53,6 +53,8 @@ INPUT_DTYPES = {
     "stop": "BOOL",
     "priority": "FP32",
     "timeout_ms": "FP32",
+    "guided_decoding_guide_type": "BYTES",
+    "guided_decoding_guide": "BYTES",
 }
 
 

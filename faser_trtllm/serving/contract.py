@@ -28,7 +28,6 @@ _ENCODER = "encoder-decoder models are not supported"
 _PROMPT_TABLE = "prompt tables are not supported"
 _MULTIMODAL = "images and videos are not supported"
 _LORA = "LoRA is not supported"
-_GUIDED = "guided decoding is not supported"
 _OTHER_DRAFTS = "drafts come from the engine's own draft model"
 _RETENTION = "priorities of KV cache blocks are not supported"
 _LOOKAHEAD = "lookahead decoding is not supported, drafts come from the engine's own draft model"
@@ -55,8 +54,6 @@ REFUSED: Mapping[str, str] = {
     "lora_task_id": _LORA,
     "lora_weights": _LORA,
     "lora_config": _LORA,
-    "guided_decoding_guide_type": _GUIDED,
-    "guided_decoding_guide": _GUIDED,
     "draft_input_ids": _OTHER_DRAFTS,
     "draft_logits": _OTHER_DRAFTS,
     "draft_acceptance_threshold": "a draft stands by the exact test, which leaves the target's distribution as it is",

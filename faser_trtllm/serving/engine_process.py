@@ -227,7 +227,7 @@ class _Session:
 
 def _message_of(request_id: int, output: TextOutput, was_stopped: bool) -> messages.Message:
     if output.finish_reason == FinishReason.ERROR.value:
-        return messages.Failed(request_id, "INTERNAL", output.error or "the engine failed on this request")
+        return messages.Failed(request_id, output.error_code, output.error or "the engine failed on this request")
     if output.finish_reason == FinishReason.CANCELLED.value and not was_stopped:
         return messages.Failed(request_id, "CANCELLED", "the request was cancelled")
     if output.finish_reason == FinishReason.TIMEOUT.value and not (

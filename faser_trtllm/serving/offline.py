@@ -49,6 +49,7 @@ def generate_all(
 
     for index, prompt in enumerate(prompts):
         request = TextRequest(text=prompt, stream=False, exclude_input_in_output=True, **fields)
+        generator.compile_guide(request)
         generator.submit(str(index), request, collect(index))
     emitted = 0
     while emitted < len(prompts):

@@ -5,16 +5,22 @@ Knows no sockets: the engine child serves it, and `faser generate` calls it in p
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from faser_trtllm.core.guide import Guide
 from faser_trtllm.core.plan import RequestOutput
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError
+from faser_trtllm.guided.compiler import GuideCompiler
+from faser_trtllm.guided.spec import guide_spec
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.guide_queue import GuideQueue
 from faser_trtllm.serving.stop_words import StopWordFinder
 from faser_trtllm.serving.text_request import MAX_LOGITS_BYTES, Statistics, TextOutput, TextRequest
 
@@ -54,12 +60,15 @@ class TextGenerator:
         self._tokenizer = tokenizer
         self._ids = itertools.count()
         self._max_token_chars: int | None = None
+        self._compiler = GuideCompiler(tokenizer, executor.vocab_size)
+        self._guides = GuideQueue(self._compiler)
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
         """Queue a request; on_output gets its outputs, the last with a finish_reason, on the executor's
         thread.
 
-        Raises InvalidArgumentError or UnavailableError, and then on_output is never called.
+        Raises InvalidArgumentError or UnavailableError, and then on_output is never called. A guide that is not
+        compiled yet is, on a thread of its own; a wrong one is then the request's only output.
         """
         request.validate()
         prompt = self._prompt(request)
@@ -69,12 +78,30 @@ class TextGenerator:
             prefix = request.text if request.text is not None else self._tokenizer.decode(prompt)
         tokens_per_block = self._executor.tokens_per_block
         sink = _TextSink(self._output(request), request, prefix, tokens_per_block, on_output)
-        timeout_s = None if request.timeout_ms is None else request.timeout_ms / 1e3
-        self._executor.submit(request_id, prompt, params, sink, priority=request.priority, timeout_s=timeout_s)
+        arrived_s = time.monotonic()
+
+        def run(guide: Guide | None) -> None:
+            waited_s = 0.0 if guide is None else time.monotonic() - arrived_s
+            timeout_s = None if request.timeout_ms is None else max(0.0, request.timeout_ms / 1e3 - waited_s)
+            guided = params if guide is None else dataclasses.replace(params, guide=guide)
+            self._executor.submit(request_id, prompt, guided, sink, priority=request.priority, timeout_s=timeout_s)
+
+        spec = guide_spec(request.guided_decoding_guide_type, request.guided_decoding_guide)
+        if spec is None:
+            run(None)
+        else:
+            self._guides.submit(request_id, spec, run, lambda error: on_output(_end(error, len(prompt))))
+
+    def compile_guide(self, request: TextRequest) -> None:
+        """Compile the request's guide, if it has one, so that submit() does not wait; raises InvalidArgumentError."""
+        spec = guide_spec(request.guided_decoding_guide_type, request.guided_decoding_guide)
+        if spec is not None:
+            self._compiler.compile(spec)
 
     def cancel(self, request_id: str) -> None:
         """End a request with finish reason "cancelled"; unknown ids are ignored."""
-        self._executor.cancel(request_id)
+        if not self._guides.cancel(request_id):
+            self._executor.cancel(request_id)
 
     def generate(self, request: TextRequest) -> Iterator[TextOutput]:
         """Outputs of one request, in order; leaving the iteration early cancels the request."""
@@ -88,7 +115,7 @@ class TextGenerator:
                 if output.is_final:
                     return
         finally:
-            self._executor.cancel(request_id)
+            self.cancel(request_id)
 
     def _output(self, request: TextRequest) -> _StoppingText | _StoppingTokens:
         if request.detokenize:
@@ -396,6 +423,14 @@ class _StoppingTokens:
         num_free = len(self._held_ids) - num_kept
         self._free_ids += self._held_ids[:num_free]
         del self._held_ids[:num_free]
+
+
+def _end(error: FaserError, num_input_tokens: int) -> TextOutput:
+    """The only output of a request that ended before the executor knew of it."""
+    reason = FinishReason.CANCELLED if isinstance(error, CancelledError) else FinishReason.ERROR
+    message = str(error) if reason is FinishReason.ERROR else None
+    statistics = Statistics(num_input_tokens, 0, 0, 0, 0, 0, 0)
+    return TextOutput(finish_reason=reason.value, statistics=statistics, error=message, error_code=error.code)
 
 
 def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

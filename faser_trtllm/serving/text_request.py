@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.guided.spec import guide_spec
 
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
@@ -29,6 +30,7 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: (token id, value) added to the logits. These two add to their spellings in words.
     return_log_probs, normalize_log_probs, return_generation_logits: as in SamplingParams; logits of at most
     MAX_LOGITS_BYTES per request.
+    guided_decoding_guide_type, guided_decoding_guide: what the output must look like, as guided/spec.py says.
     """
 
     text: str | None = None
@@ -60,6 +62,8 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     return_log_probs: bool = False
     normalize_log_probs: bool = False
     return_generation_logits: bool = False
+    guided_decoding_guide_type: str | None = None
+    guided_decoding_guide: str | None = None
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for what can be judged without a tokenizer or an engine."""
@@ -89,6 +93,7 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidArgumentError(
                 f"timeout_ms is {self.timeout_ms}, allowed is more than 0 and at most 86400000 (a day)"
             )
+        guide_spec(self.guided_decoding_guide_type, self.guided_decoding_guide)
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -124,8 +129,9 @@ class Statistics(msgspec.Struct, frozen=True):
 
 class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """New text and its tokens. The last has statistics and a finish_reason: "stop", "length", "cancelled",
-    "timeout" or "error". error is a sentence, given with "error" and "timeout" only. log_probs: one for each
-    of token_ids. logits: of them, [len(token_ids), vocab_size] fp32 in C order. Both are empty unless asked for."""
+    "timeout" or "error". error is a sentence, given with "error" and "timeout" only; error_code is the Triton status of
+    "error". log_probs: one for each of token_ids. logits: of them, [len(token_ids), vocab_size] fp32 in C order. Both
+    are empty unless asked for."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -134,6 +140,7 @@ class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     log_probs: tuple[float, ...] = ()
     logits: bytes = b""
+    error_code: str = "INTERNAL"
 
     @property
     def is_final(self) -> bool:

@@ -44,6 +44,8 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 """Inputs that go to the TextRequest field of the same name."""
 
+TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide")
+
 WORDS = ("stop_words", "bad_words", "embedding_bias_words")
 
 
@@ -155,6 +157,9 @@ def _parse_item(
         value = _scalar(tensors, name, kind, None)
         if value is not None:
             fields[name] = value
+    for name in TEXTS:
+        if name in tensors:
+            fields[name] = _single_text(name, tensors[name]) or None
     fields["stream"] = bool(_scalar(tensors, "stream", bool, False))
     end_id = _scalar(tensors, "end_id", int, None)
     if end_id is not None:
@@ -184,7 +189,7 @@ def _apply_trtllm_defaults(fields: dict[str, Any]) -> None:
 
 def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
     if "text_input" in tensors:
-        fields["text"] = _single_text(tensors["text_input"])
+        fields["text"] = _single_text("text_input", tensors["text_input"], "prompts")
     if "input_ids" in tensors:
         fields["token_ids"] = tuple(tensors["input_ids"].reshape(-1).tolist())
     for name in WORDS:
@@ -267,10 +272,10 @@ def _scalar(tensors: Tensors, name: str, kind: Callable[[Any], Any], default: An
     return kind(tensor.reshape(-1)[0])
 
 
-def _single_text(tensor: npt.NDArray[Any]) -> str:
+def _single_text(name: str, tensor: npt.NDArray[Any], what: str = "texts") -> str:
     if tensor.size != 1:
-        raise InvalidArgumentError(f"text_input has {tensor.size} prompts in one item of the batch, allowed is 1")
-    return _text("text_input", tensor.reshape(-1)[0])
+        raise InvalidArgumentError(f"{name} has {tensor.size} {what} in one item of the batch, allowed is 1")
+    return _text(name, tensor.reshape(-1)[0])
 
 
 def _words(name: str, tensor: npt.NDArray[Any]) -> tuple[str, ...]:

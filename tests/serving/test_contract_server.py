@@ -397,7 +397,14 @@ BAD = [
     ("ensemble", {"return_context_logits": np.array([[True]])}, "return_context_logits was sent, but logits of prompt"),
     ("ensemble", {"max_tokens": np.array([[0]], np.int32)}, "max_tokens is 0"),
     ("tensorrt_llm_bls", {"image_url_input": np.array([["http://x"]], object)}, "image_url_input was sent, but images"),
-    ("tensorrt_llm_bls", {"guided_decoding_guide": np.array([["{}"]], object)}, "guided decoding is not supported"),
+    (
+        "tensorrt_llm_bls",
+        {
+            "guided_decoding_guide": np.array([["{}"]], object),
+            "guided_decoding_guide_type": np.array([["structural_tag"]], object),
+        },
+        "guided_decoding_guide_type is structural_tag, allowed are json, json_schema, regex, ebnf_grammar",
+    ),
     ("tensorrt_llm", {"request_output_len": np.array([[0]], np.int32)}, "request_output_len is 0"),
     ("tensorrt_llm", {"input_lengths": np.array([[9]], np.int32)}, "input_lengths is 9, input_ids has 2"),
     ("tensorrt_llm", {"input_ids": np.array([[1, 999]], np.int32)}, "input_ids holds token id 999"),

@@ -12,7 +12,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.client import INPUT_DTYPES
 from faser_trtllm.serving.contract import ALIASES, MODELS, REFUSED, WITHOUT_EFFECT
-from faser_trtllm.serving.triton_request import SCALARS, WORDS, Wanted, parse_request
+from faser_trtllm.serving.triton_request import SCALARS, TEXTS, WORDS, Wanted, parse_request
 from tests.serving.triton import ROOT
 
 REPOSITORY = ROOT / "triton_model_repo"
@@ -236,7 +236,7 @@ def test_every_input_is_read_or_refused_or_said_to_have_no_effect(model):
     contract = MODELS[model]
     for name in declared(config_of(model).input):
         ours = contract.renames.get(name) or ALIASES.get(name, name)
-        kinds = [ours in SCALARS or ours in WORDS or ours in SPECIAL, name in REFUSED, ours in WITHOUT_EFFECT]
+        kinds = [ours in {*SCALARS, *WORDS, *TEXTS, *SPECIAL}, name in REFUSED, ours in WITHOUT_EFFECT]
         assert sum(kinds) == 1, (name, kinds)
 
 
@@ -350,6 +350,38 @@ def test_what_is_greedy_in_tensorrt_llm_is_greedy_here():
     ours = MODELS["faser"]
     (part,) = parse_request(ours.canonical(minimal("faser") | values(temperature=1.0)), ours)
     assert not SamplingParams(temperature=part.request.temperature, top_k=part.request.top_k).is_greedy
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_guides_are_read_and_empty_ones_are_none(model):
+    contract = MODELS[model]
+    names = ("guided_decoding_guide_type", "guided_decoding_guide")
+    asked = [(b"regex", b"[a-z]+"), (b"json", None), (b"json", b""), (b"", b""), (b"", None)]
+    expected = [("regex", "[a-z]+"), ("json", None), ("json", None), (None, None), (None, None)]
+    for texts, found in zip(asked, expected, strict=True):
+        guide = {n: np.array([[t]], object) for n, t in zip(names, texts, strict=True) if t is not None}
+        (part,) = parse_request(contract.canonical(minimal(model) | guide), contract)
+        assert (part.request.guided_decoding_guide_type, part.request.guided_decoding_guide) == found
+
+
+WRONG_GUIDES = [
+    (b"structural_tag", b"{}", "guided_decoding_guide_type is structural_tag, allowed are json, json_schema, regex,"),
+    (b"", b"{}", "guided_decoding_guide was sent without guided_decoding_guide_type"),
+    (b"regex", b"", "guided_decoding_guide is missing, the type regex needs one"),
+    (b"json", b"{}", "guided_decoding_guide was sent with the type json"),
+    (b"regex", b"\xff", "guided_decoding_guide is not valid UTF-8 at byte 0"),
+    (b"regex", b"a" * 65537, "guided_decoding_guide has 65537 bytes, allowed are at most 65536"),
+]
+
+
+@pytest.mark.parametrize(("guide_type", "guide", "message"), WRONG_GUIDES)
+def test_guides_that_cannot_be_are_one_sentence(guide_type, guide, message):
+    tensors = minimal("ensemble") | {
+        "guided_decoding_guide_type": np.array([[guide_type]], object),
+        "guided_decoding_guide": np.array([[guide]], object),
+    }
+    with pytest.raises(InvalidArgumentError, match=message):
+        parse_request(tensors, MODELS["ensemble"])
 
 
 def test_log_probs_are_normalized_where_they_are_asked_for_and_the_model_says_so():

@@ -10,6 +10,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat_template import ChatTemplate
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
+from faser_trtllm.serving.openai.guide import guide_inputs
 from faser_trtllm.serving.text_request import MAX_STOP_WORDS, MAX_WORD_CHARS
 from faser_trtllm.serving.triton_request import MAX_RETURN_SEQUENCES, SEED_STEP
 
@@ -30,12 +31,13 @@ _COMMON = frozenset(
         *("presence_penalty", "frequency_penalty"),
         # Not OpenAI's; named as in vLLM, or as the inputs of the Triton model.
         *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "num_draft_tokens", "timeout_ms"),
+        *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar"),
     )
 )
 _COMPLETION = _COMMON | {"prompt", "best_of", "echo", "suffix", "logit_bias"}
 _CHAT = _COMMON | {
     *("messages", "max_completion_tokens", "top_logprobs", "logit_bias", "tools", "tool_choice", "functions"),
-    *("function_call", "response_format", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
+    *("function_call", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
 }
 _IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
@@ -50,7 +52,6 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tool_choice": (("none", "auto"), "tools are not supported"),
     "functions": (([],), "tools are not supported"),
     "function_call": (("none", "auto"), "tools are not supported"),
-    "response_format": (({"type": "text"},), "guided decoding is not supported here"),
     "modalities": ((["text"],), "only text is supported"),
     "audio": ((), "only text is supported"),
     "web_search_options": ((), "searching the web is not supported"),
@@ -191,6 +192,7 @@ def _request(
         prompts=prompts,
         num_choices=num_choices,
         inputs=_inputs(fields, max_tokens)
+        | guide_inputs(fields)
         | {"stream": stream, "exclude_input_in_output": True}
         | ({"return_log_probs": True} if logprobs else {}),
         seed=None if seed is None else seed % 2**64,

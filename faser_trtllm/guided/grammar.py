@@ -1,0 +1,116 @@
+"""A grammar of llguidance as a Guide: masks over the model's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.guide import GuideError
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.guided.spec import GuideSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MISSING = "guided decoding needs llguidance, which is not installed here; run pip install 'faser-trtllm[guided]'"
+_ANY_JSON = '{"type": ["object", "array"]}'
+_MAX_REASON_CHARS = 200
+
+
+class Grammar:
+    """A compiled grammar for one tokenizer (core/guide.py's Guide)."""
+
+    def __init__(self, matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos_tokens = tuple(eos_tokens)
+
+    def start(self, end_ids: Sequence[int]) -> GrammarState:
+        return GrammarState(self._matcher.deep_copy(), self._eos_tokens, end_ids)
+
+
+class GrammarState:
+    """GuideState over a matcher of its own; its end ids are the request's, not the tokenizer's."""
+
+    def __init__(self, matcher: LLMatcher, eos_tokens: Sequence[int], end_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._never = sorted({*eos_tokens, *end_ids})
+        self._end_ids = end_ids
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        if not self._matcher.consume_tokens(list(token_ids)):
+            raise self._error()
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def fill(self, mask: npt.NDArray[np.uint32]) -> None:
+        matcher = self._matcher
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            raise self._error()
+        for token in self._never:
+            mask[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        if matcher.is_accepting():
+            for token in self._end_ids:
+                mask[token // 32] |= np.uint32(1 << token % 32)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    def _error(self) -> GuideError:
+        reason = shortened(self._matcher.get_error())
+        return GuideError(f"guided_decoding_guide could not be followed further ({reason}); simplify it")
+
+
+def open_tokenizer(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """llguidance's tokenizer from the text of a tokenizer.json; raises InvalidArgumentError if it is not installed."""
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise InvalidArgumentError(MISSING) from error
+    try:
+        return LLTokenizer(definition, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+    except Exception as error:  # the library raises ValueError and others
+        raise InvalidArgumentError(
+            f"guided decoding does not work with this tokenizer ({shortened(str(error))}); leave the guide out"
+        ) from error
+
+
+def source_of(spec: GuideSpec) -> str:
+    """The grammar in llguidance's own form; raises ValueError or RecursionError for some that are wrong."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if spec.guide_type == "regex":
+        return LLMatcher.grammar_from_regex(spec.guide)
+    if spec.guide_type == "ebnf_grammar":
+        return LLMatcher.grammar_from_lark(any_to_lark(spec.guide))
+    return LLMatcher.grammar_from_json_schema(spec.guide if spec.guide_type == "json_schema" else _ANY_JSON)
+
+
+def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
+    """The matcher and what is wrong with the grammar, "" if nothing is. Releases the GIL; may take long."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
+    return matcher, shortened(matcher.get_error()) if matcher.is_error() else ""
+
+
+def shortened(reason: str) -> str:
+    """The library's reason as part of a sentence: its first line, without a full stop."""
+    lines = [line.strip() for line in reason.strip().splitlines()]
+    details = [line for line in lines if line.startswith("error:")]  # of a regex, below a picture of it
+    first = "; ".join([lines[0].split("(in regex)")[0].strip(), *details]) if lines else "no reason given"
+    return first[:_MAX_REASON_CHARS].rstrip(".:; ")
+
+
+def _limits() -> LLParserLimits:
+    """Below the library's own, since a mask is computed between two steps of all requests."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(step_lexer_fuel=50_000, step_max_items=10_000, max_lexer_states=20_000, verbose_errors=False)

@@ -1,0 +1,130 @@
+"""Compiles grammars in a process of its own first, where they may run out of time, memory or stack.
+
+What passes here is compiled again by the engine; what takes too long, or crashes the library, ends this process only.
+Frames on stdin and stdout: the length of the body (4 bytes, little endian) and JSON. The first frame in describes the
+tokenizer, each further one a guide; each is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from typing import IO, Any
+
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.guided.grammar import compile_source, open_tokenizer, shortened, source_of
+from faser_trtllm.guided.spec import GuideSpec
+
+MAX_MEMORY_BYTES = 4 << 30
+_LENGTH = struct.Struct("<I")
+
+
+class Probe:
+    """The process behind check(); started when it is needed, and again after one has died. One caller at a time."""
+
+    def __init__(self, definition: str, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float) -> None:
+        self._tokenizer = {"definition": definition, "vocab_size": vocab_size, "eos_token_ids": eos_token_ids}
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, spec: GuideSpec) -> str:
+        """The guide in llguidance's form; raises InvalidArgumentError where it is wrong or takes too much."""
+        answer = self._ask({"guide_type": spec.guide_type, "guide": spec.guide})
+        if answer is None:
+            raise InvalidArgumentError(
+                f"guided_decoding_guide takes more than {self._timeout_s:g} s or {MAX_MEMORY_BYTES >> 30} GiB to "
+                "compile; simplify it"
+            )
+        if answer["error"]:
+            raise InvalidArgumentError(f"guided_decoding_guide is no valid {spec.guide_type}: {answer['error']}")
+        source: str = answer["source"]
+        return source
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        if self._process is None:
+            self._process = self._start()
+        answer = _exchange(self._process, question)
+        if answer is None:
+            self.close()
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = (sys.executable, "-m", "faser_trtllm.guided.probe", str(self._timeout_s))
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        answer = _exchange(process, self._tokenizer)
+        if answer is None or answer["error"]:
+            process.kill()
+            process.communicate()
+            reason = answer["error"] if answer else "the process that compiles grammars ended at once"
+            raise FaserError(f"guided decoding cannot start: {reason}")
+        return process
+
+
+def _exchange(process: subprocess.Popen[bytes], question: dict[str, Any]) -> dict[str, Any] | None:
+    """The answer; None if the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        _write(process.stdin, question)
+        return _read(process.stdout)
+    except (EOFError, OSError):
+        return None
+
+
+def _write(stream: IO[bytes], value: dict[str, Any]) -> None:
+    body = json.dumps(value).encode()
+    stream.write(_LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> dict[str, Any]:
+    """Raises EOFError at the stream's end."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    value: dict[str, Any] = json.loads(stream.read(*_LENGTH.unpack(head)))
+    return value
+
+
+def main() -> None:
+    """Answer until stdin ends. The alarm's default action ends the process, whatever runs."""
+    timeout_s = float(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    tokenizer = open_tokenizer(**_read(source))
+    _write(sink, {"error": ""})
+    while True:
+        try:
+            spec = GuideSpec(**_read(source))
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        _write(sink, _answer(tokenizer, spec))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _answer(tokenizer: Any, spec: GuideSpec) -> dict[str, str]:
+    try:
+        source = source_of(spec)
+        _, error = compile_source(tokenizer, source)
+    except RecursionError:
+        return {"source": "", "error": "it is nested too deeply"}
+    except Exception as error:
+        return {"source": "", "error": shortened(str(error))}
+    return {"source": source, "error": error}
+
+
+if __name__ == "__main__":
+    main()

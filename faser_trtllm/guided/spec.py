@@ -1,0 +1,49 @@
+"""What a client may ask of an output, before it is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from faser_trtllm.errors import InvalidArgumentError
+
+MAX_GUIDE_BYTES = 64 << 10
+GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class GuideSpec:
+    """guide_type: one of GUIDE_TYPES. guide: the schema, regex or grammar; "" for json: any object or array."""
+
+    guide_type: str
+    guide: str = ""
+
+
+def guide_spec(guide_type: str | None, guide: str | None) -> GuideSpec | None:
+    """The spec of TensorRT-LLM's two inputs, None if neither is given; raises InvalidArgumentError.
+
+    Empty strings are taken for "not given", as its clients send them.
+    """
+    if not guide_type:
+        if guide:
+            raise InvalidArgumentError(
+                "guided_decoding_guide was sent without guided_decoding_guide_type, which says what it is; "
+                f"send one of {', '.join(GUIDE_TYPES)}"
+            )
+        return None
+    if guide_type not in GUIDE_TYPES:
+        raise InvalidArgumentError(
+            f"guided_decoding_guide_type is {guide_type[:40]}, allowed are {', '.join(GUIDE_TYPES)}"
+        )
+    guide = guide or ""
+    if guide_type == "json" and guide:
+        raise InvalidArgumentError(
+            "guided_decoding_guide was sent with the type json, which is any JSON; leave it out or use json_schema"
+        )
+    if guide_type != "json" and not guide:
+        raise InvalidArgumentError(f"guided_decoding_guide is missing, the type {guide_type} needs one")
+    num_bytes = len(guide.encode(errors="replace"))
+    if num_bytes > MAX_GUIDE_BYTES:
+        raise InvalidArgumentError(
+            f"guided_decoding_guide has {num_bytes} bytes, allowed are at most {MAX_GUIDE_BYTES}; shorten it"
+        )
+    return GuideSpec(guide_type, guide)
