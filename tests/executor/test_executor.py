@@ -304,3 +304,21 @@ def test_while_nothing_is_drafted_the_draft_model_rests_and_catches_up_later():
         assert collector.tokens[name] == greedy_reference(setup.target.table, prompt, 40)
         stats = collector.requests[name].stats
         assert stats.num_accepted_tokens == stats.num_draft_tokens > 0, "a perfect draft is accepted after catching up"
+
+
+def test_ten_thousand_requests_at_once_are_queued_or_refused():
+    executor, collector = start(Setup())
+    executor._max_queue_size = 4096
+    num_refused = 0
+    for i in range(10_000):
+        try:
+            executor.submit(str(i), [1, 2], SamplingParams(max_tokens=1), collector.sink(str(i)))
+        except UnavailableError:
+            num_refused += 1
+    assert num_refused == 10_000 - 4096
+    while executor.step():
+        pass
+    assert len(collector.reasons) == 4096
+    assert set(collector.reasons.values()) == {"length"}
+    stats = executor.stats()
+    assert stats["kv_num_free_blocks"] == stats["kv_num_blocks"]
