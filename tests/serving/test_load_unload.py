@@ -33,7 +33,7 @@ def server(tmp_path_factory):
     target, draft = make_pair(directory, 320)
     output = directory / "engine"
     build_engines(BuildOptions(target, draft, output, max_batch_size=8, max_seq_len=128, tokens_per_block=16))
-    with Server(output, speculation="fixed:4", log=directory / "log") as server:
+    with Server(output, speculation="fixed:4", allow_control=True, log=directory / "log") as server:
         yield server.wait_ready()
 
 

@@ -181,6 +181,13 @@ def test_bad_input_gets_one_sentence(tokenizer, fields, message):
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_text_with_bos_is_a_prompt(tmp_path):
+    write_tokenizer(tmp_path, 320, add_bos=True)
+    executor = ScriptExecutor()
+    TextGenerator(executor, Tokenizer.load(tmp_path)).submit("r", TextRequest(text=""), print)
+    assert executor.request.prompt_len == 1
+
+
 def test_generate_yields_until_the_end_and_cancels_when_left(tokenizer):
     executor = EchoExecutor()
     executor.start()
