@@ -1,0 +1,121 @@
+"""How a golden vector is run on our own scheduler and KV cache manager."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from faser_trtllm.config import CapacitySchedulerPolicy
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.plan import DraftResult, VerifyResult
+from faser_trtllm.core.request import Request, RequestState
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.kvcache.manager import KVCacheManager
+from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
+from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from faser_trtllm.trtllm.vectors import Schedule, Vector
+
+MAX_DRAFT_LEN = 8
+
+
+class WantedDrafts(StatelessPolicy):
+    """Asks for the vector's drafts."""
+
+    name = "wanted"
+
+    def __init__(self, vector: Vector) -> None:
+        self._vector = vector
+
+    def plan(self, view):
+        return DraftPlan([self._vector.requests[int(r.request_id)].drafts for r in view.decoding])
+
+
+def run_natively(vector: Vector) -> Schedule:
+    limits = vector.limits
+    kv = KVCacheManager(
+        limits.num_blocks,
+        limits.tokens_per_block,
+        limits.max_batch_size,
+        -(-limits.max_seq_len // limits.tokens_per_block),
+        enable_block_reuse=False,
+    )
+    scheduler = Scheduler(
+        kv,
+        SchedulerLimits(
+            max_batch_size=limits.max_batch_size,
+            max_num_tokens=limits.max_num_tokens,
+            max_seq_len=limits.max_seq_len,
+            max_draft_len=MAX_DRAFT_LEN,
+            capacity_policy=_capacity(limits.capacity),
+            enable_chunked_context=limits.chunking is not None,
+            chunk_unit_size=limits.chunk_unit_size,
+        ),
+        WantedDrafts(vector),
+        ManualClock(),
+    )
+    requests = [_add(place, scheduler, kv, vector) for place in range(len(vector.requests))]
+    plan = scheduler.schedule()
+    rows = {s.request.request_id: s for s in plan.scheduled}
+    generating = {str(place) for place, request in enumerate(vector.requests) if request.generated}
+    blocks = _held(requests, kv)
+    paused = tuple(sorted(r.request_id for r in plan.paused))
+    _update(scheduler, plan, vector.accepted)
+    scheduler.check_integrity()
+    return Schedule(
+        {name: s.num_new_tokens for name, s in rows.items() if name not in generating},
+        {name: s.max_verified for name, s in rows.items() if name in generating},
+        paused,
+        blocks,
+        _held(requests, kv),
+    )
+
+
+def _capacity(name: str) -> CapacitySchedulerPolicy:
+    """STATIC_BATCH is not offered; the default takes its place."""
+    known = CapacitySchedulerPolicy.__members__
+    return known.get(name, CapacitySchedulerPolicy.GUARANTEED_NO_EVICT)
+
+
+def _add(place, scheduler, kv, vector):
+    state = vector.requests[place]
+    request = Request(
+        str(place),
+        np.full(state.prompt, 1 + place),
+        SamplingParams(max_tokens=state.max_tokens),
+        max_seq_len=vector.limits.max_seq_len,
+        max_draft_len=MAX_DRAFT_LEN,
+    )
+    scheduler.check(request)
+    scheduler.add(request)
+    if not state.has_started:
+        return request
+    scheduler._waiting.take(request)
+    request.slot, request.state = scheduler._free_slots.pop(), RequestState.RUNNING
+    request.num_tokens, request.num_computed_tokens = state.num_tokens, state.num_computed_tokens
+    kv.add_sequence(request.slot, request.tokens, request.num_tokens)
+    assert kv.allocate(request.slot, request.num_computed_tokens)
+    scheduler._running.append(request)
+    return request
+
+
+def _held(requests, kv):
+    return {r.request_id: kv.num_held_blocks(r.slot) for r in requests if r.state is RequestState.RUNNING}
+
+
+def _update(scheduler, plan, accepted_by_name):
+    """Commit the step: every draft is drafted, as many are accepted as the vector says, then one token is drawn."""
+    items = plan.scheduled
+    drafted = [s.num_drafts for s in items]
+    accepted = [accepted_by_name.get(s.request.request_id, 0) for s in items]
+    num_tokens = [a + 1 if s.reaches_end else 0 for s, a in zip(items, accepted, strict=True)]
+    n = len(items)
+    drafts = DraftResult(tuple(drafted), (0,) * n)
+    result = VerifyResult(
+        [[9] * (MAX_DRAFT_LEN + 1)] * n,
+        tuple(num_tokens),
+        tuple(accepted),
+        tuple(s.max_verified for s in items),
+        (False,) * n,
+        ("",) * n,
+        (False,) * n,
+    )
+    scheduler.update(plan, drafts, result)
