@@ -1,6 +1,7 @@
 """The executor's front: submitting, cancelling, draining, limits, and models that return NaN."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -322,3 +323,38 @@ def test_ten_thousand_requests_at_once_are_queued_or_refused():
     assert set(collector.reasons.values()) == {"length"}
     stats = executor.stats()
     assert stats["kv_num_free_blocks"] == stats["kv_num_blocks"]
+
+
+def test_progress_tells_a_step_that_hangs_from_a_rest_however_long():
+    setup = Setup()
+    executor, collector = setup.open(), Collector()
+    reached, go_on = threading.Event(), threading.Event()
+    forward, run_segment = setup.target.forward, setup.target.run_segment
+
+    def hang(run):
+        def hanging(*args):
+            reached.set()
+            assert go_on.wait(30)
+            return run(*args)
+
+        return hanging
+
+    with executor:
+        executor.start()
+        time.sleep(0.3)
+        assert executor.progress().stalled_s == 0, "it rests"
+        setup.target.forward, setup.target.run_segment = hang(forward), hang(run_segment)
+        executor.submit("a", [1, 2], SamplingParams(max_tokens=4), collector.sink("a"))
+        assert executor.progress().stalled_s < 0.3, "the rest before it does not count"
+        assert reached.wait(10)
+        time.sleep(0.3)
+        stuck = executor.progress()
+        assert (stuck.has_work, stuck.num_steps) == (True, 0)
+        assert stuck.stalled_s >= 0.3
+        go_on.set()
+        deadline_s = time.monotonic() + 10
+        while "a" not in collector.reasons or executor.progress().has_work:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert executor.progress().stalled_s == 0
+        assert executor.progress().num_steps >= 3
