@@ -146,8 +146,9 @@ class FaultyEngine:
 
     def _spoiled(self, logits: Any) -> Any:
         """With NaN in the first row, the first request's, if a fault says so; the array is the engine's own buffer."""
-        if any(fault.kind == "target_nan" and fault.hits(self._num_passes) for fault in self._faults) and len(logits):
-            logits[0] = np.nan
+        is_hit = any(fault.kind == "target_nan" and fault.hits(self._num_passes) for fault in self._faults)
+        if is_hit and logits.shape[0]:
+            getattr(logits, "tensor", logits)[0] = np.nan  # a device's logits hold their tensor
         return logits
 
 

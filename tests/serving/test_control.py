@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 
@@ -148,3 +149,13 @@ def test_the_key_is_where_triton_forces_it_to_be_and_nowhere_else(server):
         assert any(KEY in argument for argument in command_line(pid)) == (pid == server.triton_pid())
     assert KEY not in server.output()
     assert os.environ.get("FASER_CONTROL_KEY") is None
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_the_launcher_has_the_key_and_takes_an_unload_for_no_loss(server):
+    assert call(server, "/v2/repository/models/faser/unload", headers={HEADER: KEY})[0] == 200
+    time.sleep(1.5)  # the launcher looks every 0.2 s, twice before it gives up
+    assert server.process.poll() is None, server.output()
+    assert call(server, "/v2/repository/models/faser/load", headers={HEADER: KEY})[0] == 200
+    assert generate_http(server.http_url, "abc", max_tokens=3).text
