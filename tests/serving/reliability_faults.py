@@ -27,9 +27,8 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     36: (f"{_TRITON}::test_a_thousand_cancelled_streams_give_every_block_back",),
     # cancelled through ensemble or BLS: ours are models of their own, so it works
     37: ("tests/serving/test_contract_server.py::test_cancelling_ends_the_request_in_the_engine",),
-    # a client that does not read: Triton gives no sign of it and there is nothing to say 'client too slow' to; what
-    # waits is bounded by the request's own output, the proxy hangs up after send_timeout, and our OpenAI door holds
-    # the model up
+    # a client that does not read: Triton gives no sign of it, so nobody can be told "client too slow"; what waits is
+    # bounded by the request's own output, and our OpenAI door holds the model up
     38: (
         f"{_SERVER}::test_clients_that_do_not_read_hold_up_nobody_and_what_waits_for_them_is_bounded",
         "tests/serving/test_messages.py::test_a_reader_that_stalls_does_not_block_the_sender",
