@@ -23,6 +23,7 @@ from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.stats import ExecutorStats, Progress, StepWatcher
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
+from faser_trtllm.kvcache.base import BlockListener
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.scheduler import Scheduler
 
@@ -182,6 +183,10 @@ class Executor:
     def watch(self, watcher: StepWatcher) -> None:
         """Tell the watcher of every step and every end from now on; call it before start()."""
         self._watchers.append(watcher)
+
+    def watch_cache(self, listener: BlockListener) -> bool:
+        """As Scheduler.watch_cache; call it before start(). The listener is called on the executor's thread."""
+        return self._scheduler.watch_cache(listener)
 
     def check_integrity(self) -> None:
         """Audit slots, blocks and bindings, between two steps; raises AssertionError."""

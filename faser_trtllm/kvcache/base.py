@@ -17,6 +17,17 @@ class CachedPrefix:
     num_draft_cached_tokens: int
 
 
+class BlockListener(Protocol):
+    """Told of what the prefix cache gains and loses, on the thread that runs the scheduler, in order."""
+
+    def stored(self, chain_id: int, parent_id: int, token_ids: bytes) -> None:
+        """A full block can be reused. chain_id: the prefix that ends with it, a new number; parent_id: the prefix
+        before it, 0 at the start of a sequence; token_ids: the block's own, int32."""
+
+    def removed(self, chain_id: int) -> None:
+        """The last block of this prefix was evicted."""
+
+
 class KVCache(Protocol):
     """Paged blocks per slot; block_table [max_batch_size, max_blocks_per_seq] int32 is written in place."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from faser_trtllm.kvcache.base import BlockListener
+
 ROOT = 0
 """Chain id that stands before the first block of a sequence."""
 
@@ -21,6 +23,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self.listener: BlockListener | None = None
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -85,6 +88,8 @@ class BlockPool:
         self._keys[block] = key
         self._chain_ids[block] = self._next_chain_id
         self._next_chain_id += 1
+        if self.listener is not None:
+            self.listener.stored(self._chain_ids[block], *key)
         return self._chain_ids[block]
 
     def chain_id(self, block: int) -> int:
@@ -118,3 +123,5 @@ class BlockPool:
         assert key is not None
         del self._by_key[key]
         self._keys[block] = None
+        if self.listener is not None:
+            self.listener.removed(self._chain_ids[block])

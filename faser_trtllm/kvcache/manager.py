@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.kvcache.base import CachedPrefix
+from faser_trtllm.kvcache.base import BlockListener, CachedPrefix
 from faser_trtllm.kvcache.block_pool import ROOT, BlockPool
 
 
@@ -61,6 +61,10 @@ class KVCacheManager:
     @property
     def num_cached_blocks(self) -> int:
         return self._pool.num_cached
+
+    def watch(self, listener: BlockListener) -> None:
+        """Tell the listener of every block that can be reused from now on, and when it no longer can."""
+        self._pool.listener = listener
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens_per_block)

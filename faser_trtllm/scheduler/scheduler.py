@@ -14,7 +14,8 @@ from faser_trtllm.core.decision import DraftPlan, Mode, StepView
 from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.kvcache.base import KVCache
+from faser_trtllm.kvcache.base import BlockListener, KVCache
+from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
@@ -110,6 +111,13 @@ class Scheduler:
             "kv_num_reused_blocks": kv.num_reused_blocks,
             "kv_num_allocated_blocks": kv.num_allocated_blocks,
         }
+
+    def watch_cache(self, listener: BlockListener) -> bool:
+        """Tell the listener what the prefix cache gains and loses; False if this cache does not tell."""
+        if not isinstance(self._kv, KVCacheManager):
+            return False
+        self._kv.watch(listener)
+        return True
 
     def check_integrity(self) -> None:
         """Audit of slots and blocks, for tests and idle times."""
