@@ -32,7 +32,7 @@ from faser_trtllm.commands.serve import EXAMPLES as SERVE_EXAMPLES
 from faser_trtllm.commands.serve import serve
 from faser_trtllm.commands.top import EXAMPLES as TOP_EXAMPLES
 from faser_trtllm.commands.top import top
-from faser_trtllm.errors import FaserError
+from faser_trtllm.errors import FaserError, InvalidArgumentError
 
 app = typer.Typer(
     add_completion=False,
@@ -50,11 +50,27 @@ app.command(epilog=SERVE_EXAMPLES, context_settings=FOREIGN_FLAGS)(serve)
 app.command(epilog=TOP_EXAMPLES)(top)
 
 
-@app.command(epilog="Example: faser check --engine_dir engines/built/demo")
-def check(engine_dir: EngineDirOption) -> None:
+@app.command(epilog="Examples: faser check --engine_dir engines/built/demo; faser check --trtllm")
+def check(
+    engine_dir: Annotated[
+        Path | None, typer.Option("--engine_dir", help="a directory that `faser build` wrote")
+    ] = None,
+    trtllm: Annotated[
+        bool,
+        typer.Option("--trtllm", help="compare the installed TensorRT-LLM with what our adapters were written for"),
+    ] = False,
+) -> None:
     """Check an engine directory: every hash, both engines opened, a few tokens generated with and without drafts."""
     from faser_trtllm.serving.check import check_engine_dir
 
+    if trtllm:
+        from faser_trtllm.commands.check_trtllm import check_tensorrt_llm
+
+        code = check_tensorrt_llm()
+        if code or engine_dir is None:
+            raise typer.Exit(code)
+    if engine_dir is None:
+        raise InvalidArgumentError("there is nothing to check; give --engine_dir, or --trtllm for TensorRT-LLM")
     for line in check_engine_dir(engine_dir):
         print(line, flush=True)
 

@@ -51,7 +51,7 @@ def require_tensorrt_llm() -> str:
     try:
         version = importlib.metadata.version("tensorrt-llm")
     except importlib.metadata.PackageNotFoundError:  # built from source, or a stand-in
-        version = str(_import("tensorrt_llm").__version__)
+        version = str(import_module("tensorrt_llm").__version__)
     if not is_accepted(version):
         raise ConfigError(f"TensorRT-LLM {version} is installed, accepted is {ACCEPTED}; {FIX}")
     return version
@@ -62,7 +62,7 @@ def load_bindings() -> Bindings:
     require_tensorrt_llm()
     found: dict[str, Any] = {}
     for module, names in _HOMES.items():
-        home = _import(module)
+        home = import_module(module)
         for name in names:
             if not hasattr(home, name):
                 raise ConfigError(f"TensorRT-LLM has no {module}.{name}, so its scheduler cannot be used; {FIX}")
@@ -78,7 +78,8 @@ def is_accepted(version: str) -> bool:
     return int(match[3] or 0) > 0 or match[4] is None
 
 
-def _import(module: str) -> Any:
+def import_module(module: str) -> Any:
+    """A module of TensorRT-LLM; ConfigError if it cannot be imported here."""
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:

@@ -87,6 +87,7 @@ def _class(entry: Entry, behaviour, base, objects):
     if entry.binding == "nanobind":
         members["__setattr__"] = _guarded(entry)
     members |= {name: property(_not_modelled) for name in entry.read_only if not hasattr(behaviour, name)}
+    members |= {name: _stored(name) for name in entry.read_write if not hasattr(behaviour, name)}
     made = types.new_class(entry.short_name, bases, exec_body=lambda namespace: namespace.update(members))
     _check_behaviour(entry, behaviour)
     return made
@@ -168,6 +169,18 @@ def _guarded(entry):
         object.__setattr__(self, name, value)
 
     return set_attribute
+
+
+def _stored(name):
+    """A property over a place of its own, as nanobind's def_rw makes."""
+
+    def get(self):
+        try:
+            return self.__dict__[f"_stored_{name}"]
+        except KeyError:
+            raise NotImplementedError(f"{name} is recorded, but the stand-in does not model it") from None
+
+    return property(get, lambda self, value: self.__dict__.__setitem__(f"_stored_{name}", value))
 
 
 def _not_modelled(self):

@@ -1,0 +1,95 @@
+"""`faser check --trtllm`: is the installed TensorRT-LLM what our adapters were written for?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from faser_trtllm.config import CapacitySchedulerPolicy, SchedulerKind
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.trtllm.conformance import compare
+from faser_trtllm.trtllm.contract import load_contract
+from faser_trtllm.trtllm.gate import Bindings, load_bindings, require_tensorrt_llm
+from faser_trtllm.trtllm.tiny_model import run_tiny_model
+from faser_trtllm.trtllm.vectors import Vector, load_vectors, run_on_tensorrt_llm
+
+LABELS = {True: "ok", False: "DIFFERS"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table; notes: what could not be looked at."""
+
+    kind: str
+    name: str
+    problem: str = ""
+    notes: str = ""
+
+    def __str__(self) -> str:
+        text = f"{LABELS[not self.problem]:8}{self.kind:10}{self.name}"
+        return (
+            text + (f": {self.problem}" if self.problem else "") + (f" (not seen: {self.notes})" if self.notes else "")
+        )
+
+
+def check_tensorrt_llm() -> int:
+    """Print a table and a verdict; 0 if all is as recorded, 1 if not. ConfigError if there is no such package."""
+    version = require_tensorrt_llm()
+    print(f"TensorRT-LLM {version}, against the contract recorded for 1.2", flush=True)
+    lines: list[Line] = []
+    for line in _check():
+        print(line, flush=True)
+        lines.append(line)
+    wrong = [line for line in lines if line.problem]
+    if wrong:
+        first = wrong[0]
+        print(
+            f"verdict: {len(wrong)} of {len(lines)} checks differ from what was recorded, first {first.name} "
+            f"({first.problem}); do not use scheduler: trtllm with this version"
+        )
+        return 1
+    print(f"verdict: all {len(lines)} checks are as recorded for TensorRT-LLM 1.2")
+    return 0
+
+
+def _check() -> Iterator[Line]:
+    for finding in compare(load_contract()):
+        yield Line("contract", finding.name, "; ".join(finding.problems), "; ".join(finding.unseen))
+    try:
+        bindings = load_bindings()
+    except ConfigError as error:
+        yield Line("vector", "all", f"none could be run: {error}")
+        return
+    for vector in load_vectors():
+        yield Line("vector", vector.id, _run_vector(vector, bindings))
+    for capacity in CapacitySchedulerPolicy:
+        yield _run_model(capacity)
+
+
+def _run_vector(vector: Vector, bindings: Bindings) -> str:
+    """What differs from the recorded schedule; TensorRT-LLM may raise anything, which is a difference, too."""
+    try:
+        seen = run_on_tensorrt_llm(vector, bindings).seen_as(vector.expect)
+    except Exception as error:
+        return _sentence(error)
+    return "" if seen == vector.expect else f"the schedule is {seen}, recorded is {vector.expect}"
+
+
+def _run_model(capacity: CapacitySchedulerPolicy) -> Line:
+    """The same requests under both schedulers; their tokens may not differ by one."""
+    name = f"tiny model, {capacity.value}"
+    try:
+        theirs = run_tiny_model(SchedulerKind.TRTLLM, capacity)
+    except Exception as error:
+        return Line("run", name, _sentence(error))
+    ours = run_tiny_model(SchedulerKind.NATIVE, capacity)
+    if theirs.tokens != ours.tokens:
+        wrong = [request for request, tokens in ours.tokens.items() if theirs.tokens[request] != tokens]
+        return Line("run", name, f"tokens of requests {', '.join(wrong)} are not those of the native scheduler")
+    counts = f"{sum(map(len, ours.tokens.values()))} tokens, {theirs.num_accepted} drafts accepted"
+    return Line("run", f"{name}: {counts}, {theirs.num_chunks} unfinished chunks, {theirs.num_paused} pauses")
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"it raises {type(error).__name__}: {lines[0] if lines else 'no message'}"
