@@ -48,7 +48,7 @@ def engine_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(engine_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(engine_dir, speculation="fixed:4", log=log) as server:
+    with Server(engine_dir, speculation="fixed:4", allow_control=True, log=log) as server:
         server.wait_ready()
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             for model in [*TEXT_MODELS, "tensorrt_llm"]:
