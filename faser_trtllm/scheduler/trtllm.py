@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
@@ -24,6 +25,15 @@ from faser_trtllm.scheduler.rows import context_reserve, share_draft_rows
 from faser_trtllm.scheduler.scheduler import Scheduler
 
 _BEAM = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Tokens of a context to run, who decodes, and who gives up its slot; by our request ids."""
+
+    chunks: dict[str, int]
+    generations: set[str]
+    paused: list[Request]
 
 
 class TrtllmScheduler(Scheduler):
@@ -77,41 +87,26 @@ class TrtllmScheduler(Scheduler):
     def schedule(self) -> SchedulerOutput:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
         finished = self._expire() if self._may_expire else ()
-        decoding = [request for request in self._running if not self._in_context(request)]
-        contexts = [request for request in self._running if self._in_context(request)]
-        decision = self._policy.plan(self._view(decoding, contexts))
-        lanes = assign_lanes(decoding, decision.mode)
         candidates = self._running + self._waiting.first(len(self._free_slots))
-        shares = self._draft_shares(decoding, [r for r in candidates if self._in_context(r)], decision)
-        by_id = {self._llm_request(request).request_id: request for request in candidates}
-        for request in candidates:
-            self._llm_request(request).draft_tokens = [0] * shares.get(request.slot, 0)
-        fitting, _, to_pause = self._capacity([self._llm_request(r) for r in candidates], self._blocks.impl)
-        paused = [by_id[llm_request.request_id] for llm_request in to_pause]
-        chosen_contexts, chosen = self._micro_batch(
-            fitting, self._resting(lanes), self._limits.max_batch_size, self._limits.max_num_tokens
-        )
-        for request in paused:
+        contexts = [request for request in candidates if self._in_context(request)]
+        decoding = [request for request in self._running if not self._in_context(request)]
+        started = [request for request in contexts if request.state is RequestState.RUNNING]
+        decision = self._policy.plan(self._view(decoding, started))
+        lanes = assign_lanes(decoding, decision.mode)
+        shares = self._draft_shares(decoding, contexts, decision)
+        choice = self._ask(candidates, shares, lanes)
+        for request in choice.paused:
             self._pause(request)
-        admitted = [request for c in chosen_contexts if (request := by_id[c.request_id]).state is RequestState.WAITING]
+        admitted = [r for r in candidates if r.request_id in choice.chunks and r.state is RequestState.WAITING]
         for request in admitted:
             self._admit_request(request)
-        chunks = {c.request_id: int(c.context_chunk_size) for c in chosen_contexts}
-        rows = {g.request_id for g in chosen}
-        scheduled: list[ScheduledRequest] = []
-        for request in self._running:
-            llm_id = self._llm_request(request).request_id
-            request.was_drafted = False
-            if llm_id in chunks:
-                scheduled.append(ScheduledRequest(request, chunks[llm_id], 0, 0))
-            elif llm_id in rows:
-                scheduled.append(self._place(request, shares[request.slot], lanes[request.slot]))
+        scheduled = self._place_chosen(choice, shares, lanes)
         verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
         return SchedulerOutput(
             tuple(scheduled),
             self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
             tuple(admitted),
-            tuple(paused),
+            tuple(choice.paused),
             decision.mode,
             decision.stop,
             any(decision.lengths),
@@ -147,6 +142,21 @@ class TrtllmScheduler(Scheduler):
         shares = share_draft_rows(wanted, num_rows - context_reserve(contexts, num_rows, limits))
         return {request.slot: share for request, share in zip(decoding, shares, strict=True)}
 
+    def _ask(self, candidates: Sequence[Request], shares: dict[int, int], lanes: dict[int, Lane]) -> _Choice:
+        """TensorRT-LLM's two schedulers, one after the other: by free blocks, then by the rows of a pass."""
+        requests = {self._llm_request(request).request_id: request for request in candidates}
+        for request in candidates:
+            self._llm_request(request).draft_tokens = [0] * shares.get(request.slot, 0)
+        fitting, _, paused = self._capacity([self._llm_request(r) for r in candidates], self._blocks.impl)
+        contexts, generations = self._micro_batch(
+            fitting, self._resting(lanes), self._limits.max_batch_size, self._limits.max_num_tokens
+        )
+        return _Choice(
+            {requests[c.request_id].request_id: int(c.context_chunk_size) for c in contexts},
+            {requests[g.request_id].request_id for g in generations},
+            [requests[p.request_id] for p in paused],
+        )
+
     def _resting(self, lanes: dict[int, Lane]) -> Any:
         """Ids that TensorRT-LLM takes to be in another micro batch: the half that waits for its turn."""
         resting = self._bindings.ReqIdsSet()
@@ -154,6 +164,16 @@ class TrtllmScheduler(Scheduler):
             if lanes.get(request.slot) is Lane.NONE:
                 resting.add(self._llm_request(request).request_id)
         return resting
+
+    def _place_chosen(self, choice: _Choice, shares: dict[int, int], lanes: dict[int, Lane]) -> list[ScheduledRequest]:
+        scheduled: list[ScheduledRequest] = []
+        for request in self._running:
+            request.was_drafted = False
+            if request.request_id in choice.chunks:
+                scheduled.append(ScheduledRequest(request, choice.chunks[request.request_id], 0, 0))
+            elif request.request_id in choice.generations:
+                scheduled.append(self._place(request, shares[request.slot], lanes[request.slot]))
+        return scheduled
 
     def _place(self, request: Request, share: int, lane: Lane) -> ScheduledRequest:
         allocated = self._blocks.allocate(request.slot, request.num_tokens + share)

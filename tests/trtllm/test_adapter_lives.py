@@ -1,0 +1,58 @@
+"""Random lives under TensorRT-LLM's schedulers: priorities, deadlines, cancels, faults, ping-pong; nothing leaks."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
+from tests.trtllm import fakes
+from tests.trtllm.life import TrtllmLife
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stand_ins():
+    with pytest.MonkeyPatch.context() as patch:
+        fakes.install(patch)
+        yield
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    tokens_per_block=st.sampled_from([1, 2, 4, 16]),
+    spare_blocks=st.integers(0, 12),
+    max_batch_size=st.integers(1, 6),
+    spare_rows=st.integers(0, 20),
+    chunk_unit_size=st.sampled_from([1, 4, 16]),
+    enable_chunked_context=st.booleans(),
+    capacity_policy=st.sampled_from(CapacitySchedulerPolicy),
+    chunking_policy=st.sampled_from(ContextChunkingPolicy),
+)
+def test_any_setting_serves_every_request_exactly(seed, enable_chunked_context, capacity_policy, **setting):
+    # Without chunks MAX_UTILIZATION refuses what it could not resume; test_adapter.py has that.
+    assume(enable_chunked_context or capacity_policy is CapacitySchedulerPolicy.GUARANTEED_NO_EVICT)
+    options = setting | {"enable_chunked_context": enable_chunked_context, "capacity_policy": capacity_policy}
+    TrtllmLife(seed, **options).run(50)
+
+
+@pytest.mark.parametrize("chunking_policy", ContextChunkingPolicy)
+def test_crowded_lives_see_every_event_and_stay_exact(chunking_policy):
+    """Counts what happened, so that the checks cannot pass because nothing did."""
+    seen = Counter()
+    for seed in range(4):
+        life = TrtllmLife(
+            seed,
+            chunking_policy=chunking_policy,
+            tokens_per_block=2,
+            spare_blocks=(10, 60)[seed % 2],
+            max_batch_size=6,
+            spare_rows=(5, 45)[seed // 2 % 2],
+            capacity_policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
+            chunk_unit_size=4,
+        )
+        seen += life.run(150)
+    events = ["admitted", "preempted", "accepted", "carried", "short_of_rows", "chunks", "only_drafted"]
+    events += ["timeouts", "stop", "length", "error"]
+    assert not [event for event in events if seen[event] < 4], dict(seen)
