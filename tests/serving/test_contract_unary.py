@@ -29,7 +29,13 @@ def server(tmp_path_factory):
     for model in ("ensemble", "tensorrt_llm"):
         config = repository / model / "config.pbtxt"
         config.write_text(config.read_text().replace("decoupled: true", "decoupled: false"))
-    with Server(directory / "engine", model_repo=repository, speculation="fixed:4", log=directory / "log") as server:
+    with Server(
+        directory / "engine",
+        model_repo=repository,
+        speculation="fixed:4",
+        allow_control=True,
+        log=directory / "log",
+    ) as server:
         server.wait_ready()
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             for model in ("ensemble", "tensorrt_llm"):
