@@ -11,7 +11,7 @@ LEVELS = [
     {"__init__", "core", "config", "errors", "metrics", "native"},
     {"models", "ops", "kvcache", "partition", "policy"},
     {"builder", "engine", "guided", "sampling"},
-    {"scheduler", "trtllm"},
+    {"scheduler"},
     {"executor", "trtllm"},
     {"profiling", "sim", "serving"},
     {"bench", "commands", "cli"},
