@@ -219,3 +219,26 @@ def test_the_child_dies_with_its_supervisor(engine_dir, tmp_path):
         assert is_alive(pid)
         process.kill()
     wait_until(lambda: not is_alive(pid))
+
+
+def test_a_child_that_does_not_come_up_again_is_started_once_more(engine_dir, tmp_path):
+    """The second start hangs before it is ready, as a device might."""
+    script = (
+        "import pathlib, sys, time\n"
+        f"runs = pathlib.Path({str(tmp_path)!r}, 'runs')\n"
+        "with runs.open('a') as file: file.write('x')\n"
+        "if runs.read_text() == 'xx': time.sleep(120)\n"
+        "from tests.serving.fake_engine import main, open_echo\n"
+        "main(sys.argv[1:], opener=open_echo)\n"
+    )
+    config = ServiceConfig(engine_dir=str(engine_dir), restart_backoff_s=0.05, startup_timeout_s=5.0)
+    supervisor = Supervisor(config, (sys.executable, "-c", script))
+    supervisor.start()
+    try:
+        os.kill(supervisor.pid, signal.SIGKILL)
+        wait_until(lambda: not supervisor.is_ready)
+        wait_until(lambda: supervisor.is_ready, 30)
+        assert Stream(supervisor).wait().finish_reason == "length"
+        assert supervisor.stats()["num_restarts"] >= 2
+    finally:
+        supervisor.close()
