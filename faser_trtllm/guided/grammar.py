@@ -113,4 +113,10 @@ def _limits() -> LLParserLimits:
     """Below the library's own, since a mask is computed between two steps of all requests."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(step_lexer_fuel=50_000, step_max_items=10_000, max_lexer_states=20_000, verbose_errors=False)
+    return LLParserLimits(
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=20_000,
+        step_max_items=10_000,
+        max_lexer_states=20_000,
+        verbose_errors=False,
+    )

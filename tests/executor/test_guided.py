@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
 from tests.executor.harness import Setup, run
 from tests.executor.test_exactness import POLICIES, VOCAB, prompts, setups
 from tests.executor.toy_engine import context_row
@@ -162,6 +163,14 @@ def test_a_guide_that_fails_ends_its_request_where_the_target_alone_would(policy
     assert result.requests["0"].error == "the grammar takes too long"
     expected = greedy_reference(Setup().make_tables()[0], [1, 1], 20, SamplingParams())
     assert (result.tokens["1"], result.reasons["1"]) == expected
+
+
+def test_where_masks_cannot_be_applied_guides_are_refused():
+    executor = Setup().open()
+    executor._verifier.takes_guides = False  # as with the cuda backend
+    guided = SamplingParams(guide=ToyGuide.random(VOCAB, 3, END))
+    with executor, pytest.raises(InvalidArgumentError, match="guided_decoding_guide was sent, but the cuda backend"):
+        executor.submit("r", [1, 2], guided, lambda output: False)
 
 
 def test_a_mask_is_written_once():
