@@ -89,7 +89,14 @@ class KernelAcceptGpu(HostGpu):
 
 
 def generate(
-    engines: EngineDir, policy: str, requests, gpu=None, max_batch_size=MAX_BATCH_SIZE, max_num_tokens=32, num_blocks=24
+    engines: EngineDir,
+    policy: str,
+    requests,
+    gpu=None,
+    max_batch_size=MAX_BATCH_SIZE,
+    max_num_tokens=32,
+    num_blocks=24,
+    **config,
 ):
     """-> tokens by request, and the executor's statistics."""
     drafting = policy != "off"
@@ -101,7 +108,7 @@ def generate(
             opened.target,
             opened.draft,
             make(policy),
-            ExecutorConfig(max_queue_size=10_000),
+            ExecutorConfig(max_queue_size=10_000, **config),
             max_seq_len=128,
             max_draft_len=limits.max_draft_len,
             clock=clock,
@@ -159,6 +166,18 @@ def test_speculation_on_the_device_changes_nothing(engines: EngineDir, alone, po
             assert found[f"num_steps_{mode}"] > 0
     if policy == "erratic":
         assert found["num_pruned_rows"] > 0
+
+
+def test_synthetic_acceptance_takes_its_rows_on_the_device(engines: EngineDir, alone) -> None:
+    """Where no draft is accepted the text is the target's; else the mean is the one asked for."""
+    requests, expected = alone
+    tokens, found = generate(engines, "fixed:3", requests, synthetic_acceptance=0.0)
+    assert tokens == expected
+    assert found["num_accepted_tokens"] == 0
+    _, found = generate(engines, "fixed:4", requests, synthetic_acceptance=2.0)
+    assert found["num_accepted_tokens"] == pytest.approx(
+        2 * found["num_drafts"], abs=12
+    )  # the last of a request is cut
 
 
 def test_the_accept_kernel_itself_gives_the_same_tokens(engines: EngineDir, alone) -> None:

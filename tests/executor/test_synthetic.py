@@ -60,6 +60,17 @@ def test_outputs_are_reproducible_and_not_the_targets(monkeypatch):
     assert all(request.stats.is_synthetic for request in first.requests.values())
 
 
+def test_the_text_is_the_targets_where_no_draft_is_accepted(monkeypatch):
+    prompts = [
+        (prompt, SamplingParams(max_tokens=20, temperature=0.9 if i % 2 else None, seed=i if i % 2 else None))
+        for i, (prompt, _) in enumerate(PROMPTS)
+    ]
+    forced, stats = measure(monkeypatch, 0.0, "erratic", prompts)
+    monkeypatch.undo()
+    assert forced.tokens == run(Setup(policy="off"), prompts).tokens
+    assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] == 0
+
+
 def test_off_is_the_very_same_path(monkeypatch):
     seen = []
     real = Acceptor.run
