@@ -64,6 +64,8 @@ class GrammarState:
 
     def _error(self) -> GuideError:
         reason = shortened(self._matcher.get_error())
+        if reason == "NoExtensionBias":
+            reason = "no text can follow that it allows"
         return GuideError(f"guided_decoding_guide could not be followed further ({reason}); simplify it")
 
 

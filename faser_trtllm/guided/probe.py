@@ -19,7 +19,7 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.guided.grammar import compile_source, open_tokenizer, shortened, source_of
 from faser_trtllm.guided.spec import GuideSpec
 
-MAX_MEMORY_BYTES = 4 << 30
+MAX_MEMORY_BYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
 
 

@@ -32,6 +32,7 @@ class GuidedMasks:
         self._num_rows = max_draft_len + 1  # positions of the pending drafts and the one behind them
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
+        self._swallowed: BaseException | None = None
         self._callback = native.FillMasks(self._fill_masks)
         self._callback_address = native.address_of_function(self._callback)
 
@@ -52,7 +53,13 @@ class GuidedMasks:
         self._slots[slot] = None
 
     def prepare(self, slot: int, position: int, num_rows: int) -> None:
-        """Write the masks of num_rows positions from `position` on, if the slot has a guide."""
+        """Write the masks of num_rows positions from `position` on, if the slot has a guide.
+
+        Raises what was raised while drafting, such as KeyboardInterrupt, which native code cannot pass on.
+        """
+        if self._swallowed is not None:
+            error, self._swallowed = self._swallowed, None
+            raise error
         guided = self._slots[slot]
         if guided is not None:
             guided.prepare(position, num_rows)
@@ -68,8 +75,11 @@ class GuidedMasks:
         return "" if guided is None else guided.error(position)
 
     def _fill_masks(self, num_requests: int, slots: Any, num_known: Any) -> None:
-        for i in range(num_requests):
-            self.prepare(slots[i], num_known[i], 1)
+        try:
+            for i in range(num_requests):
+                self.prepare(slots[i], num_known[i], 1)
+        except BaseException as error:
+            self._swallowed = error
 
 
 class _GuidedSlot:
@@ -123,7 +133,9 @@ class _GuidedSlot:
                 mask[:] = 0
                 return False
             self._state.fill(mask)
-        except Exception as error:  # native code may be the caller, which knows no exceptions
+        except BaseException as error:  # a panic of the library is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             mask[:] = 0
             message = str(error)
             if not isinstance(error, GuideError):

@@ -165,6 +165,28 @@ def test_a_guide_that_fails_ends_its_request_where_the_target_alone_would(policy
     assert (result.tokens["1"], result.reasons["1"]) == expected
 
 
+def test_an_interrupt_while_drafting_is_not_lost():
+    """The native draft loop calls back to have masks written, and ctypes drops what is raised there."""
+
+    class Interrupted(ToyGuide):
+        def start(self, end_ids):
+            state = super().start(end_ids)
+            fill = state.fill
+
+            def interrupted(mask):
+                fill(mask)
+                if self.num_fills == 2:
+                    raise KeyboardInterrupt
+
+            state.fill = interrupted
+            return state
+
+    guide = Interrupted({0: {0: 0, 1: 0}}, set(), VOCAB)
+    with pytest.raises(KeyboardInterrupt):
+        run(Setup(policy="fixed:3"), [([2, 1], SamplingParams(max_tokens=20, guide=guide))])
+    assert guide.num_fills == 2
+
+
 def test_where_masks_cannot_be_applied_guides_are_refused():
     executor = Setup().open()
     executor._verifier.takes_guides = False  # as with the cuda backend

@@ -68,7 +68,7 @@ def test_what_takes_too_long_ends_alone(tokenizer):
     compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, timeout_s=1.0)
     try:
         compiler.compile(GuideSpec("regex", "a+"))
-        with pytest.raises(InvalidArgumentError, match="takes more than 1 s or 4 GiB to compile; simplify it"):
+        with pytest.raises(InvalidArgumentError, match="takes more than 1 s or 2 GiB to compile; simplify it"):
             compiler.compile(GuideSpec("json_schema", SLOW))
         compiler.compile(GuideSpec("regex", "b+"))
     finally:

@@ -157,6 +157,11 @@ def test_a_token_that_is_not_allowed_is_an_error_that_stays(tokenizer, compiled)
         allowed(state)
 
 
+def test_a_grammar_without_any_text_is_an_error(compiled):
+    with pytest.raises(GuideError, match="no text can follow that it allows"):
+        allowed(compiled("json_schema", '{"$ref": "#"}').start(()))
+
+
 def test_a_regex_that_explodes_is_an_error_and_not_a_wait(compiled):
     state, rng = compiled("regex", "(((a{1000}){1000}){1000}){1000}").start(()), np.random.default_rng(0)
 
