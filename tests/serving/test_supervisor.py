@@ -124,22 +124,21 @@ def test_a_request_that_kills_the_child_again_and_again_does_not_end_the_service
     assert Stream(supervisor).wait().finish_reason == "length"
 
 
-def test_a_stopped_child_is_not_ready_within_5_s_and_recovers(supervisor):
-    stream, pid = Stream(supervisor, max_tokens=500), supervisor.pid
-    wait_until(lambda: stream.events)
-    os.kill(pid, signal.SIGSTOP)
-    stopped_s = time.monotonic()
-    try:
-        wait_until(lambda: not supervisor.is_ready, 10)
-        assert time.monotonic() - stopped_s < 5
-        with pytest.raises(UnavailableError, match="has not answered"):
-            Stream(supervisor)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: supervisor.is_ready)
-    assert Stream(supervisor).wait().finish_reason == "length"
-    assert stream.wait().finish_reason == "length"
-    assert supervisor.pid == pid
+def test_a_stopped_child_is_not_ready_and_recovers_with_its_streams(engine_dir):
+    with started(engine_dir, health_timeout_s=1.5) as supervisor:
+        stream, pid = Stream(supervisor, max_tokens=500), supervisor.pid
+        wait_until(lambda: stream.events)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not supervisor.is_ready)
+            with pytest.raises(UnavailableError, match="has not answered"):
+                Stream(supervisor)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: supervisor.is_ready)
+        assert Stream(supervisor).wait().finish_reason == "length"
+        assert stream.wait(15).finish_reason == "length"
+        assert supervisor.pid == pid
 
 
 def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again(engine_dir):
