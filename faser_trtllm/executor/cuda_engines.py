@@ -138,6 +138,19 @@ def open_cuda_engines(
     return OpenedCudaEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, tester)
 
 
+def open_cuda_draft(
+    engines: EngineDir, limits: BuildConfig, num_blocks: int, gpu: Gpu, stack: ExitStack
+) -> CudaEngine:
+    """The draft alone, on its side of the pair: to draft beside a target that is not ours. As open_cuda_engines."""
+    from faser_trtllm.engine.cuda_draft import DraftLaws
+
+    laws = DraftLaws(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, engines.vocab_size)
+    draft, _ = _open(engines.draft_path, limits, num_blocks, gpu, stack, laws, keep_logits=False)
+    draft.capture_graphs((gpu.pair.draft,))
+    draft.use(gpu.pair.draft)
+    return draft
+
+
 def _open(
     path: Path,
     limits: BuildConfig,

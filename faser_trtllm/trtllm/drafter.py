@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.cuda_engines import CudaGpu, Gpu, open_cuda_draft
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import check_spelling, make_policy, needs_costs
-from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
+from faser_trtllm.trtllm.drafter_core import Asked, DraftCore, num_pending_drafts
 
 if TYPE_CHECKING:
     FaserDrafter: Any
@@ -37,7 +40,8 @@ class DrafterOptions:
 
     engine_dir: of `faser build` with a draft; its target is not used. speculation: a policy, as in faser.yaml; "" is
     price with a cost table, else fixed:max_draft_len. cost_table: a profile.json whose verify times are the target's.
-    cores, num_threads: of the draft engine; keep TensorRT-LLM's own threads off them.
+    cores, num_threads: of a draft on the CPU; keep TensorRT-LLM's own threads off them. A draft of the cuda backend has a
+    green context of its own.
     """
 
     engine_dir: Path
@@ -58,10 +62,10 @@ class DrafterOptions:
 class OpenedDrafter:
     """The engine, the policy and the core of one drafter; close() frees them."""
 
-    def __init__(self, options: DrafterOptions) -> None:
-        """Raises ConfigError or EngineFileError in one sentence."""
+    def __init__(self, options: DrafterOptions, open_gpu: Callable[[], AbstractContextManager[Gpu]] = CudaGpu) -> None:
+        """open_gpu: for a draft of the cuda backend. Raises ConfigError or EngineFileError in one sentence."""
         with ExitStack() as stack:
-            self.core = _open(options, stack)
+            self.core = _open(options, open_gpu, stack)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -73,10 +77,10 @@ def check_drafter(options: DrafterOptions) -> None:
     engines = EngineDir.load(options.engine_dir)
     if not engines.has_draft:
         raise ConfigError(f"{options.engine_dir} has no draft engine; build one with --draft_checkpoint_dir")
-    if engines.backend != "cpu":
+    if engines.backend not in ("cpu", "cuda"):
         raise ConfigError(
-            f"{options.engine_dir} is of the backend {engines.backend}, inside TensorRT-LLM only cpu drafts so far; "
-            "build with --backend cpu"
+            f"{options.engine_dir} is of the backend {engines.backend}, inside TensorRT-LLM a cpu or cuda draft runs; "
+            "build with --backend cpu or cuda"
         )
     if options.max_draft_len < 1:
         raise ConfigError(f"max_draft_len is {options.max_draft_len}, it must be at least 1")
@@ -85,26 +89,36 @@ def check_drafter(options: DrafterOptions) -> None:
         raise ConfigError(f"speculation is {options.policy}, which needs a cost_table; name one or use fixed:K")
 
 
-def _open(options: DrafterOptions, stack: ExitStack) -> DraftCore:
+def _open(options: DrafterOptions, open_gpu: Callable[[], AbstractContextManager[Gpu]], stack: ExitStack) -> DraftCore:
     check_drafter(options)
     engines = EngineDir.load(options.engine_dir)
     built = engines.build_config
-    max_batch_size = min(options.max_batch_size or built.max_batch_size, built.max_batch_size)
-    max_seq_len = min(options.max_seq_len or built.max_seq_len, built.max_seq_len)
-    costs = _read_costs(options.cost_table) if options.cost_table is not None else None
-    policy = make_policy(options.policy, options.max_draft_len, costs, max_batch_size)
-    core_set = stack.enter_context(CoreSet(options.cores, options.num_threads))
-    engine = stack.enter_context(
-        CpuEngine.open(
-            engines.draft_path,
-            core_set,
-            num_blocks=max_batch_size * -(-max_seq_len // built.tokens_per_block),
-            tokens_per_block=built.tokens_per_block,
-            max_batch_size=max_batch_size,
-            max_num_tokens=built.max_num_tokens,
-            max_seq_len=max_seq_len,
-        )
+    limits = BuildConfig(
+        max_batch_size=min(options.max_batch_size or built.max_batch_size, built.max_batch_size),
+        max_num_tokens=built.max_num_tokens,
+        max_seq_len=min(options.max_seq_len or built.max_seq_len, built.max_seq_len),
+        max_draft_len=num_pending_drafts(options.max_draft_len, options.draft_ahead),
+        tokens_per_block=built.tokens_per_block,
     )
+    num_blocks = limits.max_batch_size * -(-limits.max_seq_len // limits.tokens_per_block)
+    costs = _read_costs(options.cost_table) if options.cost_table is not None else None
+    policy = make_policy(options.policy, options.max_draft_len, costs, limits.max_batch_size)
+    engine: Engine
+    if engines.backend == "cuda":
+        engine = open_cuda_draft(engines, limits, num_blocks, stack.enter_context(open_gpu()), stack)
+    else:
+        core_set = stack.enter_context(CoreSet(options.cores, options.num_threads))
+        engine = stack.enter_context(
+            CpuEngine.open(
+                engines.draft_path,
+                core_set,
+                num_blocks=num_blocks,
+                tokens_per_block=limits.tokens_per_block,
+                max_batch_size=limits.max_batch_size,
+                max_num_tokens=limits.max_num_tokens,
+                max_seq_len=limits.max_seq_len,
+            )
+        )
     core = DraftCore(
         engine, policy, MonotonicClock(), max_draft_len=options.max_draft_len, draft_ahead=options.draft_ahead
     )

@@ -38,6 +38,11 @@ class Asked:
     max_drafts: int
 
 
+def num_pending_drafts(max_draft_len: int, draft_ahead: bool) -> int:
+    """At most, per request: what is proposed, the guess of the target's own token behind it, and the next proposal."""
+    return 2 * max_draft_len + 1 if draft_ahead else max_draft_len
+
+
 @dataclass(slots=True)
 class _Ahead:
     """Drafting that goes on while the target verifies."""
@@ -63,8 +68,7 @@ class DraftCore:
             raise ValueError(f"the engine has {spec.num_blocks} KV blocks, {spec.max_batch_size} x {blocks} are needed")
         block_table = np.arange(spec.max_batch_size * blocks, dtype=np.int32).reshape(spec.max_batch_size, blocks)
         self.max_draft_len = max_draft_len
-        # What is proposed, the guess of the target's own token behind it, and the next proposal.
-        self._capacity = 2 * max_draft_len + 1 if draft_ahead else max_draft_len
+        self._capacity = num_pending_drafts(max_draft_len, draft_ahead)
         self._spec = spec
         self._policy = policy
         self._clock = clock

@@ -20,9 +20,11 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.trtllm import drafter as drafter_module
-from faser_trtllm.trtllm.drafter import DrafterOptions, check_drafter
+from faser_trtllm.trtllm.drafter import DrafterOptions, OpenedDrafter, check_drafter
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
 from tests.checkpoints import make_pair
+from tests.engine.cuda_harness import build_pair, one_thread  # noqa: F401
+from tests.engine.test_cuda_executor import HostGpu
 from tests.executor.harness import Collector, toy_costs
 from tests.executor.toy_engine import ToyEngine, blend, context_row, make_table
 from tests.trtllm.py_executor import PyExecutor, install
@@ -242,6 +244,37 @@ def test_faser_drafter_over_a_real_draft_engine_gives_the_targets_text(drafter_c
     drafter.shutdown()
     assert [executor.outputs[i] for i in range(3)] == [text[:59] for text in texts]
     assert any(proposal for _, proposal in executor.proposals)
+
+
+class HostGpuContext(HostGpu):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_draft_of_the_cuda_backend_says_the_same_ahead_or_not(modules, tmp_path):
+    """On CPU tensors: its engine on the draft's side of the pair, its device loop, its thread."""
+    engines = build_pair(tmp_path, vocab_size=300, hidden_size=32)
+    proposals = []
+    for draft_ahead in (False, True):
+        options = DrafterOptions(engines.path, 3, max_batch_size=4, max_seq_len=128, draft_ahead=draft_ahead)
+        opened = OpenedDrafter(options, HostGpuContext)
+        assert opened.core._drafter._engine.partition == HostGpu.pair.draft
+        right = opened.core.propose([Asked(9, [5, 6], 90, 3)])[0]
+        rng = random.Random(1)
+        tokens = {i: [i, 7, 11 + i] for i in range(3)}
+        seen = [right]
+        for _ in range(12):
+            found = opened.core.propose([Asked(i, tokens[i], 60, 3) for i in range(3)])
+            seen += found
+            for i, proposal in enumerate(found):
+                tokens[i] = tokens[i] + proposal[: rng.randint(0, 3)] + [rng.randrange(300)]
+        proposals.append(seen)
+        opened.close()
+    assert proposals[0] == proposals[1]
+    assert all(len(proposal) == 3 for proposal in proposals[0])
 
 
 def test_it_may_be_pickled_before_and_after_its_first_use(drafter_class, engine_dir):
