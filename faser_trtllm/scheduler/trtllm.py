@@ -162,7 +162,7 @@ class TrtllmScheduler(Scheduler):
         resting = self._bindings.ReqIdsSet()
         for request in self._running:
             if lanes.get(request.slot) is Lane.NONE:
-                resting.add(self._llm_request(request).request_id)
+                resting.insert(self._llm_request(request).request_id)
         return resting
 
     def _place_chosen(self, choice: _Choice, shares: dict[int, int], lanes: dict[int, Lane]) -> list[ScheduledRequest]:
@@ -173,7 +173,21 @@ class TrtllmScheduler(Scheduler):
                 scheduled.append(ScheduledRequest(request, choice.chunks[request.request_id], 0, 0))
             elif request.request_id in choice.generations:
                 scheduled.append(self._place(request, shares[request.slot], lanes[request.slot]))
+        # Pending drafts that TensorRT-LLM did not count come after everybody's blocks, or are given up.
+        for index, item in enumerate(scheduled):
+            request, share = item.request, shares.get(item.request.slot, 0)
+            if item.num_drafts > share and not self._blocks.allocate(
+                request.slot, request.num_tokens + item.num_drafts
+            ):
+                self._give_up_drafts(request, share)
+                scheduled[index] = ScheduledRequest(request, item.num_new_tokens, share, item.max_verified)
         return scheduled
+
+    def _give_up_drafts(self, request: Request, num_kept: int) -> None:
+        """Pending drafts behind the first num_kept are forgotten, whatever they are, so nothing they led to changes."""
+        request.num_drafts = num_kept
+        newest = request.num_tokens + num_kept - 1  # is run again where the draft model goes on from it
+        request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, newest)
 
     def _place(self, request: Request, share: int, lane: Lane) -> ScheduledRequest:
         allocated = self._blocks.allocate(request.slot, request.num_tokens + share)

@@ -402,8 +402,29 @@ class MicroBatchScheduler:
                 request._discard_draft_tokens(request.num_draft_tokens - room)
 
 
-class ReqIdsSet(set):
-    pass
+class ReqIdsSet:
+    """A bound std::set: no Python set, so it has neither add nor iteration here."""
+
+    def __init__(self):
+        self._ids = set()
+
+    def insert(self, request_id):
+        self._ids.add(request_id)
+
+    def erase(self, request_id):
+        self._ids.discard(request_id)
+
+    def clear(self):
+        self._ids.clear()
+
+    def size(self):
+        return len(self._ids)
+
+    def __len__(self):
+        return len(self._ids)
+
+    def __contains__(self, request_id):
+        return request_id in self._ids
 
 
 class PyLlmRequest:

@@ -37,22 +37,39 @@ def test_any_setting_serves_every_request_exactly(seed, enable_chunked_context, 
     TrtllmLife(seed, **options).run(50)
 
 
+def test_drafts_are_given_up_with_what_the_draft_model_knew_of_them():
+    """A life in which rows and blocks are short at once, while the draft model is ahead."""
+    life = TrtllmLife(
+        344,
+        chunking_policy=ContextChunkingPolicy.EQUAL_PROGRESS,
+        tokens_per_block=4,
+        spare_blocks=3,
+        max_batch_size=4,
+        spare_rows=13,
+        chunk_unit_size=16,
+        capacity_policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
+    )
+    assert life.run(60)["given_up"]
+
+
 @pytest.mark.parametrize("chunking_policy", ContextChunkingPolicy)
 def test_crowded_lives_see_every_event_and_stay_exact(chunking_policy):
     """Counts what happened, so that the checks cannot pass because nothing did."""
     seen = Counter()
-    for seed in range(4):
+    sizes = [(2, 10, 6, 5), (2, 60, 6, 45), (1, 0, 2, 4), (1, 0, 2, 4), (1, 0, 3, 2), (1, 0, 3, 2)]
+    for seed, (tokens_per_block, spare_blocks, max_batch_size, spare_rows) in enumerate(sizes):
         life = TrtllmLife(
             seed,
             chunking_policy=chunking_policy,
-            tokens_per_block=2,
-            spare_blocks=(10, 60)[seed % 2],
-            max_batch_size=6,
-            spare_rows=(5, 45)[seed // 2 % 2],
+            tokens_per_block=tokens_per_block,
+            spare_blocks=spare_blocks,
+            max_batch_size=max_batch_size,
+            spare_rows=spare_rows,
             capacity_policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
             chunk_unit_size=4,
         )
-        seen += life.run(150)
+        seen += life.run(200)
     events = ["admitted", "preempted", "accepted", "carried", "short_of_rows", "chunks", "only_drafted"]
     events += ["timeouts", "stop", "length", "error"]
     assert not [event for event in events if seen[event] < 4], dict(seen)
+    assert seen["given_up"], "the rarest: rows and blocks are short at once"
