@@ -138,9 +138,7 @@ def open_cuda_engines(
     return OpenedCudaEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, tester)
 
 
-def open_cuda_draft(
-    engines: EngineDir, limits: BuildConfig, num_blocks: int, gpu: Gpu, stack: ExitStack
-) -> CudaEngine:
+def open_cuda_draft(engines: EngineDir, limits: BuildConfig, num_blocks: int, gpu: Gpu, stack: ExitStack) -> CudaEngine:
     """The draft alone, on its side of the pair: to draft beside a target that is not ours. As open_cuda_engines."""
     from faser_trtllm.engine.cuda_draft import DraftLaws
 

@@ -40,8 +40,8 @@ class DrafterOptions:
 
     engine_dir: of `faser build` with a draft; its target is not used. speculation: a policy, as in faser.yaml; "" is
     price with a cost table, else fixed:max_draft_len. cost_table: a profile.json whose verify times are the target's.
-    cores, num_threads: of a draft on the CPU; keep TensorRT-LLM's own threads off them. A draft of the cuda backend has a
-    green context of its own.
+    cores, num_threads: of a draft on the CPU; keep TensorRT-LLM's own threads off them. A draft of the cuda backend has
+    a green context of its own.
     """
 
     engine_dir: Path
