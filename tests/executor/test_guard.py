@@ -154,7 +154,7 @@ def test_a_draft_that_is_never_right_is_switched_off(policy, most, reasons, monk
     monkeypatch.setattr(guard_module, "BACKOFF_S", 300.0)
     setup = Setup(policy=policy, faults="draft_error@step999999", max_seq_len=1600, num_blocks=400)
     setup.tables = _opposed_tables(setup)
-    prompt, max_tokens = [1, 2, 3], 1200
+    prompt, max_tokens = [1, 2, 3], 1500
     drafted = []
 
     def watch(executor):
