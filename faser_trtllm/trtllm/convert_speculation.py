@@ -112,7 +112,7 @@ def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Itera
         for path, value in given.items():
             yield Verdict(path, value, Outcome.IGNORED, "max_draft_len is refused")
         return
-    schedule = section.get("draft_len_schedule")
+    schedule = _with_whole_keys(section.get("draft_len_schedule"))
     limit = section.get("max_concurrency")
     table = {1: max_draft_len}
     if schedule is not None:
@@ -131,6 +131,13 @@ def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Itera
     spelling = "schedule:" + ",".join(f"{size}={length}" for size, length in table.items())
     for path, value in given.items():
         yield Verdict(path, value, Outcome.BECAME, _in_words(table), {"speculation": spelling})
+
+
+def _with_whole_keys(schedule: Any) -> Any:
+    """JSON has text for keys."""
+    if not isinstance(schedule, Mapping):
+        return schedule
+    return {int(k) if isinstance(k, str) and k.isascii() and k.isdecimal() else k: v for k, v in schedule.items()}
 
 
 def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -14,11 +15,13 @@ from faser_trtllm.bench.serve.options import Objectives
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.summary import summarize_load
 from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.serving.metrics_view import make_view
 from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_completion
 from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE
 from tests.checkpoints import make_pair
+from tests.serving.test_top import STATS, rendered, scrape
 from tests.serving.triton import Server
 
 
@@ -32,8 +35,6 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _faser(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     command = [sys.executable, "-m", "faser_trtllm.cli", *map(str, arguments)]
     env = os.environ | environment
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
@@ -61,6 +62,12 @@ def test_a_server_marks_answers_metrics_and_top(engine_dir: Path, tmp_path: Path
         assert json.loads(top.stdout)["engine"]["is_synthetic"] is True
         assert server.metric("faser_synthetic_acceptance") == 1.0
         assert "OUTPUTS ARE NOT THE TARGET'S" in server.output()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_faser_top_says_so_in_its_title(marked: bool) -> None:
+    view = make_view(scrape(STATS | {"synthetic_acceptance": float(marked)}))
+    assert ("SYNTHETIC ACCEPTANCE" in rendered(view, width=120)) == marked
 
 
 @pytest.mark.parametrize("marked", [False, True])

@@ -151,6 +151,7 @@ def test_a_schedule_counts_from_its_keys_on_and_says_so() -> None:
     conversion = _speculation(draft_len_schedule={1: 4, 8: 0, 4: 2})
     assert conversion.serve["speculation"] == "schedule:1=4,4=2,8=0"
     assert "batch sizes 1 to 3 draft 4, 4 to 7 draft 2, 8 and more draft 0" in conversion.as_text()
+    assert _speculation(draft_len_schedule={"1": 4, "8": 0}).serve["speculation"] == "schedule:1=4,8=0"  # of JSON
     assert _speculation(max_concurrency=8).serve["speculation"] == "schedule:1=4,9=0"
     both = _speculation(max_concurrency=5, draft_len_schedule={1: 4, 4: 2, 8: 1})
     assert both.serve["speculation"] == "schedule:1=4,4=2,6=0"

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
+from faser_trtllm.serving.launcher import Launcher, ServeOptions
 from faser_trtllm.trtllm.convert import convert
 from faser_trtllm.trtllm.flags import BUILD_FLAGS, SERVE_FLAGS, judge_flags
 from faser_trtllm.trtllm.tokenizer import check_tokenizer
@@ -175,6 +177,23 @@ def test_build_reads_a_configuration_and_flags_go_before_it(tmp_path: Path) -> N
     assert again.source == "engine_config"
     assert not again.refusals
     assert again.build["max_batch_size"] == 2
+
+
+def test_serve_takes_a_configuration_under_its_flags(tmp_path: Path) -> None:
+    target, draft = make_pair(tmp_path / "pair", num_layers=2)
+    build_engines(
+        BuildOptions(target, draft, tmp_path / "engines", max_batch_size=4, max_num_tokens=64, max_seq_len=80)
+    )
+    config = tmp_path / "trtllm.yaml"
+    speculation = {"decoding_type": "Draft_Target", "max_draft_len": 3, "draft_len_schedule": {1: 3, 2: 1}}
+    config.write_text(yaml.safe_dump({"max_batch_size": 4, "speculative_config": speculation, "backend": "pytorch"}))
+    flags = judge_flags(["--max_batch_size", "2"], SERVE_FLAGS, ())
+    options = ServeOptions(engine_dir=tmp_path / "engines", config=config, settings=flags.conversion.serve)
+    with Launcher(options) as launcher:
+        assert launcher.conversion is not None
+        assert launcher.conversion.serve["max_batch_size"] == 4
+        assert launcher._config.max_batch_size == 2
+        assert launcher._config.speculation == "schedule:1=3,2=1"
 
 
 def test_the_commands_refuse_in_one_sentence(tmp_path: Path) -> None:
