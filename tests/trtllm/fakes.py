@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import importlib.machinery
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -47,6 +48,12 @@ def install(monkeypatch, modules=None, **options):
         monkeypatch.delitem(sys.modules, name)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: modules["tensorrt_llm"].__version__ if name == "tensorrt-llm" else real(name),
+    )
     return modules
 
 
