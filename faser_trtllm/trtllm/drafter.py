@@ -163,7 +163,8 @@ def _make_class() -> type:
                 try:
                     if self._opened is None:
                         self._opened = OpenedDrafter(self.faser_options)
-                    proposals = self._opened.core.propose([_asked(request) for request in requests])
+                    coming = scheduled_requests.context_requests
+                    proposals = self._opened.core.propose(list(map(_asked, requests)), list(map(_asked, coming)))
                 except Exception:
                     log.exception("drafting failed; TensorRT-LLM goes on without drafts")
                     self._has_failed = True

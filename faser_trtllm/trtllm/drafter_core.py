@@ -77,42 +77,56 @@ class DraftCore:
         self._draft_ahead = draft_ahead
         self._lane = DraftLane(Drafter(engine, self._sampling, block_table, self._capacity, clock))
         self._ahead: _Ahead | None = None
+        self._is_drafting = policy.name != "off"  # the last step had drafts, or would have
         self._known: OrderedDict[int, Request] = OrderedDict()  # who was asked for last is at the end
         self._free_slots = list(range(spec.max_batch_size))
         self._last: _LastStep | None = None
         self.num_reused_drafts = 0  # proposed without drafting in the step, as they had been drafted ahead
         self.num_dropped_drafts = 0  # drafted ahead behind what was then rejected
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int]]:
-        """The drafts of each, at most max_drafts and max_draft_len long; [] where nothing is worth it."""
+    def propose(self, asked: Sequence[Asked], coming: Sequence[Asked] = ()) -> list[list[int]]:
+        """The drafts of each, at most max_drafts and max_draft_len long; [] where nothing is worth it.
+
+        coming: whose prompts the target reads in this step; the draft model reads them beside it.
+        """
         self._take_ahead()
         self._observe(asked)
-        for one in asked:
-            if one.request_id in self._known:
-                self._known.move_to_end(one.request_id)  # so that no newcomer takes its slot
-        room = self._spec.max_batch_size
-        followed = [self._follow(one) if place < room else None for place, one in enumerate(asked)]
-        requests = [request for request in followed if request is not None]
-        if not requests:
-            return [[] for _ in asked]
-        view = StepView(requests, 0, 0, self._clock.now_s())
-        plan = self._policy.plan(view)
-        drafts = self._draft(view, plan)
-        pending = [request.num_drafts for request in requests]
-        lengths = dict(zip(map(id, requests), self._policy.frontier_lengths(view, pending), strict=True))
-        proposals: list[list[int]] = []
-        for one, request in zip(asked, followed, strict=True):
-            length = 0 if request is None else min(lengths[id(request)], request.num_drafts, one.max_drafts)
-            proposals.append(_pending(request)[:length].tolist() if request is not None else [])
-        lengths_now = [len(p) for p, request in zip(proposals, followed, strict=True) if request is not None]
-        self._last = _LastStep(view, lengths_now, pending, drafts, self._clock.now_s())
-        if self._draft_ahead:
-            self._start_ahead(view, lengths_now, plan.lengths)
+        followed = self._follow_all([*asked, *coming])
+        requests = [request for request in followed[: len(asked)] if request is not None]
+        readers = [request for request in followed[len(asked) :] if request is not None]
+        proposals: list[list[int]] = [[] for _ in asked]
+        planned: Sequence[int] = ()
+        proposed: Sequence[int] = ()
+        if requests:
+            view = StepView(requests, sum(len(one.token_ids) for one in coming), 0, self._clock.now_s())
+            plan = self._policy.plan(view)
+            planned = plan.lengths
+            drafts = self._draft(view, plan)
+            pending = [request.num_drafts for request in requests]
+            lengths = dict(zip(map(id, requests), self._policy.frontier_lengths(view, pending), strict=True))
+            for place, request in enumerate(followed[: len(asked)]):
+                if request is not None:
+                    length = min(lengths[id(request)], request.num_drafts, asked[place].max_drafts)
+                    proposals[place] = _pending(request)[:length].tolist()
+                    lengths[id(request)] = length
+            proposed = [lengths[id(request)] for request in requests]
+            self._last = _LastStep(view, proposed, pending, drafts, self._clock.now_s())
+            self._is_drafting = any(planned)
+        if self._draft_ahead and self._is_drafting:
+            self._start_ahead(requests, proposed, planned, readers)
         return proposals
 
     def close(self) -> None:
         """Wait for what is drafted ahead and end its thread; the engine stays the caller's."""
         self._lane.close()
+
+    def _follow_all(self, asked: Sequence[Asked]) -> list[Request | None]:
+        """The requests of as many as there are slots; None of the others."""
+        for one in asked:
+            if one.request_id in self._known:
+                self._known.move_to_end(one.request_id)  # so that no newcomer takes its slot
+        room = self._spec.max_batch_size
+        return [self._follow(one) if place < room else None for place, one in enumerate(asked)]
 
     def _follow(self, one: Asked) -> Request | None:
         """The request brought up to date; None if the draft model cannot follow it."""
@@ -186,16 +200,25 @@ class DraftCore:
         _take(view.decoding, drafts)
         return drafts
 
-    def _start_ahead(self, view: StepView, lengths: Sequence[int], planned: Sequence[int]) -> None:
-        """Go on behind what was proposed: the target's own token if all of it is accepted, and the next drafts."""
+    def _start_ahead(
+        self, requests: Sequence[Request], lengths: Sequence[int], planned: Sequence[int], readers: Sequence[Request]
+    ) -> None:
+        """Go on behind what was proposed: the target's own token if all of it is accepted, and the next drafts.
+
+        readers: requests whose prompts are read.
+        """
         wanted = []
-        for request, length, next_length in zip(view.decoding, lengths, planned, strict=True):
+        for request, length, next_length in zip(requests, lengths, planned, strict=True):
             left = request.max_num_tokens - request.num_tokens - 1
             next_length = min(next_length, self.max_draft_len)
             wanted.append(min(length + 1 + next_length, left) if length and next_length else request.num_drafts)
-        if wanted == [request.num_drafts for request in view.decoding]:
+        for request in readers:
+            request.num_computed_tokens = 0
+        reading = tuple(ScheduledRequest(request, request.num_tokens, 0, 0) for request in readers)
+        if not reading and wanted == [request.num_drafts for request in requests]:
             return
-        plan = SchedulerOutput(_scheduled(view.decoding, wanted), view, mode=Mode.DRAFT_AHEAD)
+        view = StepView(requests, 0, 0, self._clock.now_s())
+        plan = SchedulerOutput((*_scheduled(requests, wanted), *reading), view, mode=Mode.DRAFT_AHEAD)
         self._ahead = _Ahead(plan, self._lane.draft(plan))
 
     def _take_ahead(self) -> None:
@@ -232,8 +255,8 @@ class DraftCore:
                 tested,
                 accepted_,
                 sum(last.drafts.num_new_drafts),
-                len(rows) + sum(lengths),
-                0,
+                last.view.num_context_rows + len(rows) + sum(lengths),
+                last.view.num_context_rows,
                 last.drafts.num_rows,
                 0,
                 last.drafts.draft_ms,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,8 +48,10 @@ class TimedEngine(ToyEngine):
     def __init__(self, clock, *args, **sizes):
         super().__init__(*args, **sizes)
         self._clock = clock
+        self.rows = {}  # whether in the caller's thread -> rows of each pass
 
     def forward(self, batch):
+        self.rows.setdefault(threading.current_thread() is threading.main_thread(), []).append(batch.num_rows)
         self._clock.advance(1e-4 * _stairs(batch.num_rows))
         return super().forward(batch)
 
@@ -80,8 +83,10 @@ class CoreDrafter:
 
     def prepare_draft_tokens(self, scheduled_requests):
         self.clock.advance(1e-3 * _stairs(self._num_rows))  # the target's pass
-        asked = [drafter_module._asked(request) for request in scheduled_requests.generation_requests]
-        for request, proposal in zip(scheduled_requests.generation_requests, self.core.propose(asked), strict=True):
+        asked = list(map(drafter_module._asked, scheduled_requests.generation_requests))
+        coming = list(map(drafter_module._asked, scheduled_requests.context_requests))
+        proposals = self.core.propose(asked, coming)
+        for request, proposal in zip(scheduled_requests.generation_requests, proposals, strict=True):
             request.py_draft_tokens = proposal
         self._num_rows = sum(1 + len(request.py_draft_tokens) for request in scheduled_requests.generation_requests)
 
@@ -163,6 +168,18 @@ def test_what_was_drafted_ahead_is_dropped_after_a_rejection(modules):
     executor = run_four(modules, drafter)
     assert drafter.core.num_dropped_drafts > 0
     assert all(proposal == greedy(drafter.table, tokens, len(proposal)) for tokens, proposal in executor.proposals)
+
+
+@pytest.mark.parametrize("draft_ahead", [False, True])
+def test_prompts_are_read_while_the_target_reads_them(modules, draft_ahead):
+    drafter = CoreDrafter(noise=0.0, draft_ahead=draft_ahead)
+    executor = make_executor(modules, drafter)
+    executor.submit(1, [1, 2] * 12, 9)
+    executor.run()
+    drafter.core.close()
+    by_caller, beside = (drafter.engine.rows.get(is_main, [0]) for is_main in (True, False))
+    assert (max(by_caller) < 4, max(beside) == 24) == (draft_ahead, draft_ahead)
+    assert executor.num_accepted > 0
 
 
 def test_lengths_differ_between_requests_by_what_is_accepted(modules):
@@ -280,7 +297,7 @@ def test_a_draft_of_the_cuda_backend_says_the_same_ahead_or_not(modules, tmp_pat
 def test_it_may_be_pickled_before_and_after_its_first_use(drafter_class, engine_dir):
     make, _ = drafter_class
     drafter = make(str(engine_dir), max_draft_len=2, speculation="fixed:2", num_threads=1)
-    batch = SimpleNamespace(generation_requests=[])
+    batch = SimpleNamespace(generation_requests=[], context_requests=[])
     drafter.prepare_draft_tokens(batch)
     copy = pickle.loads(pickle.dumps(drafter))
     assert copy.faser_options == drafter.faser_options
