@@ -48,11 +48,16 @@ class SharedEngine(Supervisor):
         self._lock = _FileLock(directory / f"{name}.lock")
         super().__init__(config, (*command, f"--listen={self._socket_path}"))
         self._own_on_stats = on_stats
+        self._num_own_restarts = 0
 
     @property
     def runs_engine(self) -> bool:
         """The engine child is this process's, not another's."""
         return self._lock.is_held
+
+    def stats(self) -> dict[str, float]:
+        """As Supervisor.stats(); num_restarts are this process's own: one that joins another's child starts none."""
+        return super().stats() | {"num_restarts": self._num_own_restarts}
 
     def stop(self, request_id: int) -> None:
         """Ask the child to end a request with what it has; unknown ids are ignored."""
@@ -75,6 +80,8 @@ class SharedEngine(Supervisor):
         while not self._closing.is_set():
             if self._lock.acquire():
                 self._on_stats = self._own_on_stats
+                if self._ready is not None:  # there was a child before, this process's or another's
+                    self._num_own_restarts += 1
                 super()._serve_child()
                 return
             connection = self._connect()

@@ -115,6 +115,7 @@ def test_a_killed_child_fails_all_streams_and_everybody_gets_the_next_one(engine
         assert stream.events[-1].code == "UNAVAILABLE"
     wait_until(lambda: first.is_ready and second.is_ready)
     assert first.runs_engine != second.runs_engine
+    assert first.stats()["num_restarts"] + second.stats()["num_restarts"] == 1
     assert [Stream(engine, text="ab").wait().finish_reason for engine in (first, second)] == ["length"] * 2
 
 
