@@ -28,6 +28,7 @@ class StepView:
     num_context_rows: int  # prompt rows that want to run in the same pass, at most
     num_waiting: int  # requests without a slot
     now_s: float
+    num_joining: int = 0  # requests whose prompts are being run, or wait and will find a slot: they decode next
 
 
 @dataclass(frozen=True, slots=True)

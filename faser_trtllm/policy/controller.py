@@ -1,8 +1,9 @@
 """Which way of running (an arm: price, uniform, off, an overlapped mode) is in charge, proven by measured goodput.
 
 A model predicts each arm's goodput; what was measured corrects it by one factor per arm and batch-size class. The arm
-with the best corrected prediction runs. Few measurements move a factor little, and those of an arm that does not run
-fade, so an arm that was unlucky, or that the machine has become kinder to, is tried again after a while. Since `off`
+with the best corrected prediction runs. Where little was measured, the arm's factor over all classes stands in, and 1
+where that is little too. Measurements of an arm that does not run fade, so an arm that was unlucky, or that the machine
+has become kinder to, is tried again after a while. Since `off`
 and the best uniform length are arms, what runs cannot stay below either of them for longer than its factor takes to
 tell.
 """
@@ -25,9 +26,17 @@ class _Arm:
     tokens: float = 0.0  # measured, discounted
     expected: float = 0.0  # tokens that the prediction promised for the time measured, discounted
 
-    @property
-    def factor(self) -> float:
-        return (self.tokens + DOUBT_TOKENS) / (self.expected + DOUBT_TOKENS)
+    def factor(self, usual: float) -> float:
+        """usual: what is believed where nothing was measured."""
+        return (self.tokens + usual * DOUBT_TOKENS) / (self.expected + DOUBT_TOKENS)
+
+    def add(self, num_tokens: float, expected: float) -> None:
+        self.tokens += num_tokens
+        self.expected += expected
+
+    def fade(self, share: float) -> None:
+        self.tokens *= share
+        self.expected *= share
 
 
 @dataclass
@@ -44,6 +53,7 @@ class Controller:
         self._margins = dict(margins)
         self._default = next(iter(margins))
         self._classes: dict[int, _Class] = {}
+        self._overall: dict[str, _Arm] = {}  # of all classes
 
     def choose(self, batch_size: int, predicted: Mapping[str, float]) -> str:
         """The arm for the next step; predicted: goodput of every arm that can run now (the default always can)."""
@@ -51,12 +61,7 @@ class Controller:
         incumbent = state.incumbent if state.incumbent in predicted else self._default
         if incumbent == state.incumbent and state.dwelt < DWELL_TOKENS:
             return incumbent
-        arms = state.arms
-        scores = {
-            arm: predicted[arm] * (arms[arm].factor if arm in arms else 1.0)
-            for arm in self._margins
-            if arm in predicted
-        }
+        scores = {arm: predicted[arm] * self._factor(state, arm) for arm in self._margins if arm in predicted}
         best, best_score = incumbent, scores[incumbent] * (1.0 + HYSTERESIS)
         for arm, score in scores.items():
             if arm != incumbent and score * (1.0 - self._margins[arm] + self._margins[incumbent]) > best_score:
@@ -69,19 +74,24 @@ class Controller:
         """A step of the arm committed num_tokens in ms, where predicted tokens per ms were promised."""
         state = self._state(batch_size)
         state.dwelt += num_tokens
-        state.arms.setdefault(arm, _Arm())
         own, others = math.exp(-num_tokens / MEMORY_TOKENS), math.exp(-num_tokens / FADING_TOKENS)
-        for name, measured in state.arms.items():
-            fade = own if name == arm else others
-            measured.tokens *= fade
-            measured.expected *= fade
-        state.arms[arm].tokens += num_tokens
-        state.arms[arm].expected += predicted * ms
+        for arms in (state.arms, self._overall):
+            arms.setdefault(arm, _Arm())
+            for name, measured in arms.items():
+                measured.fade(own if name == arm else others)
+            arms[arm].add(num_tokens, predicted * ms)
 
     def factor(self, batch_size: int, arm: str) -> float | None:
-        """Measured over predicted goodput of an arm, few measurements pulled towards 1; None if it never ran."""
-        measured = self._state(batch_size).arms.get(arm)
-        return None if measured is None else measured.factor
+        """Measured over predicted goodput of an arm, few measurements pulled towards its factor over all sizes; None if
+        it never ran at about this batch size."""
+        state = self._state(batch_size)
+        return self._factor(state, arm) if arm in state.arms else None
+
+    def _factor(self, state: _Class, arm: str) -> float:
+        overall = self._overall.get(arm)
+        usual = 1.0 if overall is None else overall.factor(1.0)
+        measured = state.arms.get(arm)
+        return usual if measured is None else measured.factor(usual)
 
     def _state(self, batch_size: int) -> _Class:
         # A third of an octave: what pays at 4 requests may not at 7.

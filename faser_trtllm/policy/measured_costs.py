@@ -19,6 +19,8 @@ MAX_SCALE = 16.0  # of a table that is wrong altogether
 PUBLISH = 0.05  # relative change of a scale that makes new arrays
 FEW_REQUESTS = 12
 CACHE_SIZE = 512
+LATE_ROWS = 64  # of a pass of the draft model over what it has missed, for its cost per row
+MIN_LATE_ROWS = 16  # to learn from; fewer drown in what a draft call costs anyway
 USUAL_ROWS = 1.5  # after a step the draft model has missed one token, or two where all its drafts were accepted
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
 
@@ -60,6 +62,7 @@ class MeasuredCosts:
         self._table = costs
         self._max_draft_len = max_draft_len
         self._draft = _Scale()
+        self._late = _Scale()  # of prompts, and of what else the draft model has missed
         self._verify: dict[int, _Scale] = {}  # by number of rows, two to the octave
         self._curve = np.ones(1)  # of a pass, by rows
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
@@ -85,13 +88,16 @@ class MeasuredCosts:
             found = self._cache[key] = self._make(num_requests, base_rows, context_len)
         return found
 
-    def catch_up_ms(self, num_rows: int, context_len: float) -> float:
-        """The draft's pass over num_rows tokens of one request that it has missed."""
-        return self._draft.published * self._table.draft_rows_ms(num_rows, 1, context_len)
+    @property
+    def late_row_ms(self) -> float:
+        """The draft's pass over tokens that it has missed (a prompt, mostly), per token."""
+        return self._late.published * self._table.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
 
     def observe(self, outcome: StepOutcome, context_len: float, next_s: float) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, where the two adjoin."""
         self._num_steps += 1
+        if outcome.mode is Mode.SERIAL:
+            self._learn_late(outcome, context_len)
         plain = outcome.mode is Mode.SERIAL and outcome.num_context_rows == 0
         if plain and self._num_steps % LEARN_EVERY == 0:
             verify = self._table.verify_ms_array(outcome.num_rows, len(outcome.decoding), context_len)
@@ -99,7 +105,8 @@ class MeasuredCosts:
             stale = scale.learn(outcome.verify_ms, float(verify[outcome.num_rows]))
             if outcome.num_drafted:
                 stale |= self._learn_rows(outcome)
-                stale |= self._draft.learn(outcome.draft_ms, self._draft_ms(outcome, context_len))
+                expected_ms = self._draft_ms(outcome, outcome.num_draft_rows, context_len)
+                stale |= self._draft.learn(outcome.draft_ms, expected_ms)
             if stale:
                 self._curve = np.ones(1)
                 self._cache.clear()
@@ -113,21 +120,26 @@ class MeasuredCosts:
         self._overhead[drafting] = new
         return elapsed
 
-    def late_ms(self, outcome: StepOutcome, context_len: float) -> float:
+    def late_ms(self, outcome: StepOutcome) -> float:
         """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
-        n = len(outcome.decoding)
-        if outcome.num_draft_rows <= 2 * n:
-            return 0.0
-        table, scale = self._table, self._draft.published
-        usual = table.draft_rows_ms(2 * n, n, context_len)
-        return scale * max(0.0, table.draft_rows_ms(outcome.num_draft_rows, n, context_len) - usual)
+        return self.late_row_ms * max(0, outcome.num_draft_rows - 2 * len(outcome.decoding))
 
-    def _draft_ms(self, outcome: StepOutcome, context_len: float) -> float:
+    def _learn_late(self, outcome: StepOutcome, context_len: float) -> None:
+        num_late = outcome.num_draft_rows - 2 * len(outcome.decoding)
+        if num_late < MIN_LATE_ROWS:
+            return
+        usual_ms = 0.0
+        if outcome.num_drafted:
+            usual_ms = self._draft.published * self._draft_ms(outcome, outcome.num_draft_rows - num_late, context_len)
+        expected_ms = num_late * self._table.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
+        self._late.learn(outcome.draft_ms - usual_ms, expected_ms)
+
+    def _draft_ms(self, outcome: StepOutcome, num_rows: int, context_len: float) -> float:
         """By the table: the first pass over its rows, then a step for each further draft."""
         num_steps = max(1, max(outcome.num_pending))
         active = max(1, round(outcome.num_drafted / num_steps))
         step_ms = float(self._table.draft_step_ms_array(active, context_len)[active])
-        return self._table.draft_rows_ms(outcome.num_draft_rows, active, context_len) + (num_steps - 1) * step_ms
+        return self._table.draft_rows_ms(num_rows, active, context_len) + (num_steps - 1) * step_ms
 
     def _learn_rows(self, outcome: StepOutcome) -> bool:
         num_drafting = sum(map(bool, outcome.num_pending))

@@ -48,8 +48,7 @@ MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 MAX_URGENCY = 4.0
-PROMPT_ROWS = 64  # of a pass of the draft model over a prompt, for its cost per row
-PLAN_STEPS = 12  # a plan holds so long: what it rests on is learnt no faster
+PLAN_STEPS = 24  # a plan holds so long: what it rests on is learnt no faster
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
@@ -83,7 +82,7 @@ class PricePolicy:
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._probing = False
-        self._unsettled: deque[tuple[StepOutcome, str, float, float]] = deque()
+        self._unsettled: deque[tuple[StepOutcome, str, float, int, float]] = deque()
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._plan = DraftPlan([])
         self._plan_age = 0
@@ -107,10 +106,12 @@ class PricePolicy:
             return DraftPlan([])
         self._plan_age += 1
         prompts = view.num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
-        planned = len(self._plan_decoding)
-        resized = abs(n - planned) > planned // 8
+        # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
+        size, planned = n + view.num_joining, self._planned_size
+        resized = abs(size - planned) > planned // 8
         if self._plan_age >= PLAN_STEPS or resized or prompts != self._plan_prompts:
-            self._plan_age, self._plan_prompts, self._plan_decoding = 0, prompts, tuple(decoding)
+            self._plan_age = PLAN_STEPS if view.num_context_rows and not prompts else 0  # it suits this step only
+            self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
         elif self._plan_decoding != tuple(decoding):
             self._plan = self._carried_over(decoding)
@@ -133,6 +134,10 @@ class PricePolicy:
         """The plan for the next steps."""
         decoding = view.decoding
         n = len(decoding)
+        limit = max(request.draft_limit for request in decoding)
+        if limit == 0:  # last tokens, or requests that want no drafts: that says nothing about drafting
+            self._drafting, self._promised, self._horizon, self._plan_age = False, 0.0, 0, PLAN_STEPS
+            return DraftPlan([0] * n)
         context_len = self._context_len = sum(request.num_tokens for request in decoding) / n
         costs = self._costs.costs(n, n + view.num_context_rows, context_len)
         # Prompt rows are worth as much as tokens while others wait for their end: the price rises, drafts are fewer.
@@ -143,7 +148,6 @@ class PricePolicy:
         # Of a step of decoding; the prompts' share is charged where arms are compared, not where they are judged.
         goodput = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
         drafting = {"price"} if pays else set()
-        limit = max(request.draft_limit for request in decoding)
         expected = self.estimator.expected(0.0)
         uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
         goodput["uniform"] = min(uniform.goodput, choice.goodput)  # these requests' survivals are not the population's
@@ -154,9 +158,8 @@ class PricePolicy:
             goodput |= modes
             drafting |= modes.keys()
         predicted = {arm: _charged(g, prompt_ms) if arm in drafting else g for arm, g in goodput.items()}
-        arm = self._arm = self.controller.choose(n, predicted)
+        arm = self._arm = self.controller.choose(self._planned_size, predicted)
         self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
-        self._planned_size = n
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off" and (uniform.lengths[0] > 0 if arm == "uniform" else pays)
@@ -233,22 +236,25 @@ class PricePolicy:
         if not outcome.decoding:
             return
         self.estimator.observe(outcome)  # looks at tested drafts only
-        as_planned = outcome.num_context_rows == 0 and not self._probing and len(outcome.decoding) == self._planned_size
-        promised = self._promised if as_planned else 0.0
-        self._unsettled.append((outcome, self._arm, promised, self._context_len))
+        # In ping_pong a step verifies a part of the batch; the promise is tokens per ms all the same.
+        whole = outcome.mode is Mode.PING_PONG or len(outcome.decoding) == self._planned_size
+        promised = self._promised if whole and outcome.num_context_rows == 0 and not self._probing else 0.0
+        self._unsettled.append((outcome, self._arm, promised, self._planned_size, self._context_len))
         if len(self._unsettled) > self._settling_steps:
             settled = self._unsettled.popleft()
             self._learn(*settled, self._unsettled[0][0].now_s)
 
-    def _learn(self, outcome: StepOutcome, arm: str, promised: float, context_len: float, next_s: float) -> None:
+    def _learn(
+        self, outcome: StepOutcome, arm: str, promised: float, planned_size: int, context_len: float, next_s: float
+    ) -> None:
         """What a step cost, once all the drafts that were pending in it are tested."""
         self._exits.observe(outcome)
         ms = self._costs.observe(outcome, context_len, next_s)
         self._probes.save(ms)
         if promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
             # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
-            ms -= self._costs.late_ms(outcome, context_len)
-            self.controller.record(len(outcome.decoding), arm, _num_tokens(outcome), promised, ms)
+            ms -= self._costs.late_ms(outcome)
+            self.controller.record(planned_size, arm, _num_tokens(outcome), promised, ms)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> Choice:
         decoding, estimator = view.decoding, self.estimator
@@ -274,8 +280,7 @@ class PricePolicy:
         if not self._drafting:
             num_rows = max(num_rows, sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding))
         num_output = sum(request.max_num_tokens - request.prompt_len for request in decoding)
-        rows = PROMPT_ROWS
-        return self._costs.table.draft_rows_ms(rows, 1, rows) / rows * num_rows / max(1, num_output)
+        return self._costs.late_row_ms * num_rows / max(1, num_output)
 
     def _weights(self, view: StepView) -> FloatArray | None:
         """How much a token of each request counts: more where its deadline comes before its likely end; None if all 1.
@@ -307,6 +312,7 @@ class PricePolicy:
         row_price = price * (further_ms + reach * (planned_ms - further_ms))
         step_price = np.zeros(self._max_batch_size + 1, np.float32)
         step_price[: num_requests + 1] = costs.draft_step
+        step_price[num_requests + 1 :] = costs.draft_step[num_requests]  # a few may join while the plan holds
         step_price *= price
         estimator = self.estimator
         return DraftStop(

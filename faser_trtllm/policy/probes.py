@@ -64,7 +64,7 @@ class Probes:
 
     def _cost_ms(self, chosen: list[Request], n: int, lag: int, context_len: float, price: float) -> float:
         costs = self._costs.costs(n, n, context_len)
-        ms = self._costs.catch_up_ms(lag, context_len) + self._length * costs.draft_step[len(chosen)]
+        ms = self._costs.late_row_ms * lag + self._length * costs.draft_step[len(chosen)]
         ms += costs.verify[self._length * len(chosen)] - costs.verify[0]
         estimator = self._estimator
         gained = sum(sum(estimator.expected(estimator.offset(request))[: self._length]) for request in chosen)

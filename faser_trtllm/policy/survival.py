@@ -25,7 +25,7 @@ Float32Array = npt.NDArray[np.float32]
 INITIAL_INTERCEPT = 1.5  # p = 0.82 before anything is known (vLLM's value)
 RIDGE = 1e-3
 MIN_OBSERVATIONS = 50  # fewer: the pooled fit of all places stands in
-FLUSH_STEPS = 8  # steps after which requests' offsets are learnt, or
+FLUSH_STEPS = 16  # steps after which requests' offsets are learnt (half as many until the population is), or
 FLUSH_OBSERVATIONS = 768  # tested drafts
 REFIT_FLUSHES = 4  # flushes after which the population is fitted, or
 REFIT_OBSERVATIONS = 3072  # tested drafts
@@ -172,7 +172,8 @@ class SurvivalEstimator:
                     self._owner[request.slot] = request.request_id
                     self._offset[request.slot] = self._offset_info[request.slot] = 0.0
         self._steps += 1
-        if self._steps >= FLUSH_STEPS or len(self._margins) >= FLUSH_OBSERVATIONS:
+        num_steps = FLUSH_STEPS if self.version > EARLY_REFITS else FLUSH_STEPS // 2
+        if self._steps >= num_steps or len(self._margins) >= FLUSH_OBSERVATIONS:
             self._steps = 0
             if self._margins:
                 self._flush()

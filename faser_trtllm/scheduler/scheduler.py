@@ -194,6 +194,7 @@ class Scheduler:
             min(num_context_rows, self._limits.max_num_tokens - len(decoding)),
             len(self._waiting),
             self._clock.now_s(),
+            len(contexts) + min(len(self._waiting), len(self._free_slots)),
         )
 
     def _has_ample_blocks(self) -> bool:

@@ -76,8 +76,14 @@ def test_rows_of_a_draft_call_are_learnt_but_not_from_prompts():
 
 def test_late_prompts_of_the_draft_are_taken_out_of_a_step():
     costs = MeasuredCosts(cost_table(), 8)
-    assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=2), 64.0) == 0.0
-    assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=200), 64.0) > 0.0
+    assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=2)) == 0.0
+    table = cost_table()
+    a_row_ms = table.draft_rows_ms(64, 1, 64) / 64
+    late = outcome(4, 1.0, num_drafted=0, draft_ms=200 * 3.0 * a_row_ms, draft_rows=202)
+    assert costs.late_ms(late) == pytest.approx(200 * a_row_ms)
+    for _ in range(300):
+        costs.observe(late, 64.0, 0.0)
+    assert costs.late_ms(late) == pytest.approx(200 * 3.0 * a_row_ms, rel=0.07)
 
 
 def test_the_time_between_steps_is_that_step_s_own():
