@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, reason_of
 
 DEFAULT_SPECULATION = "auto"
 SPELLINGS = (
@@ -37,6 +37,11 @@ class ContextChunkingPolicy(str, enum.Enum):
 class SchedulerKind(str, enum.Enum):
     NATIVE = "native"
     TRTLLM = "trtllm"
+
+
+class Quantization(str, enum.Enum):
+    NONE = "none"
+    FP8 = "fp8"
 
 
 class KvCacheConfig(_Strict):
@@ -73,6 +78,10 @@ class ExecutorConfig(_Strict):
     trace_file: str | None = Field(None, description="write a Chrome/Perfetto trace of every step here")
     num_threads: int | None = Field(None, ge=1, description="threads of the CPU engine; default: all cores it may use")
     cores: tuple[int, ...] | None = None
+    quantization: Quantization = Field(
+        Quantization.NONE,
+        description="fp8: the layers' matrices in e4m3, quantised when loaded; cuda engines, GPUs from 8.9 on",
+    )
     synthetic_acceptance: float | tuple[float, ...] | None = Field(
         None,
         description="for measuring systems, OUTPUTS ARE NOT THE TARGET'S: the mean number of accepted drafts per step, "
@@ -124,7 +133,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     try:
         data = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
-        raise ConfigError(f"the configuration {path.name} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"the configuration {path.name} cannot be read: {reason_of(error)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"the configuration {path.name} is not valid YAML: {reason}") from error

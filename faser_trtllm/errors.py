@@ -1,5 +1,7 @@
 """The errors users see. Each message is one sentence: the field, the value, the limit and the fix."""
 
+import os
+
 
 class FaserError(Exception):
     """Base of all errors meant for users; `code` is the Triton status it maps to."""
@@ -41,3 +43,8 @@ class CheckpointError(InvalidArgumentError):
 
 class ConfigError(InvalidArgumentError):
     """A configuration file or flag is wrong."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file could not be used; what the system says goes with the user: "Permission denied, as uid 1000"."""
+    return f"{error.strerror}, as uid {os.geteuid()}" if isinstance(error, OSError) else str(error)

@@ -28,7 +28,7 @@ from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.options import BuildOptions, check_options
 from faser_trtllm.builder.source import TOKENIZER_FILES, Source, open_sources
 from faser_trtllm.builder.staging import staged_directory
-from faser_trtllm.errors import EngineFileError, InvalidArgumentError
+from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
 from faser_trtllm.models.tokenizer import Tokenizer
 
 __all__ = ["BuildOptions", "Progress", "build_engines"]
@@ -189,4 +189,4 @@ def _output_error(output_dir: Path, error: OSError) -> EngineFileError:
         return EngineFileError(
             f"output_dir {output_dir} is on a full disk ({error.strerror}); free space or choose another"
         )
-    return EngineFileError(f"output_dir {output_dir} cannot be written: {error.strerror}")
+    return EngineFileError(f"output_dir {output_dir} cannot be written: {reason_of(error)}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.errors import EngineFileError
+from faser_trtllm.errors import EngineFileError, reason_of
 
 VERSION = 1
 TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -132,7 +132,9 @@ class CudaFile:
                 text = file.read(length) if length <= _MAX_HEADER_BYTES else b""
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise EngineFileError(f"{label} cannot be read ({error}); rebuild it with faser build") from error
+            raise EngineFileError(
+                f"{label} cannot be read ({reason_of(error)}); rebuild it with faser build"
+            ) from error
         try:
             header = json.loads(text)
             faser = json.loads(header["__metadata__"]["faser"])

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faser_trtllm.errors import EngineFileError
+from faser_trtllm.errors import EngineFileError, reason_of
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
 ENGINE_FILE = "rank0.engine"
 CONFIG_FILE = "config.json"
+_REBUILD = "rebuild it with faser build"
 _KV_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -48,7 +49,9 @@ class EngineDir:
     def load(cls, path: Path, verify_hashes: bool = False) -> EngineDir:
         """Read and check a directory: sizes, and with verify_hashes contents; raise EngineFileError."""
         manifest = _read_manifest(path)
-        check_files(path, manifest["files"], verify_hashes)
+        check_sizes(path, manifest["files"])
+        for mismatch in hash_mismatches(path, manifest["files"]) if verify_hashes else ():
+            raise EngineFileError(f"{mismatch}; {_REBUILD}")
         target = _read_engine_config(path, "target")
         draft = _read_engine_config(path, "draft") if "draft" in manifest["checkpoints"] else None
         try:
@@ -62,7 +65,7 @@ class EngineDir:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFileError(
-                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); rebuild it with faser build"
+                f"target/{CONFIG_FILE} in {path} has no valid build_config ({error}); {_REBUILD}"
             ) from error
         return cls(path, manifest, build_config, target, draft)
 
@@ -102,26 +105,26 @@ class EngineDir:
         return sum(_kv_bytes_per_token(config["pretrained_config"]) for config in configs)
 
 
-def check_files(path: Path, files: Mapping[str, Any], verify_hashes: bool) -> None:
+def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
     """Compare files with the manifest's {name: {"bytes", "sha256"}}; raise EngineFileError for the first."""
     for name, entry in files.items():
-        file = path / name
         try:
-            size = file.stat().st_size
-            digest = sha256_of(file) if verify_hashes and size == entry["bytes"] else entry["sha256"]
+            size = (path / name).stat().st_size
         except OSError as error:
-            raise EngineFileError(
-                f"{name} cannot be read in {path}: {error.strerror}; rebuild it with faser build"
-            ) from error
+            raise EngineFileError(f"{name} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if size != entry["bytes"]:
-            raise EngineFileError(
-                f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; rebuild it with faser build"
-            )
+            raise EngineFileError(f"{name} in {path} has {size} bytes, the manifest says {entry['bytes']}; {_REBUILD}")
+
+
+def hash_mismatches(path: Path, files: Mapping[str, Any]) -> Iterator[str]:
+    """A clause per file whose contents are not the manifest's; reads all of them, so it takes time."""
+    for name, entry in files.items():
+        try:
+            digest = sha256_of(path / name)
+        except OSError as error:
+            raise EngineFileError(f"{name} cannot be read in {path}: {reason_of(error)}; {_REBUILD}") from error
         if digest != entry["sha256"]:
-            raise EngineFileError(
-                f"{name} in {path} has sha256 {digest[:12]}, the manifest says {entry['sha256'][:12]}; "
-                "rebuild it with faser build"
-            )
+            yield f"{name} in {path} has sha256 {digest[:12]}, the manifest says {entry['sha256'][:12]}"
 
 
 def sha256_of(path: Path) -> str:
@@ -138,7 +141,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("format") != MANIFEST_FORMAT:
         raise EngineFileError(
             f"{MANIFEST_FILE} in {path} has format {manifest.get('format')!r}, "
-            f"this faser reads {MANIFEST_FORMAT}; rebuild it with faser build"
+            f"this faser reads {MANIFEST_FORMAT}; {_REBUILD}"
         )
     files = manifest.get("files")
     whole = (
@@ -148,23 +151,23 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         and "backend" in manifest
     )
     if not whole:
-        raise EngineFileError(f"{MANIFEST_FILE} in {path} is damaged; rebuild it with faser build")
+        raise EngineFileError(f"{MANIFEST_FILE} in {path} is damaged; {_REBUILD}")
     return manifest
 
 
 def _read_engine_config(path: Path, role: str) -> dict[str, Any]:
-    return _read_object(path, f"{role}/{CONFIG_FILE}", "rebuild it with faser build")
+    return _read_object(path, f"{role}/{CONFIG_FILE}", _REBUILD)
 
 
 def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:
     try:
         data = json.loads((path / name).read_text(encoding="utf-8"))
     except OSError as error:
-        raise EngineFileError(f"{name} cannot be read in {path} ({error.strerror}): {remedy}") from error
+        raise EngineFileError(f"{name} cannot be read in {path} ({reason_of(error)}): {remedy}") from error
     except ValueError as error:
         raise EngineFileError(f"{name} in {path} is not valid JSON ({error}): {remedy}") from error
     if not isinstance(data, dict):
-        raise EngineFileError(f"{name} in {path} must hold a JSON object; rebuild it with faser build")
+        raise EngineFileError(f"{name} in {path} must hold a JSON object; {_REBUILD}")
     return data
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.errors import EngineFileError
+from faser_trtllm.errors import EngineFileError, reason_of
 
 MAGIC = b"FASERENG"
 TENSORRT_MAGIC = b"FASERTRT"  # builder/plan_file.py
@@ -192,7 +192,9 @@ class EngineFile:
                 header = _read_header(file.read(_PREFIX.size), file.read, size, label)
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise EngineFileError(f"{label} cannot be read ({error.strerror}); rebuild it with faser build") from error
+            raise EngineFileError(
+                f"{label} cannot be read ({reason_of(error)}); rebuild it with faser build"
+            ) from error
         return cls(path, header, mapping)
 
     def address(self, name: str) -> int | None:

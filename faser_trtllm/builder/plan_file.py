@@ -21,7 +21,7 @@ from typing import Any
 
 from faser_trtllm.builder.engine_file import TENSORRT_MAGIC
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
-from faser_trtllm.errors import EngineFileError, FaserError
+from faser_trtllm.errors import EngineFileError, FaserError, reason_of
 
 MAGIC = TENSORRT_MAGIC
 VERSION = 1
@@ -156,7 +156,7 @@ class PlanFile:
                     raise EngineFileError(f"{label}: {size} bytes are too few for an engine file; {_REMEDY}")
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise EngineFileError(f"{label} cannot be read ({error.strerror}); {_REMEDY}") from error
+            raise EngineFileError(f"{label} cannot be read ({reason_of(error)}); {_REMEDY}") from error
         try:
             table = _read_table(mapping, size, label)
         except BaseException:

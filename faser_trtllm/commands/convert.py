@@ -26,7 +26,7 @@ def convert(
 ) -> None:
     """Report what faser build and faser serve make of a TensorRT-LLM configuration; exit code 2 if a key is refused."""
     from faser_trtllm.config import ServiceConfig, parse, read_mapping
-    from faser_trtllm.errors import ConfigError
+    from faser_trtllm.errors import ConfigError, reason_of
     from faser_trtllm.trtllm.convert import convert as convert_mapping
 
     conversion = convert_mapping(read_mapping(config))
@@ -37,4 +37,4 @@ def convert(
         try:
             output.write_text(yaml.safe_dump(dict(conversion.serve), sort_keys=False))
         except OSError as error:
-            raise ConfigError(f"output {output} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"output {output} cannot be written: {reason_of(error)}") from error

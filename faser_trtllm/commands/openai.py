@@ -34,8 +34,8 @@ def openai(
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
 ) -> None:
     """Serve OpenAI's completions and chat API, over a Triton server that runs or that it starts."""
-    from faser_trtllm.serving.launcher import ServeOptions
     from faser_trtllm.serving.openai.server import OpenAIOptions, serve_openai
+    from faser_trtllm.serving.serve_options import ServeOptions
 
     triton = ServeOptions(
         engine_dir=engine_dir,

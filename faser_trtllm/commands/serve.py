@@ -37,6 +37,10 @@ def serve(
     models: Annotated[
         str | None, typer.Option("--models", help="to load, one engine serves them all; default: all of the repository")
     ] = None,
+    allow_hash_mismatch: Annotated[
+        bool,
+        typer.Option("--allow_hash_mismatch", help="serve engine files that are not those of their manifest.json"),
+    ] = False,
     allow_control: Annotated[
         bool,
         typer.Option(
@@ -47,8 +51,8 @@ def serve(
     ] = False,
 ) -> None:
     """Serve engines behind NVIDIA Triton: wait until ready, drain on SIGTERM."""
-    from faser_trtllm.serving.launcher import ServeOptions
     from faser_trtllm.serving.launcher import serve as run
+    from faser_trtllm.serving.serve_options import ServeOptions
     from faser_trtllm.trtllm.flags import SERVE_FLAGS, judge_flags
     from faser_trtllm.trtllm.tokenizer import check_tokenizer
 
@@ -73,6 +77,7 @@ def serve(
             speculation=speculation,
             models=tuple(models.split(",")) if models else None,
             settings=flags.conversion.serve,
+            allow_hash_mismatch=allow_hash_mismatch,
             allow_control=allow_control,
         )
     )

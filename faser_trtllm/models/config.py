@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faser_trtllm.errors import CheckpointError
+from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read in {path.parent}: {error.strerror}") from error
+        raise CheckpointError(f"{path.name} cannot be read in {path.parent}: {reason_of(error)}") from error
     except ValueError as error:
         raise CheckpointError(f"{path.name} in {path.parent} is not valid JSON: {error}") from error
     if not isinstance(data, dict):

@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from faser_trtllm.errors import CheckpointError
+from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.config import read_json, token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -49,15 +49,14 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
         """Read a checkpoint's or an engine's directory; CheckpointError says what is missing."""
-        path = directory / TOKENIZER_FILE
-        if not path.exists():
+        try:
+            definition = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
+        except FileNotFoundError:
             raise CheckpointError(
                 f"{TOKENIZER_FILE} is missing in {directory}; save the fast tokenizer there (save_pretrained)"
-            )
-        try:
-            definition = path.read_text(encoding="utf-8")
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{TOKENIZER_FILE} cannot be read in {directory}: {error}") from error
+            raise CheckpointError(f"{TOKENIZER_FILE} cannot be read in {directory}: {reason_of(error)}") from error
         tokenizer = cls(definition)
         sources = [_optional_json(directory / name) for name in ("generation_config.json", "config.json")]
         settings = _optional_json(directory / "tokenizer_config.json")

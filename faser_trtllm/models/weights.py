@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.errors import CheckpointError
+from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.config import ModelConfig, read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -159,7 +159,7 @@ class CheckpointWeights:
                     raise CheckpointError(f"{file}: {size} bytes are too few for a safetensors file")
                 mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise CheckpointError(f"{file} cannot be read in {self.directory}: {error.strerror}") from error
+            raise CheckpointError(f"{file} cannot be read in {self.directory}: {reason_of(error)}") from error
         self._maps[file] = mapping
         for name, entry in _parse_header(mapping, size, file).items():
             if name in self._entries:

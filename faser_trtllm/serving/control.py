@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, reason_of
 
 KEY_VARIABLE = "FASER_CONTROL_KEY"
 KEY_FILE_VARIABLE = "FASER_CONTROL_KEY_FILE"
@@ -30,7 +30,7 @@ def control_key(environment: Mapping[str, str] = os.environ) -> str:
         try:
             key = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = reason_of(error) if isinstance(error, OSError) else "it is no text"
             raise ConfigError(f"{KEY_FILE_VARIABLE} is {path}, which cannot be read: {reason}") from None
     if key is None:
         return secrets.token_hex(32)

@@ -18,7 +18,8 @@ from typing import Any
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.serving.client import GrpcClient, Response, stream_http
-from faser_trtllm.serving.launcher import Launcher, ServeOptions
+from faser_trtllm.serving.launcher import Launcher
+from faser_trtllm.serving.serve_options import ServeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR_DIR = ROOT / "engines" / "demo"

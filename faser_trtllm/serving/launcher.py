@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,59 +14,32 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import ServiceConfig
-from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
-from faser_trtllm.executor.factory import SYNTHETIC_WARNING, choose_policy
+from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.executor.factory import SYNTHETIC_WARNING
 from faser_trtllm.executor.faults import faults_of_environment
 from faser_trtllm.serving.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
 from faser_trtllm.serving.limits import check_limits
+from faser_trtllm.serving.ports import check_ports, is_free
 from faser_trtllm.serving.process import command_line, kill, session_pids
+from faser_trtllm.serving.serve_options import (
+    ServeOptions,
+    check_engines,
+    choose_models,
+    default_repository,
+    effective_config,
+)
 from faser_trtllm.serving.shm import SHM_DIR, ShmPrefix, remove_stale
 from faser_trtllm.serving.supervisor import PARENT_OPTION
 from faser_trtllm.serving.triton_model import STARTUP_ERROR_FILE
 from faser_trtllm.serving.tritonserver import TritonInstall, find_tritonserver, spawn
-from faser_trtllm.trtllm.convert import Conversion, read_config
-from faser_trtllm.trtllm.synthetic import with_forced_acceptance
 
-MODEL_NAME = "faser"
 EXIT_TIMEOUT_S = 5
 LOST_STUB_S = 5.0  # a server whose model's process ended ends by itself sooner, if it notices
 STUB_NAME = "triton_python_backend_stub"
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What `faser serve` is told.
-
-    engine_dir: None takes it from config or FASER_ENGINE_DIR. config: a faser.yaml, or a configuration of
-    TensorRT-LLM; None: the repository's.
-    model_repo, tritonserver: None finds them. speculation: None leaves it to config.
-    models: to load, folders of the repository; None: all of them. One engine serves them all.
-    settings: keys of faser.yaml that go before those of config.
-    allow_control: leave Triton's control APIs open to whoever reaches its ports; else they want the key of control.py.
-    log_file: where messages go; None is this process's stderr. verbose: Triton's information too.
-    """
-
-    engine_dir: Path | None = None
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    host: str = "127.0.0.1"
-    config: Path | None = None
-    model_repo: Path | None = None
-    speculation: str | None = None
-    tritonserver: Path | None = None
-    models: tuple[str, ...] | None = (MODEL_NAME,)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    allow_control: bool = False
-    log_file: Path | None = None
-    verbose: bool = False
 
 
 class Launcher:
@@ -75,11 +47,12 @@ class Launcher:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self._repository = (options.model_repo or _default_repository()).absolute()
-        self.models = _models(self._repository, options.models)
-        self._config, self.conversion = _effective_config(options, self._repository)
+        self._repository = (options.model_repo or default_repository()).absolute()
+        self.models = choose_models(self._repository, options.models)
+        self._config, self.conversion = effective_config(options, self._repository)
+        self._hash_mismatches: tuple[str, ...] = ()
         if options.model_repo is None:  # another repository may serve something else
-            _check_engines(self._config)
+            self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch)
         faults_of_environment()  # a wrong FASER_FAULT is refused here, before a server is started for nothing
         self._control_key = None if options.allow_control else control_key()
         self._install = find_tritonserver(options.tritonserver)
@@ -108,7 +81,9 @@ class Launcher:
 
     def start(self) -> None:
         """Start the server; raises FaserError if it cannot work (a port in use, a wrong environment)."""
-        self._check_ports()
+        check_ports(self._options.host, self._options.ports)
+        for mismatch in self._hash_mismatches:
+            print(f"WARNING: {mismatch}; served all the same (--allow_hash_mismatch)", file=sys.stderr, flush=True)
         for prefix in remove_stale():
             shutil.rmtree(_run_dir(prefix), ignore_errors=True)
         check_limits(SHM_DIR)
@@ -212,15 +187,7 @@ class Launcher:
         left = [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
         if self._shm is not None:
             left += [f"shared memory {name}" for name in self._shm.regions()]
-        return left + [f"port {port}" for port in self._ports().values() if not _is_free(self._options.host, port)]
-
-    def _ports(self) -> dict[str, int]:
-        options = self._options
-        return {
-            "http_port": options.http_port,
-            "grpc_port": options.grpc_port,
-            "metrics_port": options.metrics_port,
-        }
+        return left + [f"port {port}" for port in self._options.ports.values() if not is_free(self._options.host, port)]
 
     def _command(self, install: TritonInstall) -> list[str]:
         options = self._options
@@ -264,16 +231,6 @@ class Launcher:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return environment
 
-    def _check_ports(self) -> None:
-        for name, port in self._ports().items():
-            if not 1 <= port <= 65535:
-                raise InvalidArgumentError(f"{name} is {port}, allowed is 1 to 65535")
-            if not _is_free(self._options.host, port):
-                raise InvalidArgumentError(
-                    f"{name} {port} on {self._options.host} cannot be used, it is taken or not allowed; "
-                    f"stop what uses it or take another with --{name}"
-                )
-
     def _find(self, is_wanted: Callable[[list[str]], bool]) -> list[int]:
         """Processes of the launch, by their arguments."""
         assert self._process is not None
@@ -308,48 +265,6 @@ class Launcher:
         return UnavailableError(f"the server did not start ({what}); {where}")
 
 
-def _effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceConfig, Conversion | None]:
-    """The file's settings under those of the options, with an absolute engine_dir; how the file was converted."""
-    own_file = repository / MODEL_NAME / "1" / "faser.yaml"
-    path = options.config or (own_file if own_file.exists() else None)
-    speculation = {} if options.speculation is None else {"speculation": options.speculation}
-    file_config, conversion = read_config(path, {**options.settings, **speculation})
-    file_config = with_forced_acceptance(file_config, os.environ)
-    engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
-    if not engine_dir:
-        raise InvalidArgumentError("engine_dir is not set; name it with --engine_dir or in the configuration file")
-    return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())}), conversion
-
-
-def _check_engines(config: ServiceConfig) -> None:
-    """Raise what the engine process would, before a server is started for nothing."""
-    engines = EngineDir.load(Path(config.engine_dir or ""))
-    if engines.has_draft:
-        built = engines.build_config
-        num_threads = config.num_threads or len(config.cores or os.sched_getaffinity(0))
-        max_draft_len, max_batch_size = config.max_draft_len or built.max_draft_len, built.max_batch_size
-        choose_policy(Path(config.engine_dir or ""), config.speculation, num_threads, max_draft_len, max_batch_size)
-
-
-def _models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    there = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
-    for name in wanted or ():
-        if name not in there:
-            raise InvalidArgumentError(
-                f"models has {name!r}, the model repository has {', '.join(there) or 'none'}; name one of these"
-            )
-    return wanted or there
-
-
-def _default_repository() -> Path:
-    """The repository of the checkout, or the one installed with the package."""
-    package = Path(__file__).resolve().parents[1]
-    for path in (package.parent / "triton_model_repo", package / "triton_model_repo"):
-        if (path / MODEL_NAME / "config.pbtxt").exists():
-            return path
-    raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repo")
-
-
 def _is_engine_option(argument: str) -> bool:
     return argument.startswith(PARENT_OPTION)
 
@@ -357,16 +272,6 @@ def _is_engine_option(argument: str) -> bool:
 def _run_dir(prefix: str) -> Path:
     """Files of a launch: links to backends, the effective configuration, the reason of a failed start."""
     return Path(tempfile.gettempdir()) / f"{prefix}run"
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def serve(options: ServeOptions) -> int:

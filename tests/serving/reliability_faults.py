@@ -85,10 +85,11 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
         "tests/engine/test_tensorrt.py::test_a_portable_engine_is_for_the_runtime_to_refuse",
         "tests/engine/test_cuda_executor.py::test_without_a_gpu_a_cuda_directory_is_refused_in_one_sentence",
     ),
-    # a hash that is not the manifest's: sizes are compared at every start, hashes by faser check; no override, a
-    # rebuild is one command
+    # a hash that is not the manifest's, and the override
     47: (
-        f"{_START}::test_a_hash_that_is_not_the_manifest_s_is_refused_by_faser_check",
+        f"{_START}::test_a_hash_that_is_not_the_manifest_s_is_refused_by_faser_check_and_faser_serve",
+        f"{_START}::test_files_of_another_size_are_refused_whatever_hashes_are_allowed",
+        f"{_START}::test_another_hash_is_served_with_a_warning_where_it_is_allowed",
         f"{_BUILD}::test_what_changed_is_built_again",
         "tests/test_cli.py::test_check_names_damage",
     ),

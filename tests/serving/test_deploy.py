@@ -27,6 +27,7 @@ from faser_trtllm.cli import app
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.serving import launcher
 from faser_trtllm.serving.client import GrpcClient, generate_http, stream_http
+from faser_trtllm.serving.serve_options import ServeOptions
 from tests.checkpoints import write_tokenizer
 from tests.serving.triton import ROOT, Server, fake_repository, free_ports
 
@@ -113,7 +114,7 @@ def test_compose_mounts_what_is_there_and_publishes_on_loopback_only():
 def test_proxy_ports_are_those_that_everyone_names():
     listening = set(map(int, re.findall(r"listen (\d+)", NGINX_CONF)))
     assert listening == {8080, 8081, 8082}
-    defaults = inspect.signature(launcher.ServeOptions).parameters
+    defaults = inspect.signature(ServeOptions).parameters
     upstream = set(map(int, re.findall(r"127\.0\.0\.1:(\d+)", NGINX_CONF)))
     assert upstream == {defaults[name].default for name in ("http_port", "grpc_port", "metrics_port")}
     assert {int(port.split(":")[-1]) for port in COMPOSE["services"]["proxy"]["ports"]} == {8080, 8081}

@@ -18,12 +18,14 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, ServiceConfig, load_service_config
-from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, UnavailableError
+from faser_trtllm.errors import CheckpointError, ConfigError, EngineFileError, FaserError, UnavailableError
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving import limits, shm, tritonserver
 from faser_trtllm.serving.client import ResponseError, generate_http
-from faser_trtllm.serving.launcher import STUB_NAME, Launcher, ServeOptions
+from faser_trtllm.serving.launcher import STUB_NAME, Launcher
 from faser_trtllm.serving.process import command_line
+from faser_trtllm.serving.serve_options import ServeOptions
 from faser_trtllm.serving.supervisor import Supervisor
 from tests.checkpoints import make_pair, write_tokenizer
 from tests.serving.test_supervisor import Stream
@@ -81,40 +83,87 @@ def test_an_engine_file_with_the_wrong_beginning_is_refused(copy):
         open_executor(copy, ExecutorConfig(speculation="off"))
 
 
-def test_a_hash_that_is_not_the_manifest_s_is_refused_by_faser_check(copy):
-    path = copy / "draft" / "rank0.engine"
+def change_a_byte(path):
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(EngineFileError, match=r"draft/rank0\.engine in .* has sha256 [0-9a-f]{12}, the manifest says"):
+
+
+def test_a_hash_that_is_not_the_manifest_s_is_refused_by_faser_check_and_faser_serve(copy):
+    change_a_byte(copy / "draft" / "rank0.engine")
+    says = r"draft/rank0\.engine in .* has sha256 [0-9a-f]{12}, the manifest says [0-9a-f]{12}"
+    with pytest.raises(EngineFileError, match=f"^{says}; rebuild it with faser build$"):
         EngineDir.load(copy, verify_hashes=True)
+    assert re.match(f"{says}; rebuild it with faser build, or .* with --allow_hash_mismatch$", refusal(engine_dir=copy))
+    change_a_byte(copy / "tokenizer.json")
+    assert " (1 more files differ); " in refusal(engine_dir=copy)
+
+
+def test_files_of_another_size_are_refused_whatever_hashes_are_allowed(copy):
+    os.truncate(copy / "target" / "rank0.engine", 1234)
+    assert "has 1234 bytes, the manifest says" in refusal(engine_dir=copy, allow_hash_mismatch=True)
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_another_hash_is_served_with_a_warning_where_it_is_allowed(built, copy, capfd):
+    """Another draft changes no token."""
+
+    def serve(engine_dir, **options):
+        ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
+        with Launcher(ServeOptions(engine_dir=engine_dir, **ports, **options)) as launcher:
+            launcher.start()
+            assert launcher.wait_ready()
+            text = generate_http(f"http://127.0.0.1:{ports['http_port']}", "abc", max_tokens=8, end_id=-1).text
+            launcher.stop()
+        return text, [line for line in capfd.readouterr().err.splitlines() if "sha256" in line]
+
+    text, warnings = serve(built)
+    assert warnings == []
+    change_a_byte(copy / "draft" / "rank0.engine")
+    allowed, warnings = serve(copy, allow_hash_mismatch=True)
+    assert allowed == text
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"WARNING: draft/rank0.engine in {copy} has sha256 ")
+    assert warnings[0].endswith("; served all the same (--allow_hash_mismatch)")
 
 
 def test_a_directory_without_its_tokenizer_is_refused(copy):
     (copy / "tokenizer.json").unlink()
-    assert f"tokenizer.json cannot be read in {copy}: No such file" in refusal(engine_dir=copy)
+    says = f"tokenizer.json cannot be read in {copy}: No such file or directory, as uid {os.geteuid()};"
+    assert says in refusal(engine_dir=copy)
 
 
 def test_directories_that_cannot_be_read_say_why(built, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    assert f"manifest.json cannot be read in {loop} (Too many levels of symbolic links)" in refusal(engine_dir=loop)
+    assert f"manifest.json cannot be read in {loop} (Too many levels of symbolic links, as uid 4711)" in refusal(
+        engine_dir=loop
+    )
     (tmp_path / "file").write_text("x")
     assert "Not a directory" in refusal(engine_dir=tmp_path / "file")
     assert "No such file or directory" in refusal(engine_dir=tmp_path / "gone")
+    assert f"model_repo {tmp_path / 'gone'} cannot be read: No such file or directory, as uid 4711; " in refusal(
+        engine_dir=built, model_repo=tmp_path / "gone"
+    )
     read_text = Path.read_text
 
-    def failing(code):
+    def failing(name, code):
         def read(path, *args, **kwargs):
-            if path.name == "manifest.json":
+            if path.name == name:
                 raise OSError(code, os.strerror(code))
             return read_text(path, *args, **kwargs)
 
         return read
 
     for code in (errno.EACCES, errno.ESTALE, errno.EIO):  # no right to, a network file system that went away
-        monkeypatch.setattr(Path, "read_text", failing(code))
-        assert f"manifest.json cannot be read in {built} ({os.strerror(code)})" in refusal(engine_dir=built)
+        monkeypatch.setattr(Path, "read_text", failing("manifest.json", code))
+        says = f"manifest.json cannot be read in {built} ({os.strerror(code)}, as uid 4711)"
+        assert says in refusal(engine_dir=built)
+        monkeypatch.setattr(Path, "read_text", failing("tokenizer.json", code))
+        with pytest.raises(CheckpointError, match=f"cannot be read in {built}: {os.strerror(code)}, as uid 4711$"):
+            Tokenizer.load(built)
 
 
 def test_an_unknown_key_of_the_configuration_gets_a_suggestion(tmp_path):
@@ -245,7 +294,8 @@ def test_closed_output_does_not_end_the_service(fake_engine_dir, tmp_path):
     """The terminal is gone: nobody reads what the launcher and the server write."""
     ports = free_ports()
     code = (
-        "import os, sys; from pathlib import Path; from faser_trtllm.serving.launcher import ServeOptions, serve\n"
+        "import os, sys; from pathlib import Path; from faser_trtllm.serving.launcher import serve; "
+        "from faser_trtllm.serving.serve_options import ServeOptions\n"
         f"sys.exit(serve(ServeOptions(engine_dir=Path({str(fake_engine_dir)!r}), http_port={ports[0]}, "
         f"grpc_port={ports[1]}, metrics_port={ports[2]}, "
         f"model_repo=Path({str(fake_repository(tmp_path / 'repository'))!r}))))"

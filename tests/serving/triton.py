@@ -20,7 +20,8 @@ _SERVE = """
 import sys
 from pathlib import Path
 from faser_trtllm.errors import FaserError
-from faser_trtllm.serving.launcher import ServeOptions, serve
+from faser_trtllm.serving.launcher import serve
+from faser_trtllm.serving.serve_options import ServeOptions
 try:
     sys.exit(serve(ServeOptions(
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},

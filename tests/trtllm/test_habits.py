@@ -14,7 +14,8 @@ import yaml
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
-from faser_trtllm.serving.launcher import Launcher, ServeOptions
+from faser_trtllm.serving.launcher import Launcher
+from faser_trtllm.serving.serve_options import ServeOptions
 from faser_trtllm.trtllm.convert import convert
 from faser_trtllm.trtllm.flags import BUILD_FLAGS, SERVE_FLAGS, judge_flags
 from faser_trtllm.trtllm.tokenizer import check_tokenizer

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from faser_trtllm.serving.launcher import Launcher, ServeOptions
+from faser_trtllm.serving.launcher import Launcher
 from faser_trtllm.serving.process import session_pids
+from faser_trtllm.serving.serve_options import ServeOptions
 
 
 class Served:

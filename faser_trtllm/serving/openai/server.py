@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.launcher import Launcher, ServeOptions
+from faser_trtllm.serving.launcher import Launcher
 from faser_trtllm.serving.openai.request import ServedModel
+from faser_trtllm.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     import uvicorn
