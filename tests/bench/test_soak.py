@@ -18,6 +18,7 @@ from faser_trtllm.bench.soak.growth import MIB, measure_growth, slope
 from faser_trtllm.bench.soak.jobs import BadInput, Cancellation, Job, Plan, Planner
 from faser_trtllm.bench.soak.ledger import Answer, Ending, Kill, Ledger, judge
 from faser_trtllm.bench.soak.options import SoakOptions
+from faser_trtllm.bench.soak.service import RESTARTS
 from faser_trtllm.bench.soak.verdict import Condition, Resting, judge_run
 from faser_trtllm.bench.soak.watch import ProcessSample, Sample
 from faser_trtllm.errors import InvalidArgumentError
@@ -137,7 +138,7 @@ def test_growth_of_an_engine_child_is_seen_over_lives_and_within_one() -> None:
     assert {flat.num_lives, over.num_lives, within.num_lives} == {5}
 
 
-IDLE = {"requests running": 0.0, "requests waiting": 0.0, "KV blocks free": 64.0, "KV blocks": 64.0}
+IDLE = {"requests running": 0.0, "requests waiting": 0.0, "KV blocks free": 64.0, "KV blocks": 64.0, RESTARTS: 3.0}
 
 
 def run_of(**changes) -> list[Condition]:
@@ -146,13 +147,14 @@ def run_of(**changes) -> list[Condition]:
     well.close("grpc", Plan(JOB), answer(text="the text", finish_reason="length"))
     well.kills.append(Kill(1.0, 1.0, 2.0))
     at_rest = Resting(IDLE, sample(0.0, 100.0))
+    before = Resting(IDLE | {RESTARTS: 2.0}, sample(0.0, 100.0))
     growths = measure_growth([sample(float(i), 100.0) for i in range(100)])
     options = SoakOptions(Path("engine"), Path("out"), max_recovery_s=5.0)
     parts = {
         "options": options,
         "warmup": Ledger(),
         "ledger": well,
-        "baseline": at_rest,
+        "baseline": before,
         "end": at_rest,
         "growths": growths,
         "leftovers": [],
@@ -167,7 +169,7 @@ def failing(**changes) -> list[str]:
 def lost_kill() -> Ledger:
     ledger = Ledger()
     ledger.close("grpc", Plan(JOB), answer(text="the text", finish_reason="length"))
-    ledger.kills += [Kill(1.0, 1.0, 2.0), Kill(5.0, 5.0, None)]
+    ledger.kills.append(Kill(5.0, 5.0, None))
     return ledger
 
 
@@ -195,7 +197,11 @@ def test_a_run_in_which_all_is_well_passes() -> None:
             ["no request and no KV block is held"],
         ),
         ({"end": Resting(IDLE | {"requests running": 1.0}, None)}, ["no request and no KV block is held"]),
-        ({"end": Resting({}, None)}, ["no request and no KV block is held"]),
+        (
+            {"end": Resting({}, None)},
+            ["no request and no KV block is held", "the metrics count the restarts"],
+        ),
+        ({"end": Resting(IDLE | {RESTARTS: 4.0}, sample(0.0, 100.0))}, ["the metrics count the restarts"]),
         ({"end": Resting(IDLE, sample(9.0, 100.0, fds=13))}, ["descriptors and threads of engine"]),
         ({"end": Resting(IDLE, sample(9.0, 100.0, threads=8))}, ["descriptors and threads of engine"]),
         ({"end": Resting(IDLE, sample(9.0, 100.0, shm=3))}, ["shared memory regions"]),

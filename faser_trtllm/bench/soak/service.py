@@ -17,6 +17,7 @@ from faser_trtllm.serving.metrics_text import Scrape
 from faser_trtllm.serving.metrics_view import fetch
 from faser_trtllm.serving.process import command_line
 
+RESTARTS = "engine restarts"
 _STOP_S = 60.0
 
 
@@ -134,6 +135,7 @@ def _gauges(service: Service) -> tuple[dict[str, float], float]:
         "requests waiting": scrape.get("faser_num_requests_waiting"),
         "KV blocks free": blocks.get("free", 0.0),
         "KV blocks": blocks.get("max", 0.0),
+        RESTARTS: scrape.get("faser_engine_restarts_total"),
     }
     by_model = scrape.by_label("nv_trt_llm_general_metrics", "model", general_type="timestamp")
     return gauges, max(by_model.values(), default=0.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from faser_trtllm.bench.soak.growth import Growth
 from faser_trtllm.bench.soak.ledger import Ending, Ledger
 from faser_trtllm.bench.soak.options import SoakOptions
-from faser_trtllm.bench.soak.service import is_idle
+from faser_trtllm.bench.soak.service import RESTARTS, is_idle
 from faser_trtllm.bench.soak.watch import LAUNCHER, Sample
 
 # gRPC and Python start pool threads, and their descriptors, when they are first needed: late ones are no leak, one
@@ -45,6 +45,8 @@ def judge_run(
 ) -> list[Condition]:
     """All conditions; the run has passed if all are met."""
     conditions = [*_accounting(warmup, ledger), *_recovery(options, ledger), _blocks(end)]
+    if ledger.kills:
+        conditions.append(_restarts(ledger, baseline, end))
     if baseline.sample is not None and end.sample is not None:
         conditions += _counts(baseline.sample, end.sample)
     conditions += [
@@ -92,6 +94,13 @@ def _recovery(options: SoakOptions, ledger: Ledger) -> list[Condition]:
             f"within {options.max_recovery_s:g} s",
         )
     ]
+
+
+def _restarts(ledger: Ledger, baseline: Resting, end: Resting) -> Condition:
+    found = end.gauges.get(RESTARTS, 0.0) - baseline.gauges.get(RESTARTS, 0.0)
+    return Condition(
+        "the metrics count the restarts", found == len(ledger.kills), f"{found:.0f}", f"{len(ledger.kills)} kills"
+    )
 
 
 def _blocks(end: Resting) -> Condition:
