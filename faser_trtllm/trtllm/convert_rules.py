@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from faser_trtllm.trtllm.convert_speculation import judge_decoding_mode, judge_speculation
@@ -117,6 +118,16 @@ def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
             yield Verdict(path, value, Outcome.IGNORED, "the checkpoint says so itself")
 
 
+def _context_chunking(key: str, value: Any) -> Verdict:
+    verdict = became(
+        one_of("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"), serve="scheduler_config.context_chunking_policy"
+    )(key, value)
+    if value != "EQUAL_PROGRESS":
+        return verdict
+    note = "only TensorRT-LLM's own scheduler chunks so, and the package tensorrt_llm must be installed for it"
+    return replace(verdict, reason=note, serve={**verdict.serve, "scheduler": "trtllm"})
+
+
 KV_CACHE: Rules = {
     "enable_block_reuse": became(BOOLEAN, serve="kv_cache_config.enable_block_reuse"),
     "max_tokens": became(whole(1), serve="kv_cache_config.max_tokens"),
@@ -146,10 +157,7 @@ SCHEDULER: Rules = {
     "capacity_scheduler_policy": became(
         one_of("GUARANTEED_NO_EVICT", "MAX_UTILIZATION"), serve="scheduler_config.capacity_scheduler_policy"
     ),
-    "context_chunking_policy": only(
-        "FIRST_COME_FIRST_SERVED",
-        otherwise="that needs scheduler: trtllm, which only a faser.yaml can ask for; leave it out",
-    ),
+    "context_chunking_policy": _context_chunking,
     "dynamic_batch_config": ignored("the batch changes in every step anyway"),
     "waiting_queue_policy": only("fcfs", otherwise="the queue is first come, first served within a priority"),
 }

@@ -84,6 +84,7 @@ def test_dockerfile_copies_what_is_there_and_starts_a_command_that_is():
     ].split(",")
     project = (ROOT / "pyproject.toml").read_text()
     assert all(re.search(rf"^{re.escape(extra)} = \[", project, re.MULTILINE) for extra in extras)
+    assert extras.count("guided") == 2, "both images answer requests with a guide"
     assert re.search(r"^USER 1000:1000$", DOCKERFILE, re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.config import ServiceConfig, load_service_config, parse
+from faser_trtllm.config import ContextChunkingPolicy, SchedulerKind, ServiceConfig, load_service_config, parse
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.trtllm.convert import convert, is_trtllm, read_config
@@ -46,7 +46,11 @@ def test_a_configuration_of_the_llm_api_becomes_ours() -> None:
         "max_num_tokens": 4096,
         "max_draft_len": 4,
         "kv_cache_config": {"enable_block_reuse": False},
-        "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_chunked_context": False},
+        "scheduler_config": {
+            "capacity_scheduler_policy": "MAX_UTILIZATION",
+            "context_chunking_policy": "FIRST_COME_FIRST_SERVED",
+            "enable_chunked_context": False,
+        },
         "synthetic_acceptance": 2.5,
     }
     assert conversion.build == {
@@ -61,6 +65,19 @@ def test_a_configuration_of_the_llm_api_becomes_ours() -> None:
     assert "kv_cache_config.free_gpu_memory_fraction: 0.85  ignored, because the KV cache is sized in tokens" in text
     assert "max_batch_size: 64  -> max_batch_size: 64 (serve and build)" in text
     assert "max_seq_len: None  ignored, because it is not set" in text
+
+
+def test_chunks_by_equal_progress_ask_for_the_scheduler_that_has_them() -> None:
+    conversion = convert({"model": "x", "scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}})
+    assert conversion.serve == {
+        "scheduler": "trtllm",
+        "scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"},
+    }
+    config = parse(ServiceConfig, conversion.serve)
+    assert config.scheduler is SchedulerKind.TRTLLM
+    assert config.scheduler_config.context_chunking_policy is ContextChunkingPolicy.EQUAL_PROGRESS
+    line = conversion.as_text().splitlines()[1]
+    assert "-> scheduler_config.context_chunking_policy: EQUAL_PROGRESS (serve), scheduler: trtllm (serve); " in line
 
 
 def test_an_engines_config_json_becomes_build_options() -> None:
@@ -105,7 +122,7 @@ def test_an_engines_config_json_becomes_build_options() -> None:
         ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
         ({"kv_cache_config": {"dtype": "fp8"}}, "the KV cache has the engine's type"),
         ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),
-        ({"scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}}, "that needs scheduler: trtllm"),
+        ({"scheduler_config": {"context_chunking_policy": "LONGEST"}}, "one of FIRST_COME_FIRST_SERVED, EQUAL_PROG"),
         ({"scheduler_config": 3}, "it must be a mapping"),
         ({"max_batch_size": "many"}, "max_batch_size is many, it must be a whole number of at least 1"),
         ({"max_batch_size": True, "model": "x"}, "max_batch_size is true"),
