@@ -46,6 +46,9 @@ def generate(
     speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
     num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    quantization: Annotated[
+        str, typer.Option("--quantization", help="none, or fp8: cuda engines on GPUs of compute capability 8.9 on")
+    ] = "none",
     trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     interpret: Annotated[
         bool,
@@ -66,7 +69,13 @@ def generate(
 
     prompts = read_prompts(prompt, prompt_file)
     config = parse(
-        ExecutorConfig, {"speculation": speculation, "num_threads": num_threads, "trace_file": trace and str(trace)}
+        ExecutorConfig,
+        {
+            "speculation": speculation,
+            "num_threads": num_threads,
+            "quantization": quantization,
+            "trace_file": trace and str(trace),
+        },
     )
     config = with_forced_acceptance(config, os.environ)
     fields = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from faser_trtllm.engine.cuda_fp8 import ScaledRows, scaled_linear, scaled_linear_reference
 from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
@@ -25,8 +26,8 @@ STEMS = ("accept", "append_kv", "compact_rows", "early_exit", "verify_attention"
 class Ops(Protocol):
     """Everything is asynchronous on the current stream, and writes to tensors it is given, unless it says otherwise."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [n, in] times weight [out, in], plus bias [out] -> [n, out] of x's dtype, new."""
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
+        """x [n, in] times weight [out, in], plus bias [out] -> [n, out] of x's dtype, new; in e4m3 if the weight is."""
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
@@ -103,9 +104,11 @@ class Ops(Protocol):
 
 
 class _TorchOps:
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
         import torch
 
+        if isinstance(weight, ScaledRows):
+            return scaled_linear(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -257,6 +260,11 @@ class KernelOps(_TorchOps):
 
 class ReferenceOps(_TorchOps):
     """The kernels' references on the CPU, and the native library's free test, over the same tensors."""
+
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, ScaledRows):
+            return scaled_linear_reference(x, weight, bias)
+        return super().linear(x, weight, bias)
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         import torch

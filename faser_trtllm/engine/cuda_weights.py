@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
+from faser_trtllm.config import Quantization
+from faser_trtllm.engine.cuda_fp8 import ScaledRows, check_matrix, quantize_rows
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""A layer's, which quantization is for; embedding, LM head, norms and biases stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +24,11 @@ class LayerWeights:
     """Matrices [out, in]; qkv and gate_up are fused along out. None: the model has no such bias or norm."""
 
     input_norm: Tensor
-    qkv: Tensor
-    o: Tensor
+    qkv: Tensor | ScaledRows
+    o: Tensor | ScaledRows
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | ScaledRows
+    down: Tensor | ScaledRows
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
@@ -44,22 +50,36 @@ class DeviceWeights:
     sin: Tensor
 
     @classmethod
-    def load(cls, file: CudaFile, device: torch.device, dtype: torch.dtype | None = None) -> DeviceWeights:
-        """Copy a file's tensors to the device, tensor by tensor. dtype: another one than the file's, for tests."""
+    def load(
+        cls,
+        file: CudaFile,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        quantization: Quantization = Quantization.NONE,
+    ) -> DeviceWeights:
+        """Copy a file's tensors to the device, tensor by tensor, and quantise a matrix as soon as it is there.
+
+        dtype: another one than the file's, for tests. Raises ConfigError for matrices that cannot be quantised.
+        """
         import torch
 
         sizes = file.model
         wanted = getattr(torch, file.dtype) if dtype is None else dtype
         tensors: dict[str, Tensor] = {}
+        layers: list[dict[str, Any]] = [{} for _ in range(sizes["num_layers"])]
         for name in tensor_shapes(sizes):
             data, shape, kind = file.bytes_of(name)
             # A bytearray, since torch warns of read-only memory; it lives until the copy is made.
             tensor = torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)).reshape(shape)
-            tensors[name] = tensor.to(device) if name == "rope_inv_freq" else tensor.to(device, wanted)
-        layers: list[dict[str, Tensor]] = [{} for _ in range(sizes["num_layers"])]
-        for name, tensor in tensors.items():
-            if name.startswith("layers."):
-                _, index, part = name.split(".")
+            tensor = tensor.to(device) if name == "rope_inv_freq" else tensor.to(device, wanted)
+            if not name.startswith("layers."):
+                tensors[name] = tensor
+                continue
+            _, index, part = name.split(".")
+            if part in MATRICES and quantization is Quantization.FP8:
+                check_matrix(name, shape, file.dtype)
+                layers[int(index)][part] = quantize_rows(tensor)
+            else:
                 layers[int(index)][part] = tensor
         # On the host, as the CPU engine's tables: a GPU's cos and sin have other last bits.
         positions = torch.arange(sizes["max_seq_len"], dtype=torch.float32)
@@ -78,8 +98,10 @@ class DeviceWeights:
     @property
     def num_bytes(self) -> int:
         """Device memory of the weights; a tied embedding counts once."""
-        own = [self.embedding, self.final_norm, self.cos, self.sin]
+        own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.lm_head is self.embedding else [self.lm_head]
         for layer in self.layers:
             own += [tensor for name in LayerWeights.__slots__ if (tensor := getattr(layer, name)) is not None]
-        return sum(tensor.numel() * tensor.element_size() for tensor in own)
+        return sum(
+            held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
+        )

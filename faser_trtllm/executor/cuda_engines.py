@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
+from faser_trtllm.config import Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.executor.partitions_gpu import GpuModes
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, PartitionPair
@@ -37,7 +38,11 @@ class Gpu(Protocol):
     def make_runtime(self) -> Runtime:
         """One per engine."""
 
-    def load_weights(self, file: CudaFile, runtime: Runtime) -> DeviceWeights: ...
+    def load_weights(self, file: CudaFile, runtime: Runtime, quantization: Quantization) -> DeviceWeights:
+        """ConfigError where the GPU cannot multiply what quantization asks for."""
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody holds."""
 
     def make_ops(self, runtime: Runtime, head_dim: int) -> Ops: ...
 
@@ -63,10 +68,22 @@ class CudaGpu:
 
         return CudaRuntime(self._ordinal)
 
-    def load_weights(self, file: CudaFile, runtime: Runtime) -> DeviceWeights:
+    def load_weights(self, file: CudaFile, runtime: Runtime, quantization: Quantization) -> DeviceWeights:
+        import torch
+
+        from faser_trtllm.engine.cuda_fp8 import check_capability, check_product
         from faser_trtllm.engine.cuda_weights import DeviceWeights
 
-        return DeviceWeights.load(file, runtime.device)
+        if quantization is Quantization.FP8:
+            properties = torch.cuda.get_device_properties(self._ordinal)
+            check_capability((properties.major, properties.minor), properties.name)
+            check_product(runtime.device)
+        return DeviceWeights.load(file, runtime.device, quantization=quantization)
+
+    def free_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.mem_get_info(self._ordinal)[0])
 
     def make_ops(self, runtime: Runtime, head_dim: int) -> Ops:
         from faser_trtllm.engine.cuda_ops import STEMS, KernelOps
@@ -107,21 +124,31 @@ class OpenedCudaEngines:
 
 
 def open_cuda_engines(
-    engines: EngineDir, limits: BuildConfig, num_blocks: int, drafting: bool, gpu: Gpu, stack: ExitStack
+    engines: EngineDir,
+    limits: BuildConfig,
+    num_blocks: int,
+    drafting: bool,
+    gpu: Gpu,
+    stack: ExitStack,
+    quantization: Quantization = Quantization.NONE,
 ) -> OpenedCudaEngines:
     """Open the target and, if drafting, the draft, and capture their graphs; closed with the stack, the GPU is not.
 
     limits: what the executor asks for, at most what was built; max_draft_len is 0 unless drafting. num_blocks: KV
-    blocks. Raises EngineFileError for files that cannot be used, ConfigError for limits, FaserError of the driver.
+    blocks. quantization: of both. Raises EngineFileError for files that cannot be used, ConfigError for limits, for too
+    little memory and for what the GPU cannot multiply, FaserError of the driver.
     """
     from faser_trtllm.engine.cuda_accept import DeviceAcceptor
     from faser_trtllm.engine.cuda_draft import DraftLaws
+    from faser_trtllm.engine.cuda_memory import check_memory
 
+    check_memory(engines, limits, num_blocks, drafting, quantization, gpu.free_bytes())
     laws = None
     if drafting and limits.max_draft_len:
         laws = DraftLaws(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, engines.vocab_size)
-    target, ops = _open(engines.target_path, limits, num_blocks, gpu, stack, None, keep_logits=True)
-    draft = _open(engines.draft_path, limits, num_blocks, gpu, stack, laws, keep_logits=False)[0] if drafting else None
+    opening = (limits, num_blocks, quantization, gpu, stack)
+    target, ops = _open(engines.target_path, *opening, None, keep_logits=True)
+    draft = _open(engines.draft_path, *opening, laws, keep_logits=False)[0] if drafting else None
     tester = DeviceAcceptor(target, ops, limits.max_draft_len, laws)
     begun = time.monotonic()
     left_out = target.capture_graphs((gpu.whole, gpu.pair.target) if drafting else (gpu.whole,))
@@ -143,7 +170,8 @@ def open_cuda_draft(engines: EngineDir, limits: BuildConfig, num_blocks: int, gp
     from faser_trtllm.engine.cuda_draft import DraftLaws
 
     laws = DraftLaws(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, engines.vocab_size)
-    draft, _ = _open(engines.draft_path, limits, num_blocks, gpu, stack, laws, keep_logits=False)
+    opening = (limits, num_blocks, Quantization.NONE, gpu, stack)
+    draft, _ = _open(engines.draft_path, *opening, laws, keep_logits=False)
     draft.capture_graphs((gpu.pair.draft,))
     draft.use(gpu.pair.draft)
     return draft
@@ -153,6 +181,7 @@ def _open(
     path: Path,
     limits: BuildConfig,
     num_blocks: int,
+    quantization: Quantization,
     gpu: Gpu,
     stack: ExitStack,
     laws: DraftLaws | None,
@@ -164,7 +193,7 @@ def _open(
     runtime = gpu.make_runtime()
     with CudaFile.open(path) as file:
         ops = gpu.make_ops(runtime, file.model["head_dim"])
-        weights, segments = gpu.load_weights(file, runtime), file.segments
+        weights, segments = gpu.load_weights(file, runtime, quantization), file.segments
     engine = CudaEngine(
         weights,
         segments,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.config import ExecutorConfig, Quantization
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
@@ -87,6 +87,11 @@ def open_executor(
         raise ConfigError(
             f"max_num_tokens is {max_num_tokens}, it must be at least max_batch_size ({max_batch_size}), one row each"
         )
+    if config.quantization is not Quantization.NONE and engines.backend != "cuda":
+        raise ConfigError(
+            f"quantization is {config.quantization.value}, {engine_dir} holds {engines.backend} engines, which run as "
+            "they were built; set it to none or build with --backend cuda"
+        )
     tokens_per_block = built.tokens_per_block
     max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
     num_blocks = _num_blocks(config, engines.kv_bytes_per_token, max_batch_size, max_blocks_per_seq, tokens_per_block)
@@ -129,7 +134,8 @@ def open_executor(
             if interpretation is not None:
                 raise ConfigError(f"{engine_dir} holds cuda engines, which run as they are; leave --interpret out")
             limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
-            on_gpu = open_cuda_engines(engines, limits, num_blocks, drafting, stack.enter_context(CudaGpu()), stack)
+            gpu = stack.enter_context(CudaGpu())
+            on_gpu = open_cuda_engines(engines, limits, num_blocks, drafting, gpu, stack, config.quantization)
             target, draft, enter_mode = on_gpu.target, on_gpu.draft, on_gpu.enter_mode
             device_tester = on_gpu.tester
         else:

@@ -10,12 +10,15 @@ import math
 
 import torch
 
+from faser_trtllm.engine.cuda_fp8 import ScaledRows
 from faser_trtllm.engine.cuda_ops import ReferenceOps
 from faser_trtllm.ops.cuda.kv_cache import kv_values
 
 
 class ExactOps(ReferenceOps):
     def linear(self, x, weight, bias):
+        if isinstance(weight, ScaledRows):
+            return super().linear(x, weight, bias)
         y = x.double() @ weight.double().t()
         return (y if bias is None else y + bias.double()).to(x.dtype)
 

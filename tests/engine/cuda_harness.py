@@ -11,6 +11,7 @@ import torch
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import Quantization
 from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
 from faser_trtllm.engine.cuda_runtime import HostRuntime
 from faser_trtllm.engine.cuda_weights import DeviceWeights
@@ -60,7 +61,16 @@ def build_pair(directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int,
     return engines
 
 
-def open_engine(path: Path, ops=None, dtype=torch.float32, runtime=None, laws=None, keep_logits=False, **limits):
+def open_engine(
+    path: Path,
+    ops=None,
+    dtype=torch.float32,
+    runtime=None,
+    laws=None,
+    keep_logits=False,
+    quantization=Quantization.NONE,
+    **limits,
+):
     """An engine on the host: exact in float32 unless told otherwise."""
     sizes = {
         "num_blocks": MAX_BATCH_SIZE * 8,
@@ -72,7 +82,7 @@ def open_engine(path: Path, ops=None, dtype=torch.float32, runtime=None, laws=No
     }
     runtime = runtime or HostRuntime()
     with CudaFile.open(path) as file:
-        weights, segments = DeviceWeights.load(file, runtime.device, dtype), file.segments
+        weights, segments = DeviceWeights.load(file, runtime.device, dtype, quantization), file.segments
     return CudaEngine(
         weights,
         segments,

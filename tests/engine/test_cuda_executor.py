@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.config import ExecutorConfig, Quantization
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -56,8 +56,11 @@ class HostGpu:
     def make_runtime(self):
         return HostRuntime()
 
-    def load_weights(self, file, runtime):
-        return DeviceWeights.load(file, runtime.device, torch.float32)
+    def load_weights(self, file, runtime, quantization):
+        return DeviceWeights.load(file, runtime.device, torch.float32, quantization)
+
+    def free_bytes(self):
+        return 1 << 40
 
     def make_ops(self, runtime, head_dim):
         return ExactOps()
@@ -96,6 +99,7 @@ def generate(
     max_batch_size=MAX_BATCH_SIZE,
     max_num_tokens=32,
     num_blocks=24,
+    quantization=Quantization.NONE,
     **config,
 ):
     """-> tokens by request, and the executor's statistics."""
@@ -103,7 +107,7 @@ def generate(
     limits = BuildConfig(max_batch_size, max_num_tokens, 128, MAX_DRAFT_LEN if drafting else 0, 32)
     clock, collector = ManualClock(), Collector()
     with ExitStack() as stack:
-        opened = open_cuda_engines(engines, limits, num_blocks, drafting, gpu or HostGpu(), stack)
+        opened = open_cuda_engines(engines, limits, num_blocks, drafting, gpu or HostGpu(), stack, quantization)
         executor = assemble(
             opened.target,
             opened.draft,
