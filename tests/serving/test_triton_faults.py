@@ -8,13 +8,14 @@ import socket
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http, stream_http
 from faser_trtllm.serving.process import command_line
 from tests.checkpoints import write_tokenizer
-from tests.serving.triton import Server, fake_repository, free_ports, is_free, shm_names
+from tests.serving.triton import Server, fake_repository, free_ports, is_free, shm_names, shm_prefix
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -84,7 +85,12 @@ def wait_until(condition, timeout_s=10, poll_s=0.02):
 def assert_nothing_left(server, pids, names):
     wait_until(lambda: not any(command_line(pid) for pid in pids))
     assert all(is_free(port) for port in server.ports)
-    assert not shm_names() & names
+    assert_removed(names)
+
+
+def assert_removed(names):
+    assert names, "there was shared memory"
+    assert not [name for name in names if Path("/dev/shm", name).exists()]
 
 
 def test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back(server):
@@ -175,7 +181,7 @@ def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engi
     wait_until(lambda: not any(command_line(pid) for pid in pids), 15)
     with Server(engine_dir, model_repo=repository, log=tmp_path / "log2") as second:
         second.wait_ready()
-        assert not shm_names() & names
+        assert_removed(names)
 
 
 def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir, repository, tmp_path):
@@ -219,7 +225,8 @@ def test_port_in_use_is_named(engine_dir, repository, tmp_path):
 
 def test_an_engine_that_cannot_be_opened_is_told_in_a_sentence(repository, tmp_path):
     with Server(tmp_path / "nowhere", model_repo=repository, log=tmp_path / "log") as server:
-        names = shm_names()
+        prefixes = []
+        wait_until(lambda: prefixes.append(shm_prefix(server.process.pid)) or prefixes[-1], 20, poll_s=0.005)
         assert server.process.wait(20) == 2
         assert "error: the server did not start: tokenizer.json is missing" in server.output()
-        assert not shm_names() & names
+        assert not shm_names(prefixes[-1])

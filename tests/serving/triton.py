@@ -135,15 +135,14 @@ class Server:
 
     def triton_pid(self) -> int:
         """tritonserver is the launcher's only child."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        (pid,) = children(self.process.pid)
+        return pid
 
     def shm_names(self) -> set[str]:
         """Shared memory of this launch, not of another's on the machine."""
-        option = "--backend-config=python,shm-region-prefix-name="
-        (prefix,) = (a.removeprefix(option) for a in command_line(self.triton_pid()) if a.startswith(option))
-        return {name for name in shm_names() if name.startswith(prefix)}
+        prefix = shm_prefix(self.process.pid)
+        assert prefix is not None
+        return shm_names(prefix)
 
     def pids(self) -> list[int]:
         """tritonserver, its stubs and the engine child."""
@@ -153,8 +152,22 @@ class Server:
         return next(pid for pid in self.pids() if any(part in argument for argument in command_line(pid)))
 
 
-def shm_names() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("faser_")}
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def shm_prefix(launcher_pid: int) -> str | None:
+    """What the names of a launch's shared memory begin with; None while it has no tritonserver."""
+    option = "--backend-config=python,shm-region-prefix-name="
+    for pid in children(launcher_pid):
+        for argument in command_line(pid) or ():
+            if argument.startswith(option):
+                return argument.removeprefix(option)
+    return None
+
+
+def shm_names(prefix: str) -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(prefix)}
 
 
 def is_free(port: int) -> bool:
