@@ -145,6 +145,11 @@ class CudaEngine:
     def spec(self) -> EngineSpec:
         return self._spec
 
+    @property
+    def weight_bytes(self) -> int:
+        """Device memory of the weights."""
+        return self._decoder.weights.num_bytes
+
     def use(self, partition: GpuPartition) -> None:
         """Run on another partition from the next call on; what was given to the old one is waited for."""
         if partition != self.partition:

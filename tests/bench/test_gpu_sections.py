@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser_trtllm.bench.gpu import calibration, costs, exactness, kernels, policies, prompts
+from faser_trtllm.bench.gpu import calibration, costs, exactness, fp8, kernels, policies, prompts
 from faser_trtllm.bench.gpu.bench import Bench
 from faser_trtllm.bench.gpu.cuda_engines import PairLimits, device_weights
 from faser_trtllm.bench.gpu.machine import DryMachine, num_copies
@@ -27,6 +27,7 @@ from faser_trtllm.bench.gpu.record import Record
 from faser_trtllm.bench.gpu.section_process import run_entry
 from faser_trtllm.bench.gpu.sections import SECTIONS
 from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.enlarge import DecoderShape, EnlargedWeights
 from faser_trtllm.models.reference import ReferenceModel
@@ -131,7 +132,7 @@ def test_exactness_finds_no_fault(options: GpuBenchOptions, monkeypatch: pytest.
 
 def test_exactness_finds_a_fault(options: GpuBenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """One token changed to an unlikely one: its logit is far from the best."""
-    honest = exactness._tokens
+    honest = exactness.tokens_of
 
     def wrong(pair: Any, spelling: str, jobs: Any, concurrency: int) -> Any:
         tokens = honest(pair, "off", jobs, concurrency)
@@ -141,11 +142,10 @@ def test_exactness_finds_a_fault(options: GpuBenchOptions, monkeypatch: pytest.M
         worst = int(exactness.last_logits(pair, known, 1).argmin())
         return ((*tokens[0][:2], worst, *tokens[0][3:]), *tokens[1:])
 
-    monkeypatch.setattr(exactness, "SPELLINGS", ("fixed:2",))
-    monkeypatch.setattr(exactness, "_tokens", wrong)
+    monkeypatch.setattr(exactness, "tokens_of", wrong)
     bench = bench_on(options)
     with open_pair(bench, "1B", PairLimits(2, 48, 64)) as pair:
-        exactness._greedy(bench, pair, 2)
+        exactness.greedy(bench, pair, 2, ("fixed:2",))
     assert bench.record.data["values"]["num_faults"] == 1
     assert "request 0 parts at token 2" in bench.record.data["errors"][0]
 
@@ -243,6 +243,30 @@ def test_device_weights_are_those_of_a_file(tmp_path: Path, options: GpuBenchOpt
         for name in LayerWeights.__slots__:
             a, b = getattr(left, name), getattr(right, name)
             assert a is b is None or torch.equal(a, b), name
+
+
+def test_fp8_is_compared_with_bf16(options: GpuBenchOptions) -> None:
+    """The same weights in both, so their passes differ, their tokens hardly, and speculation changes neither."""
+    found = walk("fp8", options)
+    assert found["values"]["num_faults"] == 0
+    products, passes, memory, _ = found["tables"]
+    assert [row[0] for row in products["rows"]] == ["1", "4"]
+    assert all(row[-1] == "0" for row in products["rows"]), "on the CPU a row is the same alone"
+    assert 0 < found["values"]["error of a product"] < 0.004, "bf16's rounding of the result"
+    assert {row[0] for row in passes["rows"]} == {"1", "2"}
+    assert float(memory["rows"][1][1]) < float(memory["rows"][0][1])
+    assert 0 < found["values"]["tokens as in bf16"] <= 1
+
+
+def test_fp8_without_fp8_is_said_and_no_fault(options: GpuBenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: Any) -> None:
+        raise ConfigError("quantization is fp8, and this GPU has none")
+
+    monkeypatch.setattr(fp8, "check_product", refuse)
+    record = Record()
+    run_entry(ENTRIES["fp8"], options, record, 120.0, None)
+    assert record.data["status"] == "ok"
+    assert record.data["values"] == {"not run": "quantization is fp8, and this GPU has none"}
 
 
 def test_inputs_rotate_until_they_outgrow_the_cache() -> None:

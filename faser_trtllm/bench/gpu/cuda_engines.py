@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.bench.gpu.machine import Machine
 from faser_trtllm.builder.cpu_engine import engine_model
+from faser_trtllm.config import Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
 from faser_trtllm.engine.cuda_accept import DeviceAcceptor
 from faser_trtllm.engine.cuda_draft import DraftLaws
+from faser_trtllm.engine.cuda_fp8 import ScaledRows, quantize_rows
 from faser_trtllm.engine.cuda_ops import Ops, ReferenceOps
 from faser_trtllm.engine.cuda_runtime import HostRuntime, Runtime
 from faser_trtllm.engine.cuda_weights import DeviceWeights, LayerWeights
@@ -79,14 +81,19 @@ def open_engines(
     limits: PairLimits,
     overlap: bool,
     stack: ExitStack,
+    quantization: Quantization = Quantization.NONE,
 ) -> PairEngines:
-    """weights: the target's and the draft's. overlap: capture graphs for all places, else for "all" only."""
+    """weights: the target's and the draft's. overlap: capture graphs for all places, else for "all" only.
+
+    quantization: of both models.
+    """
     gpu: Any = stack.enter_context(CudaGpu()) if machine.is_gpu else DryGpu()
     target_weights, draft_weights = weights
     laws = DraftLaws(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, target_weights.config.vocab_size)
     segments = (0, *exit_layers, target_weights.config.num_layers)
-    target, ops = _open(gpu, target_weights, segments, limits, None, stack)
-    draft, _ = _open(gpu, draft_weights, (0, draft_weights.config.num_layers), limits, laws, stack)
+    target, ops = _open(gpu, target_weights, segments, limits, None, stack, quantization)
+    whole = (0, draft_weights.config.num_layers)
+    draft, _ = _open(gpu, draft_weights, whole, limits, laws, stack, quantization)
     tester = DeviceAcceptor(target, ops, limits.max_draft_len, laws)
     if machine.is_gpu:
         target.capture_graphs((gpu.whole, gpu.pair.target) if overlap else (gpu.whole,))
@@ -102,11 +109,12 @@ def _open(
     limits: PairLimits,
     laws: DraftLaws | None,
     stack: ExitStack,
+    quantization: Quantization,
 ) -> tuple[CudaEngine, Ops]:
     runtime = gpu.make_runtime()
     ops = gpu.make_ops(runtime, made.config.head_dim)
     engine = CudaEngine(
-        device_weights(made, limits.max_seq_len, runtime.device),
+        device_weights(made, limits.max_seq_len, runtime.device, quantization),
         segments,
         ops,
         runtime,
@@ -126,7 +134,9 @@ def _open(
     return stack.enter_context(engine), ops
 
 
-def device_weights(made: EnlargedWeights, max_seq_len: int, device: torch.device) -> DeviceWeights:
+def device_weights(
+    made: EnlargedWeights, max_seq_len: int, device: torch.device, quantization: Quantization = Quantization.NONE
+) -> DeviceWeights:
     """As DeviceWeights.load of a bf16 engine file with these weights."""
     import torch
 
@@ -135,17 +145,21 @@ def device_weights(made: EnlargedWeights, max_seq_len: int, device: torch.device
     def fused(layer: str, *parts: str) -> Tensor:
         return torch.cat([made.tensor(f"{layer}.{part}.weight").to(device, torch.bfloat16) for part in parts])
 
+    def matrix(layer: str, *parts: str) -> Tensor | ScaledRows:
+        whole = fused(layer, *parts)
+        return quantize_rows(whole) if quantization is Quantization.FP8 else whole
+
     layers = []
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
         layers.append(
             LayerWeights(
                 input_norm=fused(layer, "input_layernorm"),
-                qkv=fused(layer, *(f"self_attn.{name}_proj" for name in "qkv")),
-                o=fused(layer, "self_attn.o_proj"),
+                qkv=matrix(layer, *(f"self_attn.{name}_proj" for name in "qkv")),
+                o=matrix(layer, "self_attn.o_proj"),
                 post_norm=fused(layer, "post_attention_layernorm"),
-                gate_up=fused(layer, "mlp.gate_proj", "mlp.up_proj"),
-                down=fused(layer, "mlp.down_proj"),
+                gate_up=matrix(layer, "mlp.gate_proj", "mlp.up_proj"),
+                down=matrix(layer, "mlp.down_proj"),
             )
         )
     inv_freq, factor = rope_frequencies(config.rope, config.head_dim)

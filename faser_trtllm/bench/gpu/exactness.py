@@ -67,18 +67,19 @@ def _executor(bench: Bench) -> None:
     batch_size = max(concurrency, 256 if gpu else 8)
     limits = PairLimits(batch_size, prompt_len(bench) + max_tokens(bench) + 16, 2048 if gpu else 64)
     with open_pair(bench, FORM, limits, overlap=True) as pair:
-        bench.record.attempt("greedy tokens", lambda: _greedy(bench, pair, concurrency))
+        bench.record.attempt("greedy tokens", lambda: greedy(bench, pair, concurrency, SPELLINGS))
         bench.record.attempt("sampled tokens", lambda: _sampled(bench, pair, batch_size))
 
 
-def _greedy(bench: Bench, pair: Pair, concurrency: int) -> None:
+def greedy(bench: Bench, pair: Pair, concurrency: int, settings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Record how the settings' greedy tokens agree with those without speculation -> the latter, by prompt."""
     prompts = bench_prompts(bench).token_ids
     params = SamplingParams(max_tokens=max_tokens(bench))
     jobs = tuple(Job(prompt, params) for prompt in prompts)
-    wanted = _tokens(pair, "off", jobs, concurrency)
+    wanted = tokens_of(pair, "off", jobs, concurrency)
     rows, differences = [], []
-    for setting in SPELLINGS:
-        found = _tokens(pair, setting, jobs, concurrency)
+    for setting in settings:
+        found = tokens_of(pair, setting, jobs, concurrency)
         here = [
             _trace(pair, setting, i, prompt, got, want)
             for i, (prompt, got, want) in enumerate(zip(prompts, found, wanted, strict=True))
@@ -106,9 +107,11 @@ def _greedy(bench: Bench, pair: Pair, concurrency: int) -> None:
     for d in differences:
         if not d.is_tie:
             bench.record.error(f"{d.setting}: request {d.request} parts at token {d.place}, logits {d.gap:.4f} apart")
+    return wanted
 
 
-def _tokens(pair: Pair, spelling: str, jobs: Sequence[Job], concurrency: int) -> tuple[tuple[int, ...], ...]:
+def tokens_of(pair: Pair, spelling: str, jobs: Sequence[Job], concurrency: int) -> tuple[tuple[int, ...], ...]:
+    """The jobs' tokens under a policy, so many jobs at a time."""
     policy = make_policy(spelling, pair.limits.max_draft_len, None, pair.limits.max_batch_size)
     with ExitStack() as stack:
         executor = stack.enter_context(pair.executor(policy))
@@ -152,7 +155,7 @@ def _sampled(bench: Bench, pair: Pair, concurrency: int) -> None:
     num_samples = NUM_SAMPLES if bench.machine.is_gpu else DRY_NUM_SAMPLES
     params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, top_k=SAMPLED_TOP_K)
     jobs = [Job(prompt, params)] * num_samples
-    samples = {name: Counter(_tokens(pair, name, jobs, concurrency)) for name in ("off", "fixed:2", "fixed:4")}
+    samples = {name: Counter(tokens_of(pair, name, jobs, concurrency)) for name in ("off", "fixed:2", "fixed:4")}
     rows = []
     for name in ("fixed:2", "fixed:4"):
         statistic, freedom = two_samples(samples["off"], samples[name])

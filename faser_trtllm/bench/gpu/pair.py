@@ -8,7 +8,7 @@ from types import TracebackType
 from faser_trtllm.bench.gpu.bench import Bench
 from faser_trtllm.bench.gpu.cuda_engines import PairEngines, PairLimits, open_engines
 from faser_trtllm.bench.gpu.options import DRAFT_OF
-from faser_trtllm.config import ExecutorConfig, KvCacheConfig
+from faser_trtllm.config import ExecutorConfig, KvCacheConfig, Quantization
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
@@ -77,7 +77,14 @@ class Pair:
         self._stack.close()
 
 
-def open_pair(bench: Bench, form: str, limits: PairLimits, *, overlap: bool = False) -> Pair:
+def open_pair(
+    bench: Bench,
+    form: str,
+    limits: PairLimits,
+    *,
+    overlap: bool = False,
+    quantization: Quantization = Quantization.NONE,
+) -> Pair:
     """Enlarge the trained pair and open cuda engines over it; in a dry run tiny ones, on the CPU.
 
     overlap: also capture graphs for the modes in which draft and target run side by side.
@@ -91,7 +98,8 @@ def open_pair(bench: Bench, form: str, limits: PairLimits, *, overlap: bool = Fa
             shape = shape_named(name) if bench.machine.is_gpu else dry_shape(config)
             trained = stack.enter_context(CheckpointWeights(directory))
             weights.append(EnlargedWeights(trained, config, shape, options.seed, bench.machine.device))
-        engines = open_engines(bench.machine, weights, exit_layers(weights[0].config), limits, overlap, stack)
+        exits = exit_layers(weights[0].config)
+        engines = open_engines(bench.machine, weights, exits, limits, overlap, stack, quantization)
         guard.pop_all()
         return Pair(form, engines, (weights[0].config, weights[1].config), limits, stack)
 

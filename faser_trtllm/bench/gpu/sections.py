@@ -35,6 +35,7 @@ SECTIONS = (
     Section("costs", "cost tables, as policies read them", f"{PACKAGE}.costs:run", 75),
     Section("policies", "policies, pruning and overlap by concurrency", f"{PACKAGE}.policies:run", 150),
     Section("partitions", "draft and target alone and together on shares of the SMs", f"{PACKAGE}.partitions:run", 60),
+    Section("fp8", "products, passes, memory and tokens in fp8 against bf16", f"{PACKAGE}.fp8:run", 60),
     Section("peers", "transformers' assisted generation with the same weights", f"{PACKAGE}.peers:run", 60),
 )
 
