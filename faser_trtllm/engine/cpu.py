@@ -162,6 +162,11 @@ class CpuEngine:
         )
         return hidden
 
+    @property
+    def core_set(self) -> CoreSet:
+        """Where the next call runs."""
+        return self._core_set
+
     def use(self, core_set: CoreSet) -> None:
         """Run on another partition from the next call on; results are the same. Both core sets stay the caller's."""
         if core_set is not self._core_set:

@@ -174,7 +174,7 @@ def assemble(
     max_draft_len: int,
     clock: Clock,
     resources: ExitStack | None = None,
-    enter_mode: Callable[[Mode], None] = lambda mode: None,
+    enter_mode: Callable[[Mode], None] | None = None,
     trace: TraceWriter | None = None,
     pool: int | None = None,
     make_lane: LaneMaker = DraftLane,
@@ -183,8 +183,9 @@ def assemble(
 ) -> Executor:
     """An executor over engines that are open; both share block ids, so they have as many blocks of the same size.
 
-    pool: a core set's handle, whose threads share the free test; None: the calling thread alone. device_tester: where
-    the target's logits stay on the device. draft_timeout_ms: as in open_executor.
+    enter_mode: moves the engines when the mode changes; None: they stay where they are, and a mode that overlaps raises
+    ConfigError if that is one core set. pool: a core set's handle, whose threads share the free test; None: the calling
+    thread alone. device_tester: where the target's logits stay on the device. draft_timeout_ms: as in open_executor.
     """
     spec = target.spec
     assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
@@ -211,7 +212,7 @@ def assemble(
         if draft_timeout_ms is not None:
             guard = SpeculationGuard(clock, draft_timeout_ms)
             stage, policy = GuardedDrafter(stage, guard), GuardedPolicy(policy, guard)
-    drafter = make_lane(stage, enter_mode)
+    drafter = make_lane(stage, enter_mode or _stay(target, draft))
     drafter.register(resources)
     synthetic = None
     if config.synthetic_acceptance is not None:
@@ -232,6 +233,21 @@ def assemble(
         keep_candidates=len(spec.segments) > 2,
         guard=guard,
     )
+
+
+def _stay(target: Engine, draft: Engine | None) -> Callable[[Mode], None]:
+    """An enter_mode for engines that nobody moves; two lanes in one core set would wait for each other for ever."""
+
+    def enter(mode: Mode) -> None:
+        if mode is Mode.SERIAL or not (isinstance(target, CpuEngine) and isinstance(draft, CpuEngine)):
+            return
+        if target.core_set is draft.core_set:
+            raise ConfigError(
+                f"mode is {mode.value}, and target and draft share one core set; give assemble() an enter_mode that "
+                "moves them (Partitions.enter), or speculate with mode=serial"
+            )
+
+    return enter
 
 
 def choose_policy(

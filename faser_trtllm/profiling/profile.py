@@ -32,12 +32,17 @@ Progress = Callable[[str, int, int], None]  # what is measured, how much of it i
 def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
     """Measure, then write profile.json and (with matplotlib, unless quick) profile.png into the engine directory.
 
-    Raises ConfigError if the directory has no draft engine, EngineFileError if it is not usable.
+    Raises ConfigError if the directory has no draft engine or is not the CPU's, EngineFileError if it is not usable.
     """
     options.validate()
     say = progress or (lambda what, done, total: None)
     start = time.perf_counter()
     engines = EngineDir.load(options.engine_dir)
+    if engines.backend != "cpu":
+        raise ConfigError(
+            f"{options.engine_dir.name} holds {engines.backend} engines, and faser profile measures cpu engines only; "
+            "speculate with fixed:K or gp_lcb, which need no cost table"
+        )
     if not engines.has_draft:
         raise ConfigError(
             f"{options.engine_dir.name} has no draft engine, so there is no speculation to profile; "

@@ -107,3 +107,10 @@ def test_nothing_to_profile_without_a_draft(tmp_path: Path) -> None:
     build_engines(BuildOptions(target, None, tmp_path / "engines", max_seq_len=64))
     with pytest.raises(ConfigError, match="no draft engine"):
         profile_engine_dir(ProfileOptions(tmp_path / "engines"))
+
+
+def test_other_backends_are_refused(tmp_path: Path) -> None:
+    target, draft = make_pair(tmp_path / "pair", num_layers=1, head_dim=64)
+    build_engines(BuildOptions(target, draft, tmp_path / "engines", backend="cuda", max_seq_len=64))
+    with pytest.raises(ConfigError, match="engines holds cuda engines, and faser profile measures cpu engines only"):
+        profile_engine_dir(ProfileOptions(tmp_path / "engines"))

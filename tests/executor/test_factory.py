@@ -1,0 +1,59 @@
+"""What assemble() checks of engines that are open already."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.factory import assemble
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.policy.fixed import FixedPolicy
+from tests.checkpoints import make_pair
+from tests.executor.harness import Collector
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("shared", [True, False])
+def test_lanes_of_one_core_set_do_not_overlap(tmp_path: Path, mode: Mode, shared: bool) -> None:
+    target, draft = make_pair(tmp_path / "pair", num_layers=1)
+    engines = build_engines(BuildOptions(target, draft, tmp_path / "engines", max_seq_len=64))
+    assert engines is not None
+    collector = Collector()
+    with ExitStack() as stack:
+        first = stack.enter_context(CoreSet(None, 1))
+        second = first if shared else stack.enter_context(CoreSet(None, 1))
+        sizes = {"num_blocks": 8, "tokens_per_block": 32, "max_batch_size": 2, "max_num_tokens": 64, "max_seq_len": 64}
+        opened = [
+            stack.enter_context(CpuEngine.open(path, core_set, **sizes))
+            for path, core_set in ((engines.target_path, first), (engines.draft_path, second))
+        ]
+        executor = assemble(
+            *opened,
+            FixedPolicy(2, mode),
+            ExecutorConfig(),
+            max_seq_len=64,
+            max_draft_len=2,
+            clock=ManualClock(),
+        )
+        with executor:
+            executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=6), collector.sink("a"))
+            if shared and mode is not Mode.SERIAL:
+                with pytest.raises(ConfigError, match=f"mode is {mode.value}, and target and draft share one core set"):
+                    drain(executor)
+            else:
+                drain(executor)
+                assert len(collector.tokens["a"]) == 6
+
+
+def drain(executor) -> None:
+    while executor.step():
+        pass
