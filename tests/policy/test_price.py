@@ -211,3 +211,30 @@ def test_overlap_is_predicted_only_from_measured_lanes():
     )
     policy = PricePolicy(8, table, 32, mode="ping_pong")
     assert policy.plan(StepView([request("a"), request("b", slot=1)], 0, 0, 0.0)).mode.value in ("serial", "ping_pong")
+
+
+def test_a_newcomer_counts_from_before_its_prompt():
+    """Three requests and one that joins them are decided as four: what is known of four holds while its prompt runs."""
+    world = World(PricePolicy(8, cost_table(), 32), 4, logistic(1.0, 0.5))
+    world.run(200)  # past the warm-up, in which something is drafted whatever the estimate says
+    policy, requests = world.policy, world.requests
+    for _ in range(200):  # at four, drafting does not keep its promise
+        for arm in ("price", "uniform"):
+            policy.controller.record(4, arm, 64, 1.0, 1280.0)
+        policy.controller.choose(4, {"price": 1.0, "off": 1.0})
+        policy.controller.record(4, "off", 64, 1.0, 64.0)
+    policy.controller._overall.clear()  # three knows nothing
+    lengths = [policy.plan(StepView(requests, 0, 0, 0.0)).lengths for _ in range(50)]
+    assert lengths[-1] == [0] * 4
+    joined = policy.plan(StepView(requests[:3], 0, 1, 0.0, 1))
+    assert joined.lengths == [0, 0, 0]
+    assert any(policy.plan(StepView(requests[:3], 0, 0, 0.0)).lengths)
+
+
+def test_last_tokens_decide_nothing():
+    """A request that may draft no more is no reason to give drafting up for those that come after it."""
+    policy = PricePolicy(8, cost_table(), 32)
+    World(policy, 4, logistic(1.0, 0.5)).run(200)  # past the warm-up
+    ending, fresh = request("ending", max_draft_len=0), request("fresh")
+    assert policy.plan(StepView([ending], 0, 0, 0.0)).lengths == [0]
+    assert any(policy.plan(StepView([fresh], 0, 0, 0.1)).lengths)

@@ -77,6 +77,17 @@ def engine_dir(tmp_path_factory):
     return root / "engines"
 
 
+@pytest.fixture(scope="module")
+def twins_dir(tmp_path_factory, engine_dir):
+    """The draft is the target, so that all drafts are accepted."""
+    root = tmp_path_factory.mktemp("twins")
+    target, _ = make_pair(root / "pair", num_layers=2)
+    build_engines(BuildOptions(target, target, root / "engines", max_batch_size=4, max_seq_len=64))
+    table = CostTable.load(engine_dir / PROFILE, fingerprint_of(engine_dir, 1))
+    replace(table, fingerprint=fingerprint_of(root / "engines", 1)).save(root / "engines" / PROFILE)
+    return root / "engines"
+
+
 def simulate(engine_dir, speculation, believed=None):
     table = CostTable.load(engine_dir / PROFILE, fingerprint_of(engine_dir, 1))
     clock, collector = ManualClock(), Collector()
@@ -157,3 +168,31 @@ def test_a_step_of_two_lanes_ends_with_the_later_one():
         assert 1e3 * (clock.now_s() - start_s) == pytest.approx(expected_ms)
     lane.draft(SchedulerOutput((), None, (), (), Mode.SERIAL)).result()
     assert (engines["draft"].partition, engines["draft"].slowdown) == ("all", 1.0)
+
+
+@pytest.mark.parametrize("mode", ["ping_pong", "draft_ahead"])
+def test_overlap_that_breaks_its_promise_is_given_up(twins_dir, mode):
+    """The policy believes that lanes do not slow each other; in truth each makes the other six times as slow."""
+    table = CostTable.load(twins_dir / PROFILE, fingerprint_of(twins_dir, 1))
+    draft = {key: replace(c, ms=tuple(3.0 * ms for ms in c.ms)) for key, c in table.curves.items() if "draft" in key}
+    lanes = {"verify@verify": replace(table.curves["verify@all"]), "draft_step@draft": draft["draft_step@all"]}
+    lanes["draft_rows@draft"] = draft["draft_rows@all"]
+    table = replace(table, curves=dict(table.curves) | draft | lanes)
+    believed = replace(table, interference=(Interference("draft", "verify", 1.0, 1.0),))
+    costs = replace(table, interference=(Interference("draft", "verify", 6.0, 6.0),))
+    shares = []
+    clock, collector = ManualClock(), Collector()
+    config = ExecutorConfig(speculation="price:prune=off", num_threads=1)
+    with open_simulation(twins_dir, config, costs, clock, believed=believed) as executor:
+        for part in range(2):
+            for i in range(150):
+                name = f"{part}-{i}"
+                executor.submit(name, [1 + i % 7, 2], SamplingParams(max_tokens=40), collector.sink(name))
+            before = executor.stats()
+            while executor.step():
+                pass
+            after = executor.stats()
+            steps = after["num_steps"] - before["num_steps"]
+            shares.append((after[f"num_steps_{mode}"] - before[f"num_steps_{mode}"]) / steps)
+    assert shares[0] > 0.0, shares
+    assert shares[1] < 0.1, shares
