@@ -237,4 +237,4 @@ def test_last_tokens_decide_nothing():
     World(policy, 4, logistic(1.0, 0.5)).run(200)  # past the warm-up
     ending, fresh = request("ending", max_draft_len=0), request("fresh")
     assert policy.plan(StepView([ending], 0, 0, 0.0)).lengths == [0]
-    assert policy.plan(StepView([fresh], 0, 0, 0.1)).lengths == [8]  # no mere probe
+    assert policy.plan(StepView([fresh], 0, 0, 0.1)).lengths[0] > 3  # no mere probe
