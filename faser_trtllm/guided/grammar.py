@@ -63,9 +63,7 @@ class GrammarState:
         return bool(self._matcher.is_accepting())
 
     def _error(self) -> GuideError:
-        reason = shortened(self._matcher.get_error())
-        if reason == "NoExtensionBias":
-            reason = "no text can follow that it allows"
+        reason = _reason(self._matcher)
         return GuideError(f"guided_decoding_guide could not be followed further ({reason}); simplify it")
 
 
@@ -103,6 +101,17 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]
     return matcher, shortened(matcher.get_error()) if matcher.is_error() else ""
 
 
+def first_token_error(matcher: LLMatcher) -> str:
+    """Why no first token can be found within the limits, "" if it can; takes as long as the limits let it."""
+    matcher.compute_bitmask()
+    return _reason(matcher) if matcher.is_error() else ""
+
+
+def _reason(matcher: LLMatcher) -> str:
+    reason = shortened(matcher.get_error())
+    return "no text can follow that it allows" if reason == "NoExtensionBias" else reason
+
+
 def shortened(reason: str) -> str:
     """The library's reason as part of a sentence: its first line, without a full stop."""
     lines = [line.strip() for line in reason.strip().splitlines()]
@@ -120,5 +129,6 @@ def _limits() -> LLParserLimits:
         step_lexer_fuel=20_000,
         step_max_items=10_000,
         max_lexer_states=20_000,
+        max_grammar_size=16_000,
         verbose_errors=False,
     )

@@ -1,6 +1,7 @@
 """Compiles grammars in a process of its own first, where they may run out of time, memory or stack.
 
 What passes here is compiled again by the engine; what takes too long, or crashes the library, ends this process only.
+The first mask is tried, too: of a grammar with very many alternatives it takes longest.
 Frames on stdin and stdout: the length of the body (4 bytes, little endian) and JSON. The first frame in describes the
 tokenizer, each further one a guide; each is answered.
 """
@@ -16,7 +17,7 @@ import sys
 from typing import IO, Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
-from faser_trtllm.guided.grammar import compile_source, open_tokenizer, shortened, source_of
+from faser_trtllm.guided.grammar import compile_source, first_token_error, open_tokenizer, shortened, source_of
 from faser_trtllm.guided.spec import GuideSpec
 
 MAX_MEMORY_BYTES = 2 << 30
@@ -118,7 +119,9 @@ def main() -> None:
 def _answer(tokenizer: Any, spec: GuideSpec) -> dict[str, str]:
     try:
         source = source_of(spec)
-        _, error = compile_source(tokenizer, source)
+        matcher, error = compile_source(tokenizer, source)
+        if not error and (reason := first_token_error(matcher)):
+            error = f"its first token cannot be found ({reason})"
     except RecursionError:
         return {"source": "", "error": "it is nested too deeply"}
     except Exception as error:

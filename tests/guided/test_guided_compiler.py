@@ -27,6 +27,11 @@ def compiler(tokenizer):
     compiler.close()
 
 
+# Hundreds of alternatives that may all begin a text: tenths of a second for a mask.
+HEAVY = "root ::= (" + " | ".join(f"r{i}" for i in range(300)) + ")+\n"
+HEAVY += "\n".join(f'r{i} ::= [a-z]+ "{i}" | [a-z ]* r{(i * 7 + 1) % 300} "x"' for i in range(300))
+WIDE = json.dumps({"properties": {f"k{i}": {} for i in range(4000)}})
+
 WRONG = [
     ("json_schema", '{"type": "object"', "is no valid json_schema: expected `,` or `}`"),
     ("json_schema", '{"type": "thing"}', "is no valid json_schema: Invalid type: thing"),
@@ -36,6 +41,9 @@ WRONG = [
     ("regex", "a(b", "is no valid regex: "),
     ("regex", "(" * 20000 + ")" * 20000, "is no valid regex"),
     ("ebnf_grammar", 'root ::= "a" b', "is no valid ebnf_grammar: Rule 'b' not found"),
+    ("ebnf_grammar", HEAVY, "its first token cannot be found (parser error: Too many items"),
+    ("json_schema", '{"$ref": "#"}', "its first token cannot be found (no text can follow that it allows)"),
+    ("json_schema", WIDE, "grammar size (number of symbols) too big"),
     ("ebnf_grammar", "root ::= " + "(" * 20000 + '"a"' + ")" * 20000, "it is nested too deeply"),
     ("ebnf_grammar", "start: " + "(" * 20000 + '"a"' + ")" * 20000, "too deeply nested"),
 ]
