@@ -109,7 +109,10 @@ class ServiceConfig(ExecutorConfig):
     restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is started again")
     restart_backoff_max_s: float = Field(10.0, gt=0)
     health_timeout_s: float = Field(
-        4.0, gt=0, description="not ready while the engine has not answered, or one step has taken, so long"
+        4.0,
+        gt=0,
+        description="not ready while the engine has not answered, or one step has taken, so long, or 4 times what slow "
+        "steps take if that is longer",
     )
     hang_timeout_s: float = Field(60.0, gt=0, description="an engine child that hangs so long is started again")
     cancellation_check_period_ms: int = Field(5, ge=1)

@@ -20,6 +20,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.guard import SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane
+from faser_trtllm.executor.slow_steps import SlowSteps
 from faser_trtllm.executor.stats import ExecutorStats, Progress, StepWatcher
 from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import Verifier
@@ -79,6 +80,7 @@ class Executor:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._num_steps = 0
+        self._slow_steps = SlowSteps()
         self._moved_s = 0.0  # when a step began or ended, or work came after a rest; time.monotonic()
 
     def step(self) -> bool:
@@ -112,8 +114,8 @@ class Executor:
         params.validate(self.vocab_size)
         if params.guide is not None and not self._verifier.takes_guides:
             raise InvalidArgumentError(
-                "guided_decoding_guide was sent, but the cuda backend applies no masks; leave it out or serve an engine "
-                "of another backend"
+                "guided_decoding_guide was sent, but the cuda backend applies no masks; leave it out or serve an "
+                "engine of another backend"
             )
         self._check_prompt(prompt_token_ids)
         now_s = self._clock.now_s()
@@ -178,7 +180,8 @@ class Executor:
 
     def progress(self) -> Progress:
         """Whether start()'s thread gets on; any thread, also while that one hangs."""
-        return Progress(self._num_steps, bool(self._live), time.monotonic() - self._moved_s)
+        age_s = time.monotonic() - self._moved_s
+        return Progress(self._num_steps, bool(self._live), age_s, self._slow_steps.slow_s)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Tell the watcher of every step and every end from now on; call it before start()."""
@@ -251,10 +254,11 @@ class Executor:
                     self._wake.wait()
                 if self._closing:
                     return
-            self._moved_s = time.monotonic()
+            started_s = self._moved_s = time.monotonic()
             self.step()
             self._num_steps += 1
             self._moved_s = time.monotonic()
+            self._slow_steps.observe(self._moved_s - started_s)
 
     def _read_inbox(self) -> None:
         while self._inbox:

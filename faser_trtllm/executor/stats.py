@@ -61,12 +61,13 @@ _TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
 class Progress:
     """Whether an executor gets on: one with work whose last step began or ended long ago hangs.
 
-    age_s: since then, or since it got work again; in a long step it grows.
+    age_s: since then, or since it got work again; in a long step it grows. slow_step_s: SlowSteps.slow_s.
     """
 
     num_steps: int = 0
     has_work: bool = False
     age_s: float = 0.0
+    slow_step_s: float = 0.0
 
     @property
     def stalled_s(self) -> float:

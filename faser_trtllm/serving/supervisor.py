@@ -32,6 +32,7 @@ OnEvent = Callable[[Chunk | Failed], None]
 ENGINE_COMMAND = (sys.executable or "python3", "-m", "faser_trtllm.serving.engine_process")
 PARENT_OPTION = "--parent_pid="  # tells an engine child from other processes
 PING_PERIOD_S = 1.0
+SLOW_STEPS = 4.0  # times what a slow step takes: so long is no hang yet
 STEADY_S = 10.0  # a child that has run so long was no failed start: the back-off begins anew
 _POLL_S = 0.25
 
@@ -68,6 +69,7 @@ class Supervisor:
         self._stats: dict[str, float] = {}
         self._num_restarts = 0
         self._moved_s = 0.0  # when the engine last moved, as far as is known; time.monotonic()
+        self._slow_step_s = 0.0  # what a slow step of the engine takes
         self._stalls = False  # the process answers, its executor does not get on
         self._retry_at_s = 0.0
         self._closing = threading.Event()
@@ -124,8 +126,8 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """The child has its engines loaded, and nothing of it has hung for health_timeout_s."""
-        return self._state is EngineState.READY and self._hung_s() < self._config.health_timeout_s
+        """The child has its engines loaded, and nothing of it has hung for the health timeout."""
+        return self._state is EngineState.READY and self._hung_s() < self._health_timeout_s()
 
     @property
     def num_open(self) -> int:
@@ -168,7 +170,7 @@ class Supervisor:
         if self._state in (EngineState.DRAINING, EngineState.CLOSED):
             return UnavailableError("the server is shutting down; send the request to another one")
         hung_s = self._hung_s()
-        if self._state is EngineState.READY and hung_s >= self._config.health_timeout_s:
+        if self._state is EngineState.READY and hung_s >= self._health_timeout_s():
             if self._stalls:
                 return UnavailableError(f"the engine has been in one step for {hung_s:.0f} s; try again later")
             return UnavailableError(f"the engine process has not answered for {hung_s:.0f} s; try again later")
@@ -178,6 +180,11 @@ class Supervisor:
     def _hung_s(self) -> float:
         """How long the child has been silent, or its executor in one step; a silent one's step goes on."""
         return time.monotonic() - self._moved_s
+
+    def _health_timeout_s(self) -> float:
+        """health_timeout_s, or longer for an engine whose steps are known to take long, up to hang_timeout_s."""
+        config = self._config
+        return max(config.health_timeout_s, min(SLOW_STEPS * self._slow_step_s, config.hang_timeout_s))
 
     def _set_state(self, state: EngineState) -> None:
         with self._changed:
@@ -258,6 +265,7 @@ class Supervisor:
         elif isinstance(message, messages.Pong):
             stalled_s = message.progress.stalled_s
             self._moved_s, self._stalls = time.monotonic() - stalled_s, stalled_s >= PING_PERIOD_S
+            self._slow_step_s = message.progress.slow_step_s
             self._stats = message.stats
             if self._on_stats is not None:
                 self._on_stats(self.stats())

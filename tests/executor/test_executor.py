@@ -358,3 +358,4 @@ def test_progress_tells_a_step_that_hangs_from_a_rest_however_long():
             time.sleep(0.01)
         assert executor.progress().stalled_s == 0
         assert executor.progress().num_steps >= 3
+        assert 0 < executor.progress().slow_step_s < stuck.stalled_s, "one step that hung is no slow model"

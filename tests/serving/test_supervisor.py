@@ -11,6 +11,8 @@ import pytest
 
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.executor.stats import Progress
+from faser_trtllm.serving import messages
 from faser_trtllm.serving.messages import Failed
 from faser_trtllm.serving.supervisor import EngineState, Supervisor
 from faser_trtllm.serving.text_request import TextRequest
@@ -154,6 +156,25 @@ def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_starte
         wait_until(lambda: supervisor.is_ready, 15)
         assert supervisor.pid != pid
         assert Stream(supervisor).wait().finish_reason == "length"
+
+
+def test_a_step_is_judged_by_the_steps_before_it(engine_dir):
+    """Not started: what a child would send is handed in."""
+    config = ServiceConfig(engine_dir=str(engine_dir), health_timeout_s=4.0, hang_timeout_s=60.0)
+    supervisor = Supervisor(config)
+    supervisor._handle(messages.Ready(320, 512, 4))
+
+    def is_ready(age_s, slow_step_s):
+        supervisor._handle(messages.Pong({}, Progress(7, True, age_s, slow_step_s)))
+        return supervisor.is_ready
+
+    assert is_ready(3.0, 0.0)
+    assert not is_ready(5.0, 0.0)
+    assert is_ready(5.0, 2.0)
+    assert not is_ready(9.0, 2.0)
+    assert not is_ready(5.0, 0.1), "it never judges sooner than health_timeout_s, nor later for fast steps"
+    assert is_ready(50.0, 30.0)
+    assert not is_ready(61.0, 30.0), "a child that is about to be killed is not ready"
 
 
 def test_an_engine_without_work_is_healthy_however_long(engine_dir):
