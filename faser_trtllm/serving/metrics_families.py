@@ -119,7 +119,9 @@ def _cumulative(stats: Stats) -> dict[str, float]:
 _ITL = "faser_inter_token_latency_seconds"
 _ITL_HELP = "Seconds between two steps that gave a request tokens (vLLM: inter_token_latency); a histogram in counters"
 
-READY = _gauge("faser_engine_ready", "is_ready", "1 while the engine process answers, gets on and takes requests, else 0")
+READY = _gauge(
+    "faser_engine_ready", "is_ready", "1 while the engine process answers, gets on and takes requests, else 0"
+)
 
 FAMILIES = (
     Family(
