@@ -1,69 +1,31 @@
-"""Matrices in e4m3 with a scale per row, and their products: weights are scaled when loaded, activations in each pass.
+"""Products in e4m3 with a scale per row: weights are scaled when loaded, activations in each pass.
 
 Not run on a GPU yet; on the CPU torch's own product is compared with the reference below.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.ops.cuda.quantize_rows import ALIGNMENT, ScaledRows, quantize_rows
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 MIN_CAPABILITY = (8, 9)
-ALIGNMENT = 16
-"""Both sizes of a matrix are multiples of it: torch's product wants whole 16 byte pieces."""
-
-# The bits of a float32: 8 of exponent over 23 of mantissa. e4m3's largest number, 448, is 1.75 x 2^8, so a number whose
-# mantissa is beyond 1.75 needs a scale twice as large; adding this carries into the exponent just then.
-_CARRY_BEYOND_1_75 = 0x1FFFFF
-_EIGHT_BINADES = 8 << 23
-_EXPONENT_BITS = 0x7F800000
-_SMALLEST_SCALE = 64 << 23  # 2^-63: a row of zeros has a scale too, and products of two scales stay normal numbers
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledRows:
-    """values e4m3 [num_rows, width], scales fp32 [num_rows, 1]: the matrix is values x scales.
-
-    Each number is within 1/16 of itself, or within 2^-17 of its row's largest where that is more.
-    """
-
-    values: Tensor
-    scales: Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.values, self.scales))
-
-    def dequantized(self) -> Tensor:
-        """fp32 [num_rows, width], exactly what the e4m3 numbers stand for."""
-        return self.values.float() * self.scales
-
-
-def quantize_rows(x: Tensor) -> ScaledRows:
-    """Rows [num_rows, width] in e4m3, each by the smallest power of two that brings its largest number to 448 or less.
-
-    A power of two loses a floating-point format nothing but part of a binade of range, scales exactly, and does not
-    change with the last bit of the largest number. What a row becomes depends on that row alone. NaN stays NaN.
-    """
-    import torch
-
-    largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True, dtype=torch.float32)
-    bits = (largest.view(torch.int32) + (_CARRY_BEYOND_1_75 - _EIGHT_BINADES)).clamp_(min=_SMALLEST_SCALE)
-    scales = bits.bitwise_and_(_EXPONENT_BITS).view(torch.float32)
-    return ScaledRows((x / scales).to(torch.float8_e4m3fn), scales)
 
 
 def scaled_linear(x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
     """x bf16 [n, in] in e4m3, times weight [out, in], plus bias [out] -> bf16 [n, out], new."""
+    return scaled_product(quantize_rows(x), weight, bias)
+
+
+def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+    """As scaled_linear, of rows that are quantised already."""
     import torch
 
-    rows = quantize_rows(x)
     y: Tensor = torch._scaled_mm(
         rows.values,
         weight.values.t(),

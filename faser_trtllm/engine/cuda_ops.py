@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from faser_trtllm.engine.cuda_fp8 import ScaledRows, scaled_linear, scaled_linear_reference
+from faser_trtllm.engine.cuda_fp8 import scaled_linear_reference, scaled_product
 from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda import accept, append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.ops.cuda import accept, append_kv, compact_rows, early_exit, quantize_rows, verify_attention
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEMS = ("accept", "append_kv", "compact_rows", "early_exit", "verify_attention")
+STEMS = ("accept", "append_kv", "compact_rows", "early_exit", "quantize_rows", "verify_attention")
 
 
 class Ops(Protocol):
@@ -108,8 +109,11 @@ class _TorchOps:
         import torch
 
         if isinstance(weight, ScaledRows):
-            return scaled_linear(x, weight, bias)
+            return self.scaled_linear(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)
+
+    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         import torch
@@ -134,6 +138,20 @@ class KernelOps(_TorchOps):
         self._launchers = launchers
         self._stream = stream
         self._num_sms = num_sms
+
+    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        return scaled_product(self.scaled_rows(x), weight, bias)
+
+    def scaled_rows(self, x: Tensor) -> ScaledRows:
+        """ops/cuda/quantize_rows.py."""
+        import torch
+
+        rows = ScaledRows(
+            torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
+            torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device),
+        )
+        quantize_rows.launch(self._launchers["quantize_rows"], x, rows, stream=self._stream())
+        return rows
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         import torch
@@ -261,10 +279,8 @@ class KernelOps(_TorchOps):
 class ReferenceOps(_TorchOps):
     """The kernels' references on the CPU, and the native library's free test, over the same tensors."""
 
-    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
-        if isinstance(weight, ScaledRows):
-            return scaled_linear_reference(x, weight, bias)
-        return super().linear(x, weight, bias)
+    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        return scaled_linear_reference(x, weight, bias)
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         import torch

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
 from faser_trtllm.config import Quantization
-from faser_trtllm.engine.cuda_fp8 import ScaledRows, check_matrix, quantize_rows
+from faser_trtllm.engine.cuda_fp8 import check_matrix
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
 
 if TYPE_CHECKING:
     import torch

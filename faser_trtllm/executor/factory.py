@@ -236,7 +236,7 @@ def assemble(
 
 
 def _stay(target: Engine, draft: Engine | None) -> Callable[[Mode], None]:
-    """An enter_mode for engines that nobody moves; two lanes in one core set would wait for each other for ever."""
+    """An enter_mode for engines that nobody moves; two lanes on the threads of one core set hang."""
 
     def enter(mode: Mode) -> None:
         if mode is Mode.SERIAL or not (isinstance(target, CpuEngine) and isinstance(draft, CpuEngine)):

@@ -10,9 +10,9 @@ import math
 
 import torch
 
-from faser_trtllm.engine.cuda_fp8 import ScaledRows
 from faser_trtllm.engine.cuda_ops import ReferenceOps
 from faser_trtllm.ops.cuda.kv_cache import kv_values
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 
 
 class ExactOps(ReferenceOps):

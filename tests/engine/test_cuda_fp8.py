@@ -16,24 +16,24 @@ from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.config import ExecutorConfig, Quantization, parse
 from faser_trtllm.engine import cuda_fp8
 from faser_trtllm.engine.cuda_fp8 import (
-    ScaledRows,
     check_capability,
     check_matrix,
     check_product,
-    quantize_rows,
     scaled_linear,
     scaled_linear_reference,
 )
 from faser_trtllm.engine.cuda_memory import check_memory, weight_bytes
-from faser_trtllm.engine.cuda_ops import ReferenceOps
+from faser_trtllm.engine.cuda_ops import KernelOps, ReferenceOps
 from faser_trtllm.engine.cuda_weights import MATRICES, DeviceWeights
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
 from tests.checkpoints import make_pair
 from tests.engine.cuda_harness import build_pair, one_thread, open_engine  # noqa: F401
 from tests.engine.harness import Harness
 from tests.engine.test_cuda import random_tokens
 from tests.engine.test_cuda_executor import HostGpu, engines, generate, mixed_requests  # noqa: F401
+from tests.ops.cuda.emulation import emulated
 
 FP8 = Quantization.FP8
 HALF_STEP = 2.0**-4  # of a number with three bits behind its first one
@@ -43,8 +43,8 @@ SMALLEST = 2.0**-10 / 224  # of a row's largest number: half of e4m3's smallest 
 class TorchOps(ReferenceOps):
     """Products as on a GPU, by torch itself; the kernels' references for the rest."""
 
-    def linear(self, x, weight, bias):
-        return scaled_linear(x, weight, bias) if isinstance(weight, ScaledRows) else super().linear(x, weight, bias)
+    def scaled_linear(self, x, weight, bias):
+        return scaled_linear(x, weight, bias)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,18 @@ def test_a_whole_model_stays_near_its_bf16_engine(pair) -> None:
     with open_engine(pair.target_path, ReferenceOps(), torch.bfloat16, quantization=FP8) as engine:
         reference = Harness(engine).run([(1, tokens, 0, 60)])[0]
     assert np.linalg.norm(found - reference) < 0.4 * np.linalg.norm(found - wanted), "and nearer to the reference's"
+
+
+def test_the_kernel_itself_in_the_engine(pair) -> None:
+    """Rows quantised by the very kernel, emulated, from the engine's launch: no bit differs from torch's."""
+    ops = ReferenceOps()
+    ops.scaled_linear = KernelOps({"quantize_rows": emulated("quantize_rows")}, lambda: 0, num_sms=4).scaled_linear
+    rows = [(0, random_tokens(9), 0, 9)]
+    found = []
+    for each in (TorchOps(), ops):
+        with open_engine(pair.target_path, each, torch.bfloat16, quantization=FP8) as engine:
+            found.append(Harness(engine).run(rows)[0])
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_a_pass_does_not_depend_on_what_runs_beside_it(pair) -> None:

@@ -14,7 +14,6 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
 from faser_trtllm.engine.cuda_accept import DeviceAcceptor
 from faser_trtllm.engine.cuda_draft import DraftLaws
-from faser_trtllm.engine.cuda_fp8 import ScaledRows, quantize_rows
 from faser_trtllm.engine.cuda_ops import Ops, ReferenceOps
 from faser_trtllm.engine.cuda_runtime import HostRuntime, Runtime
 from faser_trtllm.engine.cuda_weights import DeviceWeights, LayerWeights
@@ -23,6 +22,7 @@ from faser_trtllm.executor.partitions_gpu import GpuModes
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.enlarge import EnlargedWeights
 from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
 from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
 
 if TYPE_CHECKING:

@@ -21,12 +21,13 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda_fp8 import (
     check_capability,
     check_product,
-    quantize_rows,
     scaled_linear,
     scaled_linear_reference,
 )
+from faser_trtllm.engine.cuda_ops import KernelOps
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.enlarge import SHAPES, DecoderShape
+from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
 from faser_trtllm.profiling.grid import Point
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def _matrix(bench: Bench, shape: DecoderShape, index: int, found: dict[int, dict
     machine = bench.machine
     num_out, num_in = matrices(shape)[index]
     generator = machine.generator(bench.options.seed + index)
+    launcher = machine.launcher("quantize_rows")
+    scale, product = quantize_rows, scaled_linear
+    if launcher is not None:
+        ops = KernelOps({"quantize_rows": launcher}, machine.stream, machine.num_sms)
+        scale, product = ops.scaled_rows, ops.scaled_linear
 
     def random(num_rows: int) -> Tensor:
         return torch.randn(num_rows, num_in, generator=generator, device=machine.device).bfloat16()
@@ -97,11 +103,11 @@ def _matrix(bench: Bench, shape: DecoderShape, index: int, found: dict[int, dict
     for n, t in found.items():
         x = random(n)
         t["bf16"] += machine.time_ms([lambda w=w, x=x: linear(x, w) for w in plain], 5)  # type: ignore[misc]
-        t["fp8"] += machine.time_ms([lambda w=w, x=x: scaled_linear(x, w, None) for w in scaled], 5)  # type: ignore[misc]
-        t["rows"] += machine.time_ms([lambda x=x: quantize_rows(x)], 5)  # type: ignore[misc]
+        t["fp8"] += machine.time_ms([lambda w=w, x=x: product(x, w, None) for w in scaled], 5)  # type: ignore[misc]
+        t["rows"] += machine.time_ms([lambda x=x: scale(x)], 5)  # type: ignore[misc]
         t["parted"] += _rows_not_as_alone(linear(x, plain[0]), lambda row: linear(row, plain[0]), x)
-        y = scaled_linear(x, scaled[0], None)
-        t["apart"] += _rows_not_as_alone(y, lambda row: scaled_linear(row, scaled[0], None), x)
+        y = product(x, scaled[0], None)
+        t["apart"] += _rows_not_as_alone(y, lambda row: product(row, scaled[0], None), x)
         wanted = scaled_linear_reference(x.float(), scaled[0], None)
         error = max(error, float(torch.linalg.norm(y.float() - wanted) / torch.linalg.norm(wanted)))
     return error

@@ -15,6 +15,7 @@ FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
     "accept": row_kernels.accept_cases,
     "early_exit": row_kernels.early_exit_cases,
     "compact_rows": row_kernels.compact_rows_cases,
+    "quantize_rows": row_kernels.quantize_rows_cases,
 }
 HEAD_DIMS = (128, 64)  # of the forms
 

@@ -16,7 +16,7 @@ from faser_trtllm.bench.gpu.machine import Machine, num_copies
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda import accept, compact_rows, early_exit
+from faser_trtllm.ops.cuda import accept, compact_rows, early_exit, quantize_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -274,3 +274,44 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
         calls = tuple(lambda h=hidden: launch(h) for hidden in sets)
     shape = f"{num_rows} rows of {num_requests} requests to {listed.size} in {rows.size}, hidden {hidden_size}"
     return KernelCase("compact_rows", shape, check, calls, num_bytes)
+
+
+def quantize_rows_cases(bench: Bench) -> Iterator[KernelCase]:
+    for num_rows, width in ((1, 4096), (64, 4096), (64, 14336)) if bench.machine.is_gpu else ((3, 64),):
+        yield _quantize_case(bench, num_rows, width)
+
+
+def _quantize_case(bench: Bench, num_rows: int, width: int) -> KernelCase:
+    import torch
+
+    machine = bench.machine
+    generator = machine.generator(bench.options.seed)
+    num_bytes = 3 * num_rows * width
+    sets = [
+        torch.randn(num_rows, width, generator=generator, device=machine.device).bfloat16()
+        for _ in range(num_copies(num_bytes, machine.l2_bytes))
+    ]
+    found = quantize_rows.ScaledRows(
+        torch.zeros((num_rows, width), device=machine.device).to(torch.float8_e4m3fn),
+        torch.zeros((num_rows, 1), device=machine.device),
+    )
+    launcher = machine.launcher("quantize_rows")
+
+    def launch(x: Tensor) -> None:
+        assert launcher is not None
+        quantize_rows.launch(launcher, x, found, stream=machine.stream())
+
+    def check() -> float:
+        wanted = quantize_rows.quantize_rows(sets[0])
+        if launcher is None:
+            return 0.0
+        launch(sets[0])
+        machine.synchronize()
+        same = torch.equal(found.scales, wanted.scales) and torch.equal(found.values.float(), wanted.values.float())
+        return 0.0 if same else float("inf")
+
+    calls: tuple[Callable[[], object], ...] | None = None
+    if launcher is not None:
+        calls = tuple(lambda x=x: launch(x) for x in sets)
+    peer = tuple(lambda x=x: quantize_rows.quantize_rows(x) for x in sets)
+    return KernelCase("quantize_rows", f"{num_rows} rows of {width}", check, calls, num_bytes, peer=peer)

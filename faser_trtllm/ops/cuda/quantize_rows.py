@@ -1,0 +1,85 @@
+"""Rows in e4m3 with a scale each, as fp8 products take them: what an activation becomes in each pass.
+
+Reads a row and writes half of it, which bounds its time. Not run on a GPU yet: its arithmetic is tested on the CPU
+(tests/ops/cuda).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 16
+"""Both sizes of a matrix are multiples of it: torch's product wants whole 16 byte pieces."""
+
+NUM_THREADS = 256
+
+# The bits of a float32: 8 of exponent over 23 of mantissa. e4m3's largest number, 448, is 1.75 x 2^8, so a number whose
+# mantissa is beyond 1.75 needs a scale twice as large; adding this carries into the exponent just then.
+_CARRY_BEYOND_1_75 = 0x1FFFFF
+_EIGHT_BINADES = 8 << 23
+_EXPONENT_BITS = 0x7F800000
+_SMALLEST_SCALE = 64 << 23  # 2^-63: a row of zeros has a scale too, and products of two scales stay normal numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """values e4m3 [num_rows, width], scales fp32 [num_rows, 1]: the matrix is values x scales.
+
+    Each number is within 1/16 of itself, or within 2^-17 of its row's largest where that is more.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.values, self.scales))
+
+    def dequantized(self) -> Tensor:
+        """fp32 [num_rows, width], exactly what the e4m3 numbers stand for."""
+        return self.values.float() * self.scales
+
+
+def quantize_rows(x: Tensor) -> ScaledRows:
+    """Rows [num_rows, width] in e4m3, each by the smallest power of two that brings its largest number to 448 or less.
+
+    A power of two loses a floating-point format nothing but part of a binade of range, scales exactly, and does not
+    change with the last bit of the largest number. What a row becomes depends on that row alone. NaN stays NaN.
+
+    In torch, on any device and of any floating-point dtype: for weights, and the kernel's reference.
+    """
+    import torch
+
+    largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True, dtype=torch.float32)
+    bits = (largest.view(torch.int32) + (_CARRY_BEYOND_1_75 - _EIGHT_BINADES)).clamp_(min=_SMALLEST_SCALE)
+    scales = bits.bitwise_and_(_EXPONENT_BITS).view(torch.float32)
+    return ScaledRows((x / scales).to(torch.float8_e4m3fn), scales)
+
+
+def launch(launcher: Launcher, x: Tensor, found: ScaledRows, *, stream: int = 0) -> None:
+    """quantize_rows of x torch.bfloat16 [num_rows, width] by the kernel, to the tensors of `found`.
+
+    width is a multiple of 16, addresses too. Contiguous device tensors; asynchronous on the stream.
+    """
+    num_rows, width = x.shape
+    if width % ALIGNMENT or x.data_ptr() % ALIGNMENT:
+        raise InvalidArgumentError(
+            f"x has rows of {width} at address {x.data_ptr()}, both must be multiples of {ALIGNMENT}"
+        )
+    arguments = (
+        pointer("x", x, "bfloat16", (None, None)),
+        ctypes.c_int32(num_rows),
+        ctypes.c_int32(width),
+        pointer("values", found.values, "float8_e4m3fn", (num_rows, width)),
+        pointer("scales", found.scales, "float32", (num_rows, 1)),
+    )
+    launcher.launch("quantize_rows", (max(1, num_rows), 1, 1), (NUM_THREADS, 1, 1), arguments, stream)

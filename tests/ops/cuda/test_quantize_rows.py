@@ -1,0 +1,100 @@
+"""The quantize_rows kernel, run on the CPU as it is, against torch's; and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, launch, quantize_rows
+from tests.ops.cuda.emulation import emulated
+
+
+def run(launcher, x: torch.Tensor) -> ScaledRows:
+    """What the kernel writes; memory behind the last row must stay as it was."""
+    num_rows, width = x.shape
+    values = torch.full((num_rows + 1, width), 7.0, device=x.device).to(torch.float8_e4m3fn)
+    scales = torch.full((num_rows + 1, 1), 7.0, device=x.device)
+    found = ScaledRows(values[:-1], scales[:-1])
+    launch(launcher, x, found)
+    assert (values[-1].float() == 7).all()
+    assert scales[-1] == 7
+    return found
+
+
+def assert_same(found: ScaledRows, wanted: ScaledRows) -> None:
+    assert torch.equal(found.scales, wanted.scales)
+    a, b = found.values.float(), wanted.values.float()
+    assert torch.equal(a.isnan(), b.isnan())
+    assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def random_rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(-40, 41, (num_rows, 1), generator=generator)
+    x = torch.randn(num_rows, width, generator=generator) * 2.0**sizes
+    return (x * 2.0 ** torch.randint(-20, 1, x.shape, generator=generator)).bfloat16()
+
+
+@given(st.integers(1, 5), st.sampled_from([16, 48, 2048, 2064, 4112]), st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_the_kernel_is_the_reference(num_rows: int, width: int, seed: int) -> None:
+    x = random_rows(num_rows, width, seed)
+    assert_same(run(emulated("quantize_rows"), x), quantize_rows(x))
+
+
+def every_number(beside: float) -> torch.Tensor:
+    """Rows [254, 272]: each finite bf16 number once, beside another one, which may set the row's scale."""
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
+    finite = bits[bits.isfinite().all(-1)]
+    return torch.cat([finite, torch.full((len(finite), 16), beside).bfloat16()], -1)
+
+
+@pytest.mark.parametrize("beside", [0.0, 448.0])
+def test_every_number_is_rounded_as_torch_does(beside: float) -> None:
+    """Ties, zeros of both signs, both ends of every binade; beside 448 small numbers become e4m3's subnormals and 0."""
+    x = every_number(beside)
+    assert len(x) == 254
+    assert_same(run(emulated("quantize_rows"), x), quantize_rows(x))
+
+
+def test_nan_stays_and_harms_no_other_row() -> None:
+    x = random_rows(3, 32, 0)
+    x[1, 5] = float("nan")
+    found = run(emulated("quantize_rows"), x)
+    assert found.dequantized()[1, 5].isnan()
+    assert torch.equal(found.values[::2].view(torch.uint8), quantize_rows(x[::2]).values.view(torch.uint8))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_order_of_threads_does_not_matter(order: int) -> None:
+    x = random_rows(3, 4112, 1)
+    ascending, other = (run(emulated("quantize_rows", order=o), x) for o in (0, order))
+    assert_same(ascending, other)
+
+
+def test_wrong_tensors_are_refused() -> None:
+    x = random_rows(2, 32, 0)
+    rows = ScaledRows(torch.zeros(2, 32).to(torch.float8_e4m3fn), torch.zeros(2, 1))
+    cases = [
+        (x[:, :24].contiguous(), rows, "x has rows of 24 at address"),
+        (x.half(), rows, r"x has dtype torch\.float16, it must be torch\.bfloat16"),
+        (x, ScaledRows(rows.values[:1], rows.scales), r"values has shape \(1, 32\), it must be \(2, 32\)"),
+        (x, ScaledRows(rows.values, rows.scales[:, 0]), r"scales has shape \(2,\), it must be \(2, 1\)"),
+    ]
+    for given_x, found, message in cases:
+        with pytest.raises(InvalidArgumentError, match=message):
+            launch(None, given_x, found)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    with Module(compile_stem("quantize_rows", device_arch()).path) as module:
+        for x in (every_number(0.0), every_number(448.0), random_rows(200, 4096, 0), random_rows(3, 14336, 1)):
+            found = run(module, x.cuda())
+            assert_same(ScaledRows(found.values.cpu(), found.scales.cpu()), quantize_rows(x))
