@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from tests.checkpoints import make_pair
-from tests.serving.test_contract_server import end_to_end_inputs, llm_client_inputs, stacked
+from tests.serving.contract_clients import end_to_end_inputs, llm_client_inputs, stacked
 from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import ROOT, Server
 

@@ -14,7 +14,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import GrpcClient, ResponseError
 from tests.checkpoints import make_pair
-from tests.serving.test_contract_server import end_to_end_inputs, llm_client_inputs, send, succeed
+from tests.serving.contract_clients import end_to_end_inputs, llm_client_inputs, send, succeed
 from tests.serving.test_openai import TEMPLATE, Frontend
 from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import Server

@@ -1,0 +1,103 @@
+"""Batches for the accept kernels, and the kernels as the CPU runs them."""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import torch
+
+from faser_trtllm import native
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.cuda.accept import accept
+from tests.ops.cuda.emulation import emulated
+from tests.ops.sampling_slots import Slots
+
+MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
+FIELDS = [field.name for field in dataclasses.fields(AcceptResult)]
+
+
+class SmallBlocks:
+    """The emulated kernels with 64 threads and buckets per block: quick, and the cut takes more levels."""
+
+    def __init__(self, order=0):
+        self._module = emulated("accept", {"FASER_BLOCK_THREADS": 64}, order)
+
+    def launch(self, kernel, grid, block, arguments, stream=0):
+        block = (64, 1, 1) if kernel.startswith("accept_rows") else block
+        self._module.launch(kernel, grid, block, arguments, stream)
+
+
+def run(
+    launcher, sampling, slots, logits, vocab_size, cu_logit_rows, num_tokens, num_drafts, max_draft_len, edits=True
+):
+    """accept with the arguments of the reference; a copy of what the device was given is host memory here."""
+    n, num_rows = slots.size, logits.shape[0]
+    shapes = [(n + 1, max_draft_len + 1), *[(n + 1,)] * 4]
+    memory = [torch.full(shape, 77, dtype=torch.int32) for shape in shapes]
+    table = torch.from_numpy(sampling.view(np.uint8).reshape(-1, SAMPLING_DTYPE.itemsize))
+    accept(
+        launcher,
+        table,
+        torch.from_numpy(slots),
+        logits if isinstance(logits, torch.Tensor) else torch.from_numpy(logits),
+        vocab_size,
+        *(torch.from_numpy(array) for array in (cu_logit_rows, num_tokens, num_drafts)),
+        max_draft_len,
+        result=AcceptResult(*(tensor[:-1] for tensor in memory)),
+        verdicts=torch.full((num_rows, 3), 55, dtype=torch.int32),
+        edited_logits=torch.full((num_rows, vocab_size), 55.0) if edits else None,
+    )
+    assert all((tensor[-1] == 77).all() for tensor in memory), "written behind the last request"
+    return AcceptResult(*(tensor[:-1].numpy() for tensor in memory))
+
+
+def int32(*values):
+    return np.array(values, np.int32)
+
+
+def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, **fields):
+    """(token, accepted, outcome, status) of one request with one row."""
+    vocab_size, num_tokens = len(logits), len(tokens)
+    slots = Slots(1, vocab_size, 2)
+    slots.set(0, tokens=[*tokens, *drafts], **{"mode": native.GREEDY, **fields})
+    if q is not None:
+        slots.draft_probs[0, num_tokens % 2] = q
+    rows = np.array([logits], np.float32)
+    rows = rows if dtype is None else torch.from_numpy(rows).to(dtype)
+    batch = (slots.array, int32(0), rows, vocab_size, int32(0, 1), int32(num_tokens), int32(len(drafts)), 2)
+    found = run(launcher, *batch)
+    return found.token_ids[0, 0], found.num_accepted[0], found.outcome[0], found.row_status[0]
+
+
+@st.composite
+def rounds(draw):
+    """A batch: per request a mode, edits, committed tokens, pending drafts, and drafts to verify."""
+    max_draft_len = draw(st.integers(0, 4))
+    vocab_size = draw(st.sampled_from([1, 2, 5, 33, 200, 700]))
+    token = st.integers(0, vocab_size - 1)
+    requests = []
+    for _ in range(draw(st.integers(1, 4))):
+        num_drafts = draw(st.integers(0, max_draft_len))
+        fields = {
+            "mode": draw(st.sampled_from(MODES)),
+            "key": draw(st.integers(0, 2**64 - 1)),
+            "temperature": draw(st.sampled_from([0.3, 1.0, 3.0])),
+            "top_k": draw(st.sampled_from([0, 0, 1, 3, 50, 1000])),
+            "top_p": draw(st.sampled_from([1.0, 1.0, 0.8, 0.3, 1e-6])),
+            "min_p": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        }
+        if draw(st.booleans()):
+            fields |= {
+                "repetition_penalty": draw(st.sampled_from([1.0, 1.5])),
+                "presence_penalty": draw(st.sampled_from([0.0, 0.5])),
+                "frequency_penalty": draw(st.sampled_from([0.0, -0.3])),
+                "bias": draw(st.lists(st.tuples(token, st.sampled_from([-50.0, 2.5])), max_size=3)),
+                "bad_words": draw(st.lists(st.lists(token, min_size=1, max_size=2), max_size=3)),
+                "end_ids": draw(st.lists(token, max_size=2)),
+                "min_tokens": draw(st.sampled_from([0, 3])),
+            }
+        requests.append((fields, draw(st.integers(1, 9)), num_drafts, draw(st.integers(-1, num_drafts))))
+    ties = draw(st.booleans())
+    dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
+    return max_draft_len, vocab_size, requests, ties, dtype, draw(st.integers(0, 2**32))
