@@ -7,7 +7,6 @@ kernels' references and, emulated, the kernels themselves (tests/engine/test_cud
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,8 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda_batch import DeviceBatch
 from faser_trtllm.engine.cuda_decoder import Bounds, Decoder
 from faser_trtllm.engine.cuda_draft import DraftLaws, DraftLoop
-from faser_trtllm.engine.cuda_graphs import DEFAULT_GRAPH_BYTES, GraphStore
+from faser_trtllm.engine.cuda_graphs import GraphStore
+from faser_trtllm.engine.cuda_limits import CudaLimits
 from faser_trtllm.engine.cuda_logits import DeviceLogits
 from faser_trtllm.engine.cuda_ops import Ops
 from faser_trtllm.engine.cuda_runtime import Runtime
@@ -40,29 +40,7 @@ Int32Array = npt.NDArray[np.int32]
 WHOLE_PASS = -1
 """In the place of a segment: all of them."""
 
-MAX_GRAPH_ROWS = 256
-"""Larger passes are compute bound: what launching costs the host is hidden, and padding would cost time."""
-
 _NARROW_ROWS = 16  # packed rows of one tile of attention
-
-
-@dataclass(frozen=True, slots=True)
-class CudaLimits:
-    """What an engine is opened with. max_logit_rows: rows of one pass whose logits may be asked for.
-
-    max_draft_len: of a draft model, else 0. max_graph_rows: passes of up to so many rows are padded to a bucket, and
-    replayed where start-up captured a graph. graph_bytes: device memory for graphs, at most (the last one may pass it).
-    """
-
-    num_blocks: int
-    tokens_per_block: int
-    max_batch_size: int
-    max_num_tokens: int
-    max_seq_len: int
-    max_logit_rows: int
-    max_draft_len: int = 0
-    max_graph_rows: int = MAX_GRAPH_ROWS
-    graph_bytes: int = DEFAULT_GRAPH_BYTES
 
 
 class CudaEngine:
@@ -91,7 +69,7 @@ class CudaEngine:
         """
         import torch
 
-        _check_limits(limits, weights)
+        limits.check(weights)
         sizes = weights.sizes
         self._spec = EngineSpec(
             vocab_size=sizes["vocab_size"],
@@ -403,14 +381,3 @@ class _Compaction:
     def kept(self, rows: int) -> CompactedRows:
         positions, request_ids, cu_q_lens, kv_lens = self._arrays
         return CompactedRows(self._hidden[:rows], positions[:rows], request_ids[:rows], cu_q_lens, kv_lens)
-
-
-def _check_limits(limits: CudaLimits, weights: DeviceWeights) -> None:
-    for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
-        if getattr(limits, name) < 1:
-            raise ConfigError(f"{name} is {getattr(limits, name)}, it must be at least 1")
-    if limits.tokens_per_block < 16 or limits.tokens_per_block % 16:
-        raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
-    longest = weights.sizes["max_seq_len"]
-    if not 1 <= limits.max_seq_len <= longest:
-        raise ConfigError(f"max_seq_len is {limits.max_seq_len}, the engine allows 1 to {longest}")

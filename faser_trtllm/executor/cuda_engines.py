@@ -188,7 +188,8 @@ def _open(
     keep_logits: bool,
 ) -> tuple[CudaEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
-    from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
+    from faser_trtllm.engine.cuda import CudaEngine
+    from faser_trtllm.engine.cuda_limits import CudaLimits
 
     runtime = gpu.make_runtime()
     with CudaFile.open(path) as file:

@@ -12,7 +12,8 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import Quantization
-from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
+from faser_trtllm.engine.cuda import CudaEngine
+from faser_trtllm.engine.cuda_limits import CudaLimits
 from faser_trtllm.engine.cuda_runtime import HostRuntime
 from faser_trtllm.engine.cuda_weights import DeviceWeights
 from faser_trtllm.partition.green_context import GpuPartition

@@ -15,9 +15,10 @@ from faser_trtllm.config import ExecutorConfig, Quantization
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
+from faser_trtllm.engine.cuda import CudaEngine
 from faser_trtllm.engine.cuda_accept import DeviceAcceptor
 from faser_trtllm.engine.cuda_draft import DraftLaws
+from faser_trtllm.engine.cuda_limits import CudaLimits
 from faser_trtllm.engine.cuda_ops import KernelOps
 from faser_trtllm.engine.cuda_runtime import HostRuntime
 from faser_trtllm.engine.cuda_weights import DeviceWeights, LayerWeights

@@ -11,9 +11,10 @@ from faser_trtllm.bench.gpu.machine import Machine
 from faser_trtllm.builder.cpu_engine import engine_model
 from faser_trtllm.config import Quantization
 from faser_trtllm.core.decision import Mode
-from faser_trtllm.engine.cuda import CudaEngine, CudaLimits
+from faser_trtllm.engine.cuda import CudaEngine
 from faser_trtllm.engine.cuda_accept import DeviceAcceptor
 from faser_trtllm.engine.cuda_draft import DraftLaws
+from faser_trtllm.engine.cuda_limits import CudaLimits
 from faser_trtllm.engine.cuda_ops import Ops, ReferenceOps
 from faser_trtllm.engine.cuda_runtime import HostRuntime, Runtime
 from faser_trtllm.engine.cuda_weights import DeviceWeights, LayerWeights
