@@ -135,8 +135,9 @@ class Server:
 
     def triton_pid(self) -> int:
         """tritonserver is the launcher's only child."""
-        (pid,) = children(self.process.pid)
-        return pid
+        pids = children(self.process.pid)
+        assert len(pids) == 1
+        return pids[0]
 
     def shm_names(self) -> set[str]:
         """Shared memory of this launch, not of another's on the machine."""
