@@ -54,10 +54,12 @@ class Controller:
         self._default = next(iter(margins))
         self._classes: dict[int, _Class] = {}
         self._overall: dict[str, _Arm] = {}  # of all classes
+        self._recent: dict[tuple[int, str], _Arm] = {}  # by class and arm, since the last choice
 
     def choose(self, batch_size: int, predicted: Mapping[str, float]) -> str:
         """The arm for the next step; predicted: goodput of every arm that can run now (the default always can)."""
-        state = self._state(batch_size)
+        self._settle()
+        state = self._classes.setdefault(_class_of(batch_size), _Class(self._default))
         incumbent = state.incumbent if state.incumbent in predicted else self._default
         if incumbent == state.incumbent and state.dwelt < DWELL_TOKENS:
             return incumbent
@@ -72,20 +74,31 @@ class Controller:
 
     def record(self, batch_size: int, arm: str, num_tokens: int, predicted: float, ms: float) -> None:
         """A step of the arm committed num_tokens in ms, where predicted tokens per ms were promised."""
-        state = self._state(batch_size)
-        state.dwelt += num_tokens
-        own, others = math.exp(-num_tokens / MEMORY_TOKENS), math.exp(-num_tokens / FADING_TOKENS)
-        for arms in (state.arms, self._overall):
-            arms.setdefault(arm, _Arm())
-            for name, measured in arms.items():
-                measured.fade(own if name == arm else others)
-            arms[arm].add(num_tokens, predicted * ms)
+        key = _class_of(batch_size), arm
+        recent = self._recent.get(key)
+        if recent is None:
+            recent = self._recent[key] = _Arm()
+        recent.add(num_tokens, predicted * ms)
 
     def factor(self, batch_size: int, arm: str) -> float | None:
         """Measured over predicted goodput of an arm, few measurements pulled towards its factor over all sizes; None if
         it never ran at about this batch size."""
-        state = self._state(batch_size)
-        return self._factor(state, arm) if arm in state.arms else None
+        self._settle()
+        state = self._classes.get(_class_of(batch_size))
+        return self._factor(state, arm) if state is not None and arm in state.arms else None
+
+    def _settle(self) -> None:
+        """Take in what was recorded since the last choice."""
+        for (class_id, arm), recent in self._recent.items():
+            state = self._classes.setdefault(class_id, _Class(self._default))
+            state.dwelt += recent.tokens
+            own, others = math.exp(-recent.tokens / MEMORY_TOKENS), math.exp(-recent.tokens / FADING_TOKENS)
+            for arms in (state.arms, self._overall):
+                arms.setdefault(arm, _Arm())
+                for name, measured in arms.items():
+                    measured.fade(own if name == arm else others)
+                arms[arm].add(recent.tokens, recent.expected)
+        self._recent.clear()
 
     def _factor(self, state: _Class, arm: str) -> float:
         overall = self._overall.get(arm)
@@ -93,6 +106,7 @@ class Controller:
         measured = state.arms.get(arm)
         return usual if measured is None else measured.factor(usual)
 
-    def _state(self, batch_size: int) -> _Class:
-        # A third of an octave: what pays at 4 requests may not at 7.
-        return self._classes.setdefault(round(3.0 * math.log2(batch_size)), _Class(self._default))
+
+def _class_of(batch_size: int) -> int:
+    """A third of an octave: what pays at 4 requests may not at 7."""
+    return round(3.0 * math.log2(batch_size))

@@ -63,6 +63,7 @@ class MeasuredCosts:
         self._max_draft_len = max_draft_len
         self._draft = _Scale()
         self._late = _Scale()  # of prompts, and of what else the draft model has missed
+        self._late_row_ms = costs.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
         self._verify: dict[int, _Scale] = {}  # by number of rows, two to the octave
         self._curve = np.ones(1)  # of a pass, by rows
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
@@ -91,7 +92,7 @@ class MeasuredCosts:
     @property
     def late_row_ms(self) -> float:
         """The draft's pass over tokens that it has missed (a prompt, mostly), per token."""
-        return self._late.published * self._table.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
+        return self._late.published * self._late_row_ms
 
     def observe(self, outcome: StepOutcome, context_len: float, next_s: float) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, where the two adjoin."""
@@ -131,8 +132,7 @@ class MeasuredCosts:
         usual_ms = 0.0
         if outcome.num_drafted:
             usual_ms = self._draft.published * self._draft_ms(outcome, outcome.num_draft_rows - num_late, context_len)
-        expected_ms = num_late * self._table.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
-        self._late.learn(outcome.draft_ms - usual_ms, expected_ms)
+        self._late.learn(outcome.draft_ms - usual_ms, num_late * self._late_row_ms)
 
     def _draft_ms(self, outcome: StepOutcome, num_rows: int, context_len: float) -> float:
         """By the table: the first pass over its rows, then a step for each further draft."""
