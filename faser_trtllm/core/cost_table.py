@@ -41,9 +41,9 @@ class Fingerprint:
 class CostSample:
     """One measured point: the median of several runs.
 
-    kind: "verify" (a target pass), "draft_step" (one autoregressive step, num_rows == num_requests), "draft_rows" (the
-    draft model's catch-up rows), "segment:I" (segment I of the target, 0 is the first), "exit:I" (candidate scores at
-    boundary I).
+    kind: "verify" (a target pass), "decode" (one without drafting before it), "draft_step" (one autoregressive step,
+    num_rows == num_requests), "draft_rows" (the draft model's catch-up rows), "segment:I" (segment I of the target, 0
+    is the first), "exit:I" (candidate scores at boundary I).
     """
 
     kind: str
@@ -173,6 +173,12 @@ class CostTable:
     def verify_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
         """A target pass over num_rows rows of num_requests requests."""
         return self._curve("verify", partition).at(num_rows, num_requests, context_len)
+
+    def decode_ms(self, num_requests: int, context_len: float) -> float:
+        """A target pass of one row per request where nothing is drafted between passes, so that the target's weights
+        are still in the caches; as any other pass where that was not measured."""
+        kind = "decode" if self.has("decode") else "verify"
+        return self._curve(kind, ALL).at(num_requests, num_requests, context_len)
 
     def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
         """One autoregressive step of the draft model."""

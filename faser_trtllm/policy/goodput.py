@@ -22,14 +22,15 @@ class StepCosts:
 
     verify [num_slots + 1]: a pass with so many slots besides its base rows. draft_first [batch_size + 1]: the first
     step of a draft call for so many requests (0 for none), which also runs what was committed since the last one.
-    draft_step [batch_size + 1]: a further step. overhead: of a step with drafting; off_overhead: of one without.
+    draft_step [batch_size + 1]: a further step. overhead: of a step with drafting, beside these; off_ms: all of
+    a step without.
     """
 
     verify: Sequence[float] | FloatArray
     draft_first: Sequence[float] | FloatArray
     draft_step: Sequence[float] | FloatArray
     overhead: float
-    off_overhead: float
+    off_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def best_uniform(
     survival: Sequence[float], num_requests: int, base_tokens: float, costs: StepCosts, max_length: int
 ) -> Choice:
     """The one length for all requests with the most goodput (TurboSpec's and the best schedule's question)."""
-    off = base_tokens / (costs.verify[0] + costs.off_overhead)
+    off = base_tokens / costs.off_ms
     best, best_goodput = 0, off
     tokens, step = base_tokens, costs.draft_step[num_requests]
     draft_ms = best_draft_ms = 0.0
@@ -70,7 +71,7 @@ def best_slots(survival: FloatArray, base_tokens: float, costs: StepCosts) -> Ch
     slot cannot be. Drafting is paid by step: step t runs for the requests that draft more than t tokens.
     """
     num_requests, max_length = survival.shape
-    off = base_tokens / (float(costs.verify[0]) + costs.off_overhead)
+    off = base_tokens / costs.off_ms
     flat = survival.ravel()
     order = np.argsort(-flat, kind="stable")
     order = order[: int(np.count_nonzero(flat > 0.0))]
@@ -92,7 +93,7 @@ def best_slots(survival: FloatArray, base_tokens: float, costs: StepCosts) -> Ch
 
 def best_row(survival: Sequence[float], base_tokens: float, costs: StepCosts, max_length: int) -> Choice:
     """best_slots for one request, without numpy."""
-    off = base_tokens / (costs.verify[0] + costs.off_overhead)
+    off = base_tokens / costs.off_ms
     best, best_goodput = 0, off
     tokens, step = base_tokens, costs.draft_step[1]
     verify, overhead = costs.verify, costs.overhead

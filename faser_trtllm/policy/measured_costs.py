@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
 from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
-from faser_trtllm.policy.goodput import FloatArray, StepCosts
+from faser_trtllm.policy.goodput import StepCosts
+from faser_trtllm.policy.scales import Scale, ScalesByRows
 
 MEMORY = 0.95  # per step, of the time between steps
-FEW = 8
-STEP = 1.02  # of a scale, per step looked at
-_PER_OCTAVE = 2  # scales of passes
 LEARN_EVERY = 3  # steps, for the scales
-MAX_SCALE = 16.0  # of a table that is wrong altogether
-PUBLISH = 0.05  # relative change of a scale that makes new arrays
 FEW_REQUESTS = 12
 CACHE_SIZE = 512
 LATE_ROWS = 64  # of a pass of the draft model over what it has missed, for its cost per row
 MIN_LATE_ROWS = 16  # to learn from; fewer drown in what a draft call costs anyway
 USUAL_ROWS = 1.5  # after a step the draft model has missed one token, or two where all its drafts were accepted
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
-
-
-def _bucket(num_rows: int) -> int:
-    return round(_PER_OCTAVE * math.log2(num_rows))
-
-
-class _Scale:
-    """Measured over predicted time: the mean of the first few, then small steps towards the median."""
-
-    def __init__(self) -> None:
-        self._value = self.published = 1.0
-        self._num_seen = 0
-
-    def learn(self, measured_ms: float, predicted_ms: float) -> bool:
-        """A pass with a late prompt or a busy neighbour moves it no further than any other. True: published is new."""
-        if measured_ms <= 0.0 or predicted_ms <= 0.0:
-            return False
-        self._num_seen += 1
-        ratio = min(measured_ms / predicted_ms, MAX_SCALE)
-        if self._num_seen <= FEW:
-            self._value += (min(ratio, 2.0 * self._value) - self._value) / (1.0 + self._num_seen)  # 1 counts as seen
-        elif ratio > STEP * self._value:
-            self._value *= STEP
-        elif ratio < self._value / STEP:
-            self._value /= STEP
-        if abs(self._value / self.published - 1.0) <= PUBLISH:
-            return False
-        self.published = self._value
-        return True
 
 
 class MeasuredCosts:
@@ -61,11 +24,11 @@ class MeasuredCosts:
     def __init__(self, costs: CostTable, max_draft_len: int) -> None:
         self._table = costs
         self._max_draft_len = max_draft_len
-        self._draft = _Scale()
-        self._late = _Scale()  # of prompts, and of what else the draft model has missed
+        self._draft = Scale()
+        self._late = Scale()  # of prompts, and of what else the draft model has missed
         self._late_row_ms = costs.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
-        self._verify: dict[int, _Scale] = {}  # by number of rows, two to the octave
-        self._curve = np.ones(1)  # of a pass, by rows
+        self._verify = ScalesByRows()
+        self._decode = ScalesByRows()  # of steps without drafts
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._num_steps = 0
@@ -100,17 +63,8 @@ class MeasuredCosts:
         if outcome.mode is Mode.SERIAL:
             self._learn_late(outcome, context_len)
         plain = outcome.mode is Mode.SERIAL and outcome.num_context_rows == 0
-        if plain and self._num_steps % LEARN_EVERY == 0:
-            verify = self._table.verify_ms_array(outcome.num_rows, len(outcome.decoding), context_len)
-            scale = self._verify.setdefault(_bucket(outcome.num_rows), _Scale())
-            stale = scale.learn(outcome.verify_ms, float(verify[outcome.num_rows]))
-            if outcome.num_drafted:
-                stale |= self._learn_rows(outcome)
-                expected_ms = self._draft_ms(outcome, outcome.num_draft_rows, context_len)
-                stale |= self._draft.learn(outcome.draft_ms, expected_ms)
-            if stale:
-                self._curve = np.ones(1)
-                self._cache.clear()
+        if plain and self._num_steps % LEARN_EVERY == 0 and self._learn_pass(outcome, context_len):
+            self._cache.clear()
         elapsed = 1e3 * (next_s - outcome.now_s)
         between = elapsed - outcome.step_ms
         drafting = 1 if outcome.num_drafted else 0
@@ -124,6 +78,19 @@ class MeasuredCosts:
     def late_ms(self, outcome: StepOutcome) -> float:
         """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
         return self.late_row_ms * max(0, outcome.num_draft_rows - 2 * len(outcome.decoding))
+
+    def _learn_pass(self, outcome: StepOutcome, context_len: float) -> bool:
+        num_rows, num_requests = outcome.num_rows, len(outcome.decoding)
+        if not outcome.num_drafted and num_rows == num_requests:
+            decode_ms = self._table.decode_ms(num_requests, context_len)
+            return self._decode.learn(num_rows, outcome.verify_ms, decode_ms)
+        verify = self._table.verify_ms_array(num_rows, num_requests, context_len)
+        is_new = self._verify.learn(num_rows, outcome.verify_ms, float(verify[num_rows]))
+        if outcome.num_drafted:
+            is_new |= self._learn_rows(outcome)
+            expected_ms = self._draft_ms(outcome, outcome.num_draft_rows, context_len)
+            is_new |= self._draft.learn(outcome.draft_ms, expected_ms)
+        return is_new
 
     def _learn_late(self, outcome: StepOutcome, context_len: float) -> None:
         num_late = outcome.num_draft_rows - 2 * len(outcome.decoding)
@@ -151,30 +118,19 @@ class MeasuredCosts:
         self._published_rows = self._rows_per_draft
         return True
 
-    def _scales(self, max_rows: int) -> FloatArray:
-        """By what the table's passes of 0 to max_rows rows are multiplied.
-
-        What a pass of some rows teaches holds for passes of about as many, and fades within octaves: a table may be
-        right where rows wait for memory and wrong where they compute. Where nothing was learnt the table is believed,
-        so that what it promises is tried.
-        """
-        if self._curve.size <= max_rows:
-            place = _PER_OCTAVE * np.log2(np.maximum(np.arange(max(max_rows, 64) + 1), 1))
-            known = np.array(list(self._verify), np.float64)
-            excess = np.array([scale.published - 1.0 for scale in self._verify.values()])
-            weight = np.exp(-np.abs(place[:, None] - known) / _PER_OCTAVE)
-            self._curve = 1.0 + (weight @ excess) / np.maximum(weight.sum(axis=1), 1.0)
-        return self._curve[: max_rows + 1]
-
     def _make(self, num_requests: int, base_rows: int, context_len: float) -> StepCosts:
         last = base_rows + num_requests * self._max_draft_len
         verify = self._table.verify_ms_array(last, num_requests, context_len, ALL)
         draft = self._table.draft_step_ms_array(num_requests, context_len, ALL)
         first = self._table.draft_first_ms_array(num_requests, self._published_rows, context_len, ALL)
         off, drafting = self._overhead
-        verify = self._scales(last)[base_rows:] * verify[base_rows : last + 1]
+        verify = self._verify.curve(last)[base_rows:] * verify[base_rows : last + 1]
+        off_ms = off + float(verify[0])
+        if base_rows == num_requests:
+            scale = float(self._decode.curve(num_requests)[num_requests])
+            off_ms = off + scale * self._table.decode_ms(num_requests, context_len)
         draft = self._draft.published * draft[: num_requests + 1]
         first = self._draft.published * first
         if num_requests <= FEW_REQUESTS:
-            return StepCosts(verify.tolist(), first.tolist(), draft.tolist(), drafting, off)
-        return StepCosts(verify, first, draft, drafting, off)
+            return StepCosts(verify.tolist(), first.tolist(), draft.tolist(), drafting, off_ms)
+        return StepCosts(verify, first, draft, drafting, off_ms)

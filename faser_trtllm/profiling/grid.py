@@ -20,8 +20,9 @@ HELD_OUT_DRAFT = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pass. kind: verify (all rows give logits), draft_step (one row per request, drawn from), draft_rows
-    (catch-up: only the last row of each request gives logits). context_len: tokens of each request in its cache."""
+    """One pass. kind: verify (all rows give logits), decode (a row per request, one such pass after another),
+    draft_step (one row per request, drawn from), draft_rows (catch-up: only the last row of each request gives logits).
+    context_len: tokens of each request in its cache."""
 
     kind: str
     partition: str
@@ -74,6 +75,17 @@ def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point
 
 
 _CONTEXT_MIX = ((1, 1), (4, 1), (8, 1), (4, 4), (16, 4), (8, 8), (32, 8), (64, 8), (32, 32), (128, 32))
+
+
+def decode_points(limits: Limits, quick: bool) -> Iterator[Point]:
+    """Passes of steps without drafts."""
+    main = limits.main_context()
+    for num_requests in REQUESTS:
+        for context in limits.contexts():
+            if num_requests > limits.max_num_requests or (context != main and quick):
+                continue
+            if context == main or num_requests in (1, MANY_REQUESTS):
+                yield Point("decode", "all", num_requests, num_requests, context)
 
 
 def draft_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]:

@@ -103,7 +103,7 @@ class Probe:
         spread = _spread(point.num_rows, point.num_requests)
         rows = [(slot, point.context_len, point.context_len + n) for slot, n in enumerate(spread)]
         requests = [self._request(slot, end) for slot, _, end in rows]
-        if point.kind == "verify":
+        if point.kind in ("verify", "decode"):
             return self._verify_runner(rows, requests)
         assert self.draft is not None
         draft, num_new = self.draft, DRAFTED if point.kind == "draft_step" else 1
@@ -149,7 +149,7 @@ class Probe:
 
     def displace(self, point: Point) -> None:
         """Run the other engine, as it runs before this pass in service: it leaves other weights in the caches."""
-        if self.draft is None:
+        if self.draft is None or point.kind == "decode":
             return
         slots = min(4, self.limits.max_num_requests)
         context = self.limits.main_context()

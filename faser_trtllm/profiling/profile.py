@@ -13,7 +13,7 @@ from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
-from faser_trtllm.profiling.grid import Limits, Point, draft_points, held_out_points, verify_points
+from faser_trtllm.profiling.grid import Limits, Point, decode_points, draft_points, held_out_points, verify_points
 from faser_trtllm.profiling.measure import measure_exits, measure_interference, measure_points, measure_segments
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.plot import write_plot
@@ -116,6 +116,7 @@ def write_report(report: ProfileReport, options: ProfileOptions) -> None:
 def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions) -> list[Point]:
     """Every point to measure; the lanes' partitions get the quick grid, since two cores leave little to choose."""
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
+    points += decode_points(limits, options.quick)
     if "verify" in partitions and not options.quick:
         points += verify_points(limits, "verify", quick=True)
         points += draft_points(limits, "draft", quick=True)

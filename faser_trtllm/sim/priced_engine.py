@@ -26,6 +26,9 @@ class PricedEngine:
         self._costs = costs
         self._clock = clock
         self._segment = 0  # the one that ran last
+        self.num_runs = 0
+        self.draft_engine: PricedEngine | None = None  # of a target: passes with none between them cost less
+        self._num_draft_runs = 0
         self.partition = ALL
         self.slowdown = 1.0
 
@@ -42,7 +45,10 @@ class PricedEngine:
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
         found = self._inner.forward(batch)
         context_len = _context_len(batch)
-        self._take(self._costs.verify_ms(batch.num_rows, batch.num_requests, context_len, self.partition))
+        if self._is_plain(batch):
+            self._take(self._costs.decode_ms(batch.num_requests, context_len))
+        else:
+            self._take(self._costs.verify_ms(batch.num_rows, batch.num_requests, context_len, self.partition))
         return found
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
@@ -81,7 +87,14 @@ class PricedEngine:
     ) -> None:
         self.close()
 
+    def _is_plain(self, batch: RaggedBatch) -> bool:
+        """A row per request, and nothing was drafted since the last pass."""
+        num_runs = 0 if self.draft_engine is None else self.draft_engine.num_runs
+        has_drafted, self._num_draft_runs = num_runs != self._num_draft_runs, num_runs
+        return batch.num_rows == batch.num_requests and not has_drafted and self.partition == ALL
+
     def _take(self, ms: float) -> None:
+        self.num_runs += 1
         self._clock.advance(1e-3 * ms * self.slowdown)
 
 

@@ -46,6 +46,8 @@ def open_simulation(
                 "many --exit_layers as the engine had that was profiled"
             )
         engines[role] = PricedEngine(engine, costs, clock)
+        if len(engines) == 2:
+            engines["target"].draft_engine = engines["draft"]
         return engines[role]
 
     def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:

@@ -86,6 +86,14 @@ def test_the_first_step_of_a_draft_call_also_runs_what_was_committed():
     assert without.draft_first_ms_array(3, 1.5, 64)[3] == pytest.approx(without.draft_step_ms(3, 64))
 
 
+def test_a_step_without_drafts_has_a_curve_of_its_own():
+    decode = [CostSample("decode", n, n, c, 0.1 * n + 1e-4 * n * c) for n in (1, 4, 8) for c in (64, 256)]
+    table = CostTable.fit(samples() + decode, HERE)
+    assert table.decode_ms(4, 64) == pytest.approx(0.4256, rel=0.01)
+    without = CostTable.fit(samples(), HERE)
+    assert without.decode_ms(4, 64) == without.verify_ms(4, 4, 64)
+
+
 def test_segments_add_up_and_what_remains_shrinks():
     parts = [CostSample(f"segment:{i}", n, 1, 64, t * n) for i, t in enumerate((0.1, 0.3)) for n in (1, 8)]
     table = CostTable.fit(samples() + parts, HERE, exits=[ExitModel(1, -1.0, -0.5, 0.5, 0.1, pays=True)])

@@ -27,7 +27,7 @@ def cases(draw, max_requests=3, max_length=3):
     steps = draw(st.lists(st.floats(0.0, 1.0), min_size=n * k, max_size=n * k))
     verify = np.cumsum([draw(st.floats(0.1, 2.0)), *steps])  # any staircase
     first, step = (np.cumsum([0.0, *draw(st.lists(st.floats(0.001, 0.3), min_size=n, max_size=n))]) for _ in range(2))
-    return np.cumprod(p, axis=1), StepCosts(verify, first, step, draw(st.floats(0, 0.2)), 0.0)
+    return np.cumprod(p, axis=1), StepCosts(verify, first, step, draw(st.floats(0, 0.2)), draw(st.floats(0.1, 2.0)))
 
 
 def _goodput(survival, lengths, costs):
@@ -35,9 +35,10 @@ def _goodput(survival, lengths, costs):
     n = len(lengths)
     tokens = n + sum(survival[i, :length].sum() for i, length in enumerate(lengths))
     steps = [sum(length > t for length in lengths) for t in range(max(lengths))]
-    overhead = costs.overhead if any(lengths) else costs.off_overhead
+    if not any(lengths):
+        return n / costs.off_ms
     draft_ms = sum(costs.draft_step[a] if t else costs.draft_first[a] for t, a in enumerate(steps))
-    return tokens / (draft_ms + costs.verify[sum(lengths)] + overhead)
+    return tokens / (draft_ms + costs.verify[sum(lengths)] + costs.overhead)
 
 
 @settings(max_examples=150, deadline=None)
@@ -58,7 +59,7 @@ def test_the_best_slots_are_the_best_of_all_top_survival_cuts(case):
 def test_without_draft_costs_no_assignment_at_all_is_better(case):
     survival, costs = case
     n, k = survival.shape
-    costs = StepCosts(costs.verify, np.zeros(n + 1), np.zeros(n + 1), 0.0, 0.0)
+    costs = StepCosts(costs.verify, np.zeros(n + 1), np.zeros(n + 1), 0.0, costs.off_ms)
     best = max(_goodput(survival, lengths, costs) for lengths in itertools.product(range(k + 1), repeat=n))
     assert best_slots(survival, float(n), costs).goodput == pytest.approx(best)
 
@@ -137,7 +138,7 @@ def test_plain_loops_decide_like_arrays(case, price, pending):
 
 
 def test_nothing_is_drafted_where_no_draft_is_ever_accepted():
-    costs = StepCosts(np.linspace(1, 2, 9), np.linspace(0, 0.1, 3), np.linspace(0, 0.1, 3), 0.0, 0.0)
+    costs = StepCosts(np.linspace(1, 2, 9), np.linspace(0, 0.1, 3), np.linspace(0, 0.1, 3), 0.0, 1.0)
     assert best_slots(np.full((2, 4), 1e-9), 2.0, costs).lengths == [0, 0]
     assert best_slots(np.zeros((2, 4)), 2.0, costs).lengths == [0, 0]
     assert best_uniform([0.0] * 4, 2, 2.0, costs, 4).lengths == [0, 0]

@@ -62,6 +62,17 @@ def test_now_and_then_a_slow_step_moves_nothing():
     assert scales(costs)[3] == pytest.approx(1.0, abs=0.06)
 
 
+def test_steps_without_drafts_teach_nothing_of_those_with():
+    table = cost_table()
+    costs = MeasuredCosts(table, 8)
+    before = costs.costs(1, 1, 64.0)
+    teach(costs, 1, 0.5)
+    found = costs.costs(1, 1, 64.0)
+    overhead_ms = before.off_ms - table.decode_ms(1, 64)
+    assert found.off_ms - overhead_ms == pytest.approx(0.5 * table.decode_ms(1, 64), rel=0.07)
+    assert found.verify == before.verify
+
+
 def test_rows_of_a_draft_call_are_learnt_but_not_from_prompts():
     table = cost_table()
     costs = MeasuredCosts(table, 8)
@@ -91,4 +102,5 @@ def test_the_time_between_steps_is_that_step_s_own():
     costs = MeasuredCosts(cost_table(), 8)
     for _ in range(200):
         assert costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3) == pytest.approx(2.5)
-    assert costs.costs(1, 1, 64.0).off_overhead == pytest.approx(0.5, rel=0.01)
+    found = costs.costs(1, 1, 64.0)
+    assert found.off_ms == pytest.approx(2.5, rel=0.03)

@@ -9,7 +9,7 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.cost_table import CostTable, Interference
+from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint, Interference
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -38,6 +38,14 @@ def priced():
     return PricedEngine(setup.target, toy_costs(), clock), clock
 
 
+_HERE = Fingerprint("toy", "toy", 1, "toy")
+
+
+def _least():
+    """Samples without which there is no table."""
+    return [CostSample(kind, n, n, 16, 1.0) for kind in ("verify", "draft_step") for n in (1, 2)]
+
+
 def block_table():
     return np.arange(8 * 16, dtype=np.int32).reshape(8, 16)
 
@@ -51,6 +59,24 @@ def test_a_pass_takes_the_tables_time(priced):
     assert 1e3 * clock.now_s() == pytest.approx(
         toy_costs().verify_ms(8, 2, 3.0) + toy_costs().verify_ms(8, 2, 3.0, "verify")
     )
+
+
+def test_a_pass_after_a_pass_takes_less_than_one_after_drafting():
+    setup = Setup(policy="fixed:2")
+    setup.open()
+    decode = [CostSample("decode", n, n, 16, 0.25) for n in (1, 2, 4)]
+    curves = dict(toy_costs().curves) | {"decode@all": CostTable.fit(_least() + decode, _HERE).curves["decode@all"]}
+    table, clock = replace(toy_costs(), curves=curves), ManualClock()
+    target, draft = PricedEngine(setup.target, table, clock), PricedEngine(setup.draft, table, clock)
+    target.draft_engine = draft
+    pass_ms = []
+    for drafted in (False, True, False):
+        if drafted:
+            draft._take(1.0)
+        start_s = clock.now_s()
+        target.forward(toy_batch(block_table(), [1, 1]))
+        pass_ms.append(1e3 * (clock.now_s() - start_s))
+    assert pass_ms == pytest.approx([0.25, table.verify_ms(2, 2, 1.0), 0.25])
 
 
 def test_segments_take_their_own_time_and_a_pruned_row_stops_costing(priced):
