@@ -40,6 +40,8 @@ class Drafter:
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
+        if not plan.is_drafting:
+            return nothing_drafted(plan)
         builder = self._builder
         builder.clear()
         planned: list[int] = []
@@ -56,8 +58,6 @@ class Drafter:
                 if num_new <= 0:
                     continue
                 known = request.num_tokens + request.num_drafts
-            elif not plan.is_drafting:
-                continue
             else:
                 num_new = 0
                 known = request.num_computed_tokens + scheduled.num_new_tokens
@@ -103,6 +103,9 @@ class NoDrafter:
     """Stands in where speculation is off for good: no draft engine is loaded."""
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
-        return DraftResult(
-            (0,) * len(plan.scheduled), tuple(s.request.num_draft_computed_tokens for s in plan.scheduled)
-        )
+        return nothing_drafted(plan)
+
+
+def nothing_drafted(plan: SchedulerOutput) -> DraftResult:
+    """What a draft call gives that is not made."""
+    return DraftResult((0,) * len(plan.scheduled), tuple(s.request.num_draft_computed_tokens for s in plan.scheduled))

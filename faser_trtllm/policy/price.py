@@ -49,6 +49,9 @@ JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 MAX_URGENCY = 4.0
 PLAN_STEPS = 24  # a plan holds so long: what it rests on is learnt no faster
+IDLE_PLAN_STEPS = 64  # the same for a plan that drafts nothing
+EXPIRED = 1 << 30
+IDLE_CYCLE, IDLE_LOOKS = 8, 2  # of so many steps without drafts, so many in a row are learnt from
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
@@ -82,10 +85,11 @@ class PricePolicy:
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._probing = False
-        self._unsettled: deque[tuple[StepOutcome, str, float, int, float]] = deque()
+        self._unsettled: deque[tuple[StepOutcome, int, str, float, int, float]] = deque()
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._plan = DraftPlan([])
-        self._plan_age = 0
+        self._plan_age = EXPIRED
+        self._num_idle = 0  # steps without drafts, in a row
         self._planned_size = 0
         self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
@@ -109,8 +113,9 @@ class PricePolicy:
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
         size, planned = n + view.num_joining, self._planned_size
         resized = abs(size - planned) > planned // 8
-        if self._plan_age >= PLAN_STEPS or resized or prompts != self._plan_prompts:
-            self._plan_age = PLAN_STEPS if view.num_context_rows and not prompts else 0  # it suits this step only
+        is_old = self._plan_age >= (PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS)
+        if is_old or resized or prompts != self._plan_prompts:
+            self._plan_age = EXPIRED if view.num_context_rows and not prompts else 0  # it suits this step only
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
         elif self._plan_decoding != tuple(decoding):
@@ -136,7 +141,7 @@ class PricePolicy:
         n = len(decoding)
         limit = max(request.draft_limit for request in decoding)
         if limit == 0:  # last tokens, or requests that want no drafts: that says nothing about drafting
-            self._drafting, self._promised, self._horizon, self._plan_age = False, 0.0, 0, PLAN_STEPS
+            self._drafting, self._promised, self._horizon, self._plan_age = False, 0.0, 0, EXPIRED
             return DraftPlan([0] * n)
         context_len = self._context_len = sum(request.num_tokens for request in decoding) / n
         costs = self._costs.costs(n, n + view.num_context_rows, context_len)
@@ -235,26 +240,41 @@ class PricePolicy:
     def observe(self, outcome: StepOutcome) -> None:
         if not outcome.decoding:
             return
-        self.estimator.observe(outcome)  # looks at tested drafts only
+        weight = 1
+        if outcome.num_drafted or any(outcome.num_pending):
+            self._num_idle = 0
+            self.estimator.observe(outcome)  # looks at tested drafts only
+        else:
+            self._num_idle += 1
+            if self._num_idle % IDLE_CYCLE >= IDLE_LOOKS:
+                return
+            weight = IDLE_CYCLE // IDLE_LOOKS
         # In ping_pong a step verifies a part of the batch; the promise is tokens per ms all the same.
         whole = outcome.mode is Mode.PING_PONG or len(outcome.decoding) == self._planned_size
         promised = self._promised if whole and outcome.num_context_rows == 0 and not self._probing else 0.0
-        self._unsettled.append((outcome, self._arm, promised, self._planned_size, self._context_len))
+        self._unsettled.append((outcome, weight, self._arm, promised, self._planned_size, self._context_len))
         if len(self._unsettled) > self._settling_steps:
             settled = self._unsettled.popleft()
             self._learn(*settled, self._unsettled[0][0].now_s)
 
     def _learn(
-        self, outcome: StepOutcome, arm: str, promised: float, planned_size: int, context_len: float, next_s: float
+        self,
+        outcome: StepOutcome,
+        weight: int,
+        arm: str,
+        promised: float,
+        planned_size: int,
+        context_len: float,
+        next_s: float,
     ) -> None:
-        """What a step cost, once all the drafts that were pending in it are tested."""
+        """What a step cost, once all the drafts that were pending in it are tested; it stands for weight steps."""
         self._exits.observe(outcome)
         ms = self._costs.observe(outcome, context_len, next_s)
-        self._probes.save(ms)
+        self._probes.save(weight * ms)
         if promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
             # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
             ms -= self._costs.late_ms(outcome)
-            self.controller.record(planned_size, arm, _num_tokens(outcome), promised, ms)
+            self.controller.record(planned_size, arm, weight * _num_tokens(outcome), promised, weight * ms)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> Choice:
         decoding, estimator = view.decoding, self.estimator

@@ -8,6 +8,7 @@ from faser_trtllm.policy.goodput import best_uniform
 from faser_trtllm.policy.measured_costs import MeasuredCosts
 from faser_trtllm.policy.survival import SurvivalEstimator
 
+IDLE_CYCLE, IDLE_LOOKS = 8, 2  # of so many steps without drafts, so many in a row are learnt from
 PROBE_STEPS = 256  # without drafting, until one step drafts again to learn
 
 
@@ -52,6 +53,9 @@ class SchedulePolicy(StatelessPolicy):
         return k
 
     def observe(self, outcome: StepOutcome) -> None:
+        if not outcome.num_drafted and not any(outcome.num_pending) and self._num_idle % IDLE_CYCLE >= IDLE_LOOKS:
+            self._last = None
+            return
         self.estimator.observe(outcome)
         if self._last is not None:
             self._costs.observe(*self._last, outcome.now_s)
