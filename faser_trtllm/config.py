@@ -119,6 +119,9 @@ class ServiceConfig(ExecutorConfig):
     draft_timeout_ms: float = Field(
         2000.0, gt=0, description="a slower draft call (one without prompts to read) turns speculation off for a while"
     )
+    stream_interval: int = Field(
+        1, ge=1, description="steps of a request between two of its streamed responses; its first and last come at once"
+    )
     otlp_traces_endpoint: str | None = Field(
         None, description="OTLP/HTTP collector for spans of requests; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
     )

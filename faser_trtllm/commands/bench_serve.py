@@ -26,6 +26,9 @@ def serve(
         str | None, typer.Option("--url", help="gRPC address of a running service; default: one is started")
     ] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
+    stream_interval: Annotated[
+        int, typer.Option("--stream_interval", help="of the service: steps of a request between two of its responses")
+    ] = 1,
     arrivals: Annotated[str, typer.Option("--arrivals", help="poisson, gamma, bursts or trace")] = "poisson",
     request_rate: Annotated[float, typer.Option("--request_rate", help="requests per second, in the mean")] = 4.0,
     burstiness: Annotated[
@@ -66,6 +69,7 @@ def serve(
         output_dir=output_dir,
         url=url,
         speculation=speculation,
+        stream_interval=stream_interval,
         arrivals="trace" if trace is not None and arrivals == "poisson" else arrivals,
         request_rate=request_rate,
         burstiness=burstiness,

@@ -58,10 +58,15 @@ class EngineServer:
     """Serves its parent's connection; run() returns when that closes. accept() serves others beside it."""
 
     def __init__(
-        self, executor: ServedExecutor, tokenizer: Any, connection: Connection, drain_timeout_s: float
+        self,
+        executor: ServedExecutor,
+        tokenizer: Any,
+        connection: Connection,
+        drain_timeout_s: float,
+        stream_interval: int = 1,
     ) -> None:
         self._executor = executor
-        self._generator = TextGenerator(executor, tokenizer)
+        self._generator = TextGenerator(executor, tokenizer, stream_interval)
         self._drain_timeout_s = drain_timeout_s
         self._session_ids = itertools.count()
         self._parent = self._new_session(connection)
@@ -301,7 +306,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     if spans is not None:
         executor.watch(spans)
     executor.start()
-    server = EngineServer(executor, tokenizer, connection, config.drain_timeout_s)
+    server = EngineServer(executor, tokenizer, connection, config.drain_timeout_s, config.stream_interval)
     signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
     if args.listen is not None:
         listener = open_listener(args.listen)

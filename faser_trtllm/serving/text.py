@@ -55,8 +55,10 @@ class TokenExecutor(Protocol):
 class TextGenerator:
     """Serves text requests; thread-safe, as the executor is."""
 
-    def __init__(self, executor: TokenExecutor, tokenizer: Tokenizer) -> None:
+    def __init__(self, executor: TokenExecutor, tokenizer: Tokenizer, stream_interval: int = 1) -> None:
+        """stream_interval: steps of a request between two of its outputs; its first and last come at once."""
         self._executor = executor
+        self._stream_interval = stream_interval
         self._tokenizer = tokenizer
         self._ids = itertools.count()
         self._max_token_chars: int | None = None
@@ -77,7 +79,8 @@ class TextGenerator:
         if request.detokenize and not request.stream and not request.exclude_input_in_output:
             prefix = request.text if request.text is not None else self._tokenizer.decode(prompt)
         tokens_per_block = self._executor.tokens_per_block
-        sink = _TextSink(self._output(request), request, prefix, tokens_per_block, on_output)
+        interval = self._stream_interval
+        sink = _TextSink(self._output(request), request, prefix, tokens_per_block, interval, on_output)
         arrived_s = time.monotonic()
 
         def run(guide: Guide | None) -> None:
@@ -214,9 +217,11 @@ class _TextSink:
         request: TextRequest,
         prefix: str,
         tokens_per_block: int,
+        stream_interval: int,
         on_output: OnOutput,
     ) -> None:
         self._text = text
+        self._stream_interval = self._num_steps_held = stream_interval
         self._stream = request.stream
         self._detokenize = request.detokenize
         self._tokens_per_block = tokens_per_block
@@ -235,7 +240,9 @@ class _TextSink:
         final = stopped or reason is not None
         text, token_ids = self._text.take()
         self._num_output_tokens += len(token_ids)
-        if not final and not (self._stream and (text or (token_ids and not self._detokenize))):
+        self._num_steps_held += 1
+        is_due = self._stream and self._num_steps_held >= self._stream_interval
+        if not final and not (is_due and (text or (token_ids and not self._detokenize))):
             if text or token_ids:
                 self._pieces.append(text)
                 self._token_ids += token_ids
@@ -244,6 +251,7 @@ class _TextSink:
             text = "".join([*self._pieces, text])
             token_ids = [*self._token_ids, *token_ids]
             self._pieces, self._token_ids = [], []
+        self._num_steps_held = 0
         rows = self._kept_rows(output)
         if not final:
             self._on_output(TextOutput(text, tuple(token_ids), None, None, None, *rows))

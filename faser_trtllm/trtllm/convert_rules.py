@@ -279,7 +279,7 @@ LLM_API: Rules = {
         _METRICS,
     ),
     **dict.fromkeys(("batch_wait_timeout_ms", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"), _WAITING),
-    "stream_interval": ignored("a response is sent per step, of all tokens that it committed"),
+    "stream_interval": became(whole(1), serve="stream_interval"),
     **dict.fromkeys(
         ("num_postprocess_workers", "postprocess_tokenizer_dir"), ignored("text is made in the engine's process")
     ),

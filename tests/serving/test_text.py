@@ -32,12 +32,12 @@ class ScriptExecutor(EchoExecutor):
         self.timeout_s = timeout_s
 
 
-def run(tokenizer, chunks, reason=FinishReason.LENGTH, **fields):
+def run(tokenizer, chunks, reason=FinishReason.LENGTH, stream_interval=1, **fields):
     """Feed the chunks of token ids; the outputs, and whether the sink asked to stop."""
     executor = ScriptExecutor()
     outputs = []
     request = TextRequest(**{"text": "hello", "max_tokens": 500} | fields)
-    TextGenerator(executor, tokenizer).submit("r", request, outputs.append)
+    TextGenerator(executor, tokenizer, stream_interval).submit("r", request, outputs.append)
     for chunk in chunks:
         if executor.sink(RequestOutput(executor.request, tuple(chunk))):
             return outputs, True
@@ -99,6 +99,20 @@ def test_held_text_comes_out_when_the_word_does_not_complete(tokenizer):
     outputs, stopped = run(tokenizer, [[i] for i in ids], stop_words=("END",))
     assert not stopped
     assert joined(outputs) == ("one EN", ids, "length")
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 50])
+def test_a_stream_answers_every_so_many_steps_the_first_and_last_at_once(tokenizer, interval):
+    chunks = [[65 + i, 66 + i] for i in range(10)]
+    each, _ = run(tokenizer, chunks, stream=True)
+    outputs, _ = run(tokenizer, chunks, stream=True, stream_interval=interval)
+    assert joined(outputs) == joined(each)
+    sizes = [len(output.token_ids) for output in outputs]
+    assert sizes[0] == 2
+    assert all(size == 2 * interval for size in sizes[1:-1])
+    assert sum(sizes) == 20
+    assert len(outputs) == 1 + 9 // interval + 1
+    assert [output.is_final for output in outputs] == [False] * (len(outputs) - 1) + [True]
 
 
 def test_non_streaming_answer_has_the_prompt_unless_excluded(tokenizer):

@@ -37,12 +37,14 @@ class ServeBenchOptions:
     timeout_s: of one request.
     in_process: measure the service against the executor in this process instead, `concurrency` streams each, `rounds`
     times by turns after one round that is dropped. speculation: of the service that is started, and of the executor.
+    stream_interval: steps of a request between two responses of that service.
     """
 
     engine_dir: Path
     output_dir: Path
     url: str | None = None
     speculation: str | None = None
+    stream_interval: int = 1
     arrivals: str = "poisson"
     request_rate: float = 4.0
     burstiness: float = 0.25

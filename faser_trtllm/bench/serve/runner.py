@@ -41,7 +41,9 @@ def run_serve_bench(options: ServeBenchOptions, log: Log) -> ServeReport:
         if options.url is None:
             log("starting a service")
             log_file = options.output_dir / "server.log"
-            served = stack.enter_context(Served(options.engine_dir, options.speculation, log_file))
+            served = stack.enter_context(
+                Served(options.engine_dir, options.speculation, log_file, options.stream_interval)
+            )
         url = options.url or (served.url if served else "")
         measure = _overhead if options.in_process else _load
         report = measure(options, url, served, tokenizer, max_seq_len, log)

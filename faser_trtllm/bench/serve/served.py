@@ -16,7 +16,7 @@ from faser_trtllm.serving.serve_options import ServeOptions
 class Served:
     """Use as a context manager; raises FaserError if the service does not start."""
 
-    def __init__(self, engine_dir: Path, speculation: str | None, log_file: Path) -> None:
+    def __init__(self, engine_dir: Path, speculation: str | None, log_file: Path, stream_interval: int = 1) -> None:
         http_port, grpc_port, metrics_port = free_ports(3)
         self.url = f"127.0.0.1:{grpc_port}"
         self._stack = ExitStack()
@@ -27,6 +27,7 @@ class Served:
                 grpc_port=grpc_port,
                 metrics_port=metrics_port,
                 speculation=speculation,
+                settings={"stream_interval": stream_interval},
                 log_file=log_file,
             )
         )
