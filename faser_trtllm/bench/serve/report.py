@@ -155,8 +155,8 @@ def _overhead(report: ServeReport, overhead: OverheadReport) -> str:
     notes = [
         f"{overhead.num_requests} requests per round, {overhead.concurrency} in flight on both sides, speculation "
         f"{report.options.speculation or 'as configured'}, stream_interval {report.options.stream_interval}, greedy; "
-        "the same requests on both sides, other ones in each round. Tokens per second over a whole round, from the first "
-        "request to the end of the last.",
+        "the same requests on both sides, other ones in each round. Tokens per second over a whole round, from the "
+        "first request to the end of the last.",
         "In process: the executor and the text work in this process, driven step by step, as `faser generate` does. "
         "Served: the same behind Triton, one gRPC stream per request.",
         "Client and service share this machine: what the client takes is in the overhead. It would not be with a "
