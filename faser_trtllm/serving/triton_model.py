@@ -28,7 +28,7 @@ from faser_trtllm.serving.triton_request import Part, Wanted, error_message, is_
 log = logging.getLogger("faser.triton")
 
 STARTUP_ERROR_FILE = "startup_error"
-_MAX_POLL_SHARE = 0.2  # of one core, for asking Triton which requests were cancelled
+_MAX_POLL_SHARE = 0.05  # of one core, for asking Triton which requests were cancelled
 _IDLE_POLL_S = 0.02
 _PARENT_CHECK_S = 0.5
 
