@@ -19,7 +19,8 @@ from faser_trtllm.policy.base import DraftPlan, ExitView, Policy, StepOutcome, S
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 1.0  # without speculation after the first failure; doubled after each further one
+BACKOFF_S = 2.0  # without speculation after the first failure, doubled after each further one; longer than the second
+# between two publications of the metrics, so that the gauge shows it
 BACKOFF_MAX_S = 300.0
 FRUITLESS_STEPS = 1000  # in a row without one accepted draft
 EMPTY_STEPS = 16  # in a row without one draft: the draft model's logits are NaN or infinite
