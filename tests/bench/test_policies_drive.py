@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from faser_trtllm.bench.policies.drive import drive
+from faser_trtllm.bench.policies.drive import drive, drive_steps
+from faser_trtllm.bench.policies.stopwatch import Stopwatch
 from faser_trtllm.bench.policies.workload import Job, Workload
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -88,3 +89,45 @@ def test_an_idle_executor_with_open_requests_is_an_error() -> None:
     executor.step = lambda: False
     with pytest.raises(RuntimeError, match="idle"):
         drive(executor, Workload("w", (job(1),), 1), executor.clock)
+
+
+@pytest.mark.parametrize("concurrency", [2, None])
+def test_turns_change_nothing_that_a_stopped_clock_shows(concurrency: int | None) -> None:
+    workload = Workload("w", (job(2), job(3, 1.5), job(2, 100.0), job(6, 100.0)), concurrency)
+    alone = FakeExecutor()
+    expected = drive(alone, workload, alone.clock)
+    wall_s = [0.0]
+    executor = FakeExecutor()
+    watch = Stopwatch(lambda: wall_s[0] + executor.now_s)
+    run, result = drive_steps(executor, workload, watch.now_s), None
+    while result is None:
+        watch.start()
+        try:
+            next(run)
+        except StopIteration as end:
+            result = end.value
+        watch.stop()
+        wall_s[0] += 1000.0
+    assert result == expected
+
+
+def test_a_stopwatch_stands_still_before_its_start_and_while_stopped() -> None:
+    source_s = [10.0]
+    watch = Stopwatch(lambda: source_s[0])
+    source_s[0] += 1.0
+    assert watch.now_s() == 0.0
+    with watch.stopped():
+        pass
+    source_s[0] += 1.0
+    assert watch.now_s() == 0.0  # it did not run, so it was not started again
+    watch.start()
+    source_s[0] += 2.0
+    watch.start()
+    with watch.stopped():
+        source_s[0] += 4.0
+        assert watch.now_s() == 2.0
+    source_s[0] += 1.0
+    assert watch.now_s() == 3.0
+    watch.stop()
+    source_s[0] += 1.0
+    assert watch.now_s() == 3.0

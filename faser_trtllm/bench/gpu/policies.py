@@ -15,11 +15,11 @@ from faser_trtllm.bench.gpu.pair import Pair, open_pair
 from faser_trtllm.bench.gpu.prompts import bench_prompts, max_tokens, prompt_len
 from faser_trtllm.bench.policies.options import OFF, POLICIES
 from faser_trtllm.bench.policies.report import Round
+from faser_trtllm.bench.policies.stopwatch import Stopwatch
 from faser_trtllm.bench.policies.systems import System
 from faser_trtllm.bench.policies.watch import WatchedPolicy
 from faser_trtllm.bench.policies.workload import closed_loop, draw_jobs
 from faser_trtllm.bench.stats import agreement
-from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import FaserError
 from faser_trtllm.policy.registry import make_policy
@@ -115,7 +115,7 @@ def _open(bench: Bench, pair: Pair, table: CostTable, stack: ExitStack) -> dict[
             continue
         watched = WatchedPolicy(policy, table)
         executor = stack.enter_context(pair.executor(watched))
-        systems[name] = System(name, executor, watched, MonotonicClock())
+        systems[name] = System(name, executor, watched, Stopwatch())
     return systems
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,6 +65,17 @@ class _Record:
 
 def drive(executor: Runs, workload: Workload, clock: Callable[[], float] = time.perf_counter) -> DriveResult:
     """Run all jobs to their end."""
+    run = drive_steps(executor, workload, clock)
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            result: DriveResult = end.value
+            return result
+
+
+def drive_steps(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Generator[None, None, DriveResult]:
+    """drive(), pausing after each step of the executor; the clock may stand still in the pauses."""
     return _closed(executor, workload, clock) if workload.concurrency is not None else _open(executor, workload, clock)
 
 
@@ -72,7 +83,7 @@ def _submit(executor: Runs, number: int, job: Job, record: _Record) -> None:
     executor.submit(f"job-{number}", job.prompt, job.params, record)
 
 
-def _closed(executor: Runs, workload: Workload, clock: Callable[[], float]) -> DriveResult:
+def _closed(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Generator[None, None, DriveResult]:
     """Keeps `concurrency` jobs in flight. The end, when fewer are left, is run but not counted in tokens_per_s."""
     assert workload.concurrency is not None
     records: list[_Record] = []
@@ -93,12 +104,13 @@ def _closed(executor: Runs, workload: Workload, clock: Callable[[], float]) -> D
         if window_tokens is None and not jobs and len(running) < workload.concurrency:
             window_end = clock()
             window_tokens = sum(len(record.token_ids) for record in records)
+        yield
     busy_s = clock() - start
     assert window_tokens is not None
     return _result(records, window_tokens / (window_end - start), busy_s, 0.0)
 
 
-def _open(executor: Runs, workload: Workload, clock: Callable[[], float]) -> DriveResult:
+def _open(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Generator[None, None, DriveResult]:
     """Jobs come at their time. While nothing is in flight the clock jumps to the next arrival: no policy can use idle
     time, so waiting it out would only cost the bench's time. Arrivals stay where the trace has them."""
     start = clock()
@@ -115,6 +127,7 @@ def _open(executor: Runs, workload: Workload, clock: Callable[[], float]) -> Dri
             records.append(_Record(job.arrival_s, now_s))
             _submit(executor, number, job, records[-1])
         if executor.step():
+            yield
             continue
         if not jobs:
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from faser_trtllm.bench.markdown import table
-from faser_trtllm.bench.policies.options import OFF
+from faser_trtllm.bench.policies.options import OFF, SLICE_S
 from faser_trtllm.bench.policies.report import BURSTY, COMPUTE_BOUND_CONCURRENCY, Case, PolicyBenchReport
 from faser_trtllm.bench.stats import summarize
 
@@ -45,7 +45,8 @@ def _head(report: PolicyBenchReport) -> str:
         "SIMULATED: passes took the cost table's time and a step its mean overhead; tokens and confidences are real.  "
         if options.get("simulated")
         else "",
-        "Medians of interleaved rounds after a warm-up round, each with requests and an order of systems of its own; "
+        "Medians of rounds after a warm-up round, each with requests and an order of systems of its own; in a round "
+        f"the systems take turns of {1e3 * SLICE_S:.0f} ms, and each one's clock runs in its turns only; "
         "the fixed lengths that were slowest in the warm-up round of a workload are left out of its measured rounds.  ",
         "In the bursty trace the clock jumps over idle time. The enlarged forms compute the same function as the "
         "trained pair: same acceptance, higher cost.  ",

@@ -9,6 +9,7 @@ from pathlib import Path
 from faser_trtllm.errors import InvalidArgumentError
 
 OFF = "off"
+SLICE_S = 0.05  # of a system's turn
 # Label in reports -> spelling of the policy, in the order of the ablation.
 POLICIES = {
     "schedule": "schedule",

@@ -15,6 +15,7 @@ from typing import Any
 
 from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 from faser_trtllm.bench.policies.bound import adaptivity_bound
+from faser_trtllm.bench.policies.drive import DriveResult
 from faser_trtllm.bench.policies.markdown import render_markdown
 from faser_trtllm.bench.policies.options import OFF, PolicyBenchOptions
 from faser_trtllm.bench.policies.plot import write_plots
@@ -233,19 +234,27 @@ class FormRun:
         return [system for name, system in systems.items() if name not in slow]
 
     def _visit(self, workload: Workload, systems: list[System], number: int) -> None:
-        """One run of each system, in an order of its own; round 0 warms up."""
+        """One run of all systems, in turns; their order is the visit's own. Round 0 warms up."""
         order = list(systems)
         random.Random(f"{self._options.seed}/{number}/{workload.name}").shuffle(order)
         for system in order:
-            found, result = system.run(workload)
-            key = (workload.name, system.name)
-            if number:
-                self._rounds.setdefault(key, []).append(found)
-            else:
-                self._warm_up[key] = found
-            self._check_tokens(workload, number, system.name, result.token_ids)
-            if workload.name == BURSTY:
-                self._keep_timeline(system.timeline(self.expand))
+            system.begin(workload)
+        while order:
+            for system in list(order):
+                ended = system.turn()
+                if ended is not None:
+                    order.remove(system)
+                    self._keep(workload, number, system, *ended)
+
+    def _keep(self, workload: Workload, number: int, system: System, found: Round, result: DriveResult) -> None:
+        key = (workload.name, system.name)
+        if number:
+            self._rounds.setdefault(key, []).append(found)
+        else:
+            self._warm_up[key] = found
+        self._check_tokens(workload, number, system.name, result.token_ids)
+        if workload.name == BURSTY:
+            self._keep_timeline(system.timeline(self.expand))
 
     def _keep_timeline(self, timeline: Timeline | None) -> None:
         if timeline is not None:

@@ -1,43 +1,73 @@
-"""The systems of a form: one executor per policy over the same engine directory, one of them at work at a time."""
+"""The systems of a form: one executor per policy over the same engine directory, one of them at work at a time.
+
+They take turns of SLICE_S: a machine's speed changes within seconds by more than policies differ, and so all of them
+meet the same of it. Each has a clock of its own, which runs in its turns only, and not while its witness counts.
+"""
 
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from faser_trtllm.bench.policies.drive import DriveResult, drive
-from faser_trtllm.bench.policies.options import PolicyBenchOptions
+from faser_trtllm.bench.policies.drive import DriveResult, drive_steps
+from faser_trtllm.bench.policies.options import SLICE_S, PolicyBenchOptions
 from faser_trtllm.bench.policies.report import Calibration, Round, Timeline, percentile
+from faser_trtllm.bench.policies.stopwatch import Stopwatch
 from faser_trtllm.bench.policies.watch import Counts, TimelinePoint, WatchedPolicy
 from faser_trtllm.bench.policies.workload import Workload
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
-from faser_trtllm.core.clock import Clock, ManualClock, MonotonicClock
+from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sim.simulation import open_simulation
 
-SETTLE_S = 0.02  # the pool of the system that ran last stops spinning
+SETTLE_S = 0.001  # the pool of the system that ran last stops spinning
 TIMELINE_BINS = 120
 
 
 class System:
     """An open executor and the witness of its policy. What a policy learns it keeps from run to run."""
 
-    def __init__(self, name: str, executor: Executor, watched: WatchedPolicy, clock: Clock) -> None:
+    def __init__(self, name: str, executor: Executor, watched: WatchedPolicy, clock: Stopwatch | ManualClock) -> None:
         self.name = name
         self._clock = clock
         self._executor = executor
         self._watched = watched
+        self._run: Generator[None, None, DriveResult] | None = None
 
     def run(self, workload: Workload) -> tuple[Round, DriveResult]:
-        if isinstance(self._clock, MonotonicClock):
-            time.sleep(SETTLE_S)
+        """All of a workload, with nobody else's turns between."""
+        self.begin(workload)
+        while (ended := self.turn()) is None:
+            pass
+        return ended
+
+    def begin(self, workload: Workload) -> None:
+        """Get ready for a workload; turns do the work."""
         self._watched.start()
-        result = drive(self._executor, workload, self._clock.now_s)
-        return summarize_round(result, self._watched.counts), result
+        self._run = drive_steps(self._executor, workload, self._clock.now_s)
+
+    def turn(self) -> tuple[Round, DriveResult] | None:
+        """Work for SLICE_S of its clock or to the end of the workload -> what came of it, None before the end."""
+        assert self._run is not None, "begin() comes first"
+        if isinstance(self._clock, Stopwatch):
+            time.sleep(SETTLE_S)
+            self._clock.start()
+        try:
+            end_s = self._clock.now_s() + SLICE_S
+            while self._clock.now_s() < end_s:
+                next(self._run)
+        except StopIteration as end:
+            self._run = None
+            return summarize_round(end.value, self._watched.counts), end.value
+        finally:
+            if isinstance(self._clock, Stopwatch):
+                self._clock.stop()
+        return None
 
     def timeline(self, expand: int) -> Timeline | None:
         """Of the last run; None if no step decoded."""
@@ -66,9 +96,10 @@ def open_system(
 ) -> System:
     """Open an executor; stack closes it."""
     watched: list[WatchedPolicy] = []
+    clock: Stopwatch | ManualClock = ManualClock() if options.simulated else Stopwatch()
 
     def watch(policy: Policy) -> Policy:
-        watched.append(WatchedPolicy(policy, table))
+        watched.append(WatchedPolicy(policy, table, clock.stopped if isinstance(clock, Stopwatch) else nullcontext))
         return watched[0]
 
     longest = options.prompt_len + options.max_tokens + 16
@@ -81,12 +112,11 @@ def open_system(
             enable_block_reuse=False, max_tokens=options.max_batch_size * (-(-longest // 64) * 64)
         ),
     )
-    if options.simulated:
-        clock = ManualClock()
+    if isinstance(clock, ManualClock):
         executor = stack.enter_context(open_simulation(engine_dir, config, table, clock, watch))
-        return System(name, executor, watched[0], clock)
-    executor = stack.enter_context(open_executor(engine_dir, config, wrap_policy=watch))
-    return System(name, executor, watched[0], MonotonicClock())
+    else:
+        executor = stack.enter_context(open_executor(engine_dir, config, clock, watch))
+    return System(name, executor, watched[0], clock)
 
 
 def summarize_round(result: DriveResult, counts: Counts) -> Round:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from faser_trtllm.bench.policies.oracle import oracle_rows, oracle_step_ms
@@ -44,11 +45,17 @@ class TimelinePoint:
 
 
 class WatchedPolicy:
-    """Policy (policy/base.py) that passes everything on to another one. start() forgets what was counted."""
+    """Policy (policy/base.py) that passes everything on to another one. start() forgets what was counted.
 
-    def __init__(self, inner: Policy, table: CostTable) -> None:
+    uncounted: entered while the witness itself takes time.
+    """
+
+    def __init__(
+        self, inner: Policy, table: CostTable, uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         self.inner = inner
         self._table = table
+        self._uncounted = uncounted
         self.start()
 
     def start(self) -> None:
@@ -73,6 +80,10 @@ class WatchedPolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         self.inner.observe(outcome)
+        with self._uncounted():
+            self._count(outcome)
+
+    def _count(self, outcome: StepOutcome) -> None:
         n, counts = len(outcome.decoding), self.counts
         if n == 0:
             return
