@@ -3,9 +3,10 @@
 A model predicts each arm's goodput; what was measured corrects it by one factor per arm and batch-size class. The arm
 with the best corrected prediction runs. Where little was measured, the arm's factor over all classes stands in, and 1
 where that is little too. Measurements of an arm that does not run fade, so an arm that was unlucky, or that the machine
-has become kinder to, is tried again after a while. Since `off`
-and the best uniform length are arms, what runs cannot stay below either of them for longer than its factor takes to
-tell.
+has become kinder to, is tried again after a while. And a share of the tokens is spent on trials: a plan's time for
+another arm, the more often the closer it looks, so that a rival that nothing but an early misfortune speaks against
+gets its chance. Since `off` and the best uniform length are arms, what runs cannot stay below either of them for longer
+than its factor takes to tell.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MEMORY_TOKENS = 4096.0  # of an arm's own measurements
-FADING_TOKENS = 65536.0  # of other arms, while an arm's measurements fade
+MEMORY_TOKENS = 2048.0  # of an arm's own measurements
+FADING_TOKENS = 16384.0  # of other arms, while an arm's measurements fade
 DOUBT_TOKENS = 512.0  # as if so many had come as predicted
 DWELL_TOKENS = 512.0  # between two changes of the incumbent
 HYSTERESIS = 0.01
+TRIAL_SHARE = 0.01  # of the tokens may be lost in trials
+TRIAL_STEPS = 16
+TOKENS_PER_STEP = 2.0  # of a request, about
+MIN_TRIAL_LOSS = 0.02  # of a trial's tokens, though the arm may look better than that
+MAX_SAVED_TRIALS = 2.0  # budget of losses, in trials that lose everything
 
 
 @dataclass
@@ -44,6 +50,7 @@ class _Class:
     incumbent: str
     arms: dict[str, _Arm] = field(default_factory=dict)
     dwelt: float = math.inf  # tokens since the incumbent took over
+    budget: float = 0.0  # tokens that trials may lose
 
 
 class Controller:
@@ -55,9 +62,17 @@ class Controller:
         self._classes: dict[int, _Class] = {}
         self._overall: dict[str, _Arm] = {}  # of all classes
         self._recent: dict[tuple[int, str], _Arm] = {}  # by class and arm, since the last choice
+        self.is_trial = False  # whether the last choice is for TRIAL_STEPS only
 
-    def choose(self, batch_size: int, predicted: Mapping[str, float]) -> str:
-        """The arm for the next step; predicted: goodput of every arm that can run now (the default always can)."""
+    def choose(
+        self, batch_size: int, predicted: Mapping[str, float], entry_tokens: Mapping[str, float] | None = None
+    ) -> str:
+        """The arm for the next steps.
+
+        predicted: goodput of every arm that can run now (the default always can). entry_tokens: what it costs to begin
+        with an arm, in tokens that could be generated meanwhile.
+        """
+        self.is_trial = False
         self._settle()
         state = self._classes.setdefault(_class_of(batch_size), _Class(self._default))
         incumbent = state.incumbent if state.incumbent in predicted else self._default
@@ -70,7 +85,30 @@ class Controller:
                 best, best_score = arm, score * (1.0 - self._margins[arm] + self._margins[incumbent])
         if best != state.incumbent:
             state.incumbent, state.dwelt = best, 0.0
-        return best
+            return best
+        return self._trial(state, batch_size, scores, entry_tokens or {}) or best
+
+    def _trial(
+        self, state: _Class, batch_size: int, scores: Mapping[str, float], entry_tokens: Mapping[str, float]
+    ) -> str | None:
+        """An arm to be tried now, if the budget allows it: of what can be lost little, of what is known least."""
+        trial_tokens = TRIAL_STEPS * TOKENS_PER_STEP * batch_size
+        state.budget = min(state.budget, MAX_SAVED_TRIALS * trial_tokens)
+        found, found_rank, found_loss = None, math.inf, 0.0
+        for arm, score in scores.items():
+            if arm == state.incumbent:
+                continue
+            gap = max(1.0 - score / scores[state.incumbent], MIN_TRIAL_LOSS)
+            loss = gap * trial_tokens + entry_tokens.get(arm, 0.0)
+            measured = state.arms.get(arm)
+            rank = loss * (1.0 + (0.0 if measured is None else measured.expected) / DOUBT_TOKENS)
+            if rank < found_rank:
+                found, found_rank, found_loss = arm, rank, loss
+        if found is None or found_loss > state.budget:
+            return None
+        state.budget -= found_loss
+        self.is_trial = True
+        return found
 
     def record(self, batch_size: int, arm: str, num_tokens: int, predicted: float, ms: float) -> None:
         """A step of the arm committed num_tokens in ms, where predicted tokens per ms were promised."""
@@ -92,6 +130,7 @@ class Controller:
         for (class_id, arm), recent in self._recent.items():
             state = self._classes.setdefault(class_id, _Class(self._default))
             state.dwelt += recent.tokens
+            state.budget += TRIAL_SHARE * recent.tokens
             own, others = math.exp(-recent.tokens / MEMORY_TOKENS), math.exp(-recent.tokens / FADING_TOKENS)
             for arms in (state.arms, self._overall):
                 arms.setdefault(arm, _Arm())

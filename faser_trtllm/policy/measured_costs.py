@@ -1,14 +1,17 @@
-"""The cost table as it turns out on the running machine: scaled by what steps really take."""
+"""The cost table as it turns out on the running machine: scaled by what steps really take.
+
+All times are those of the machine's usual speed: what makes everything slower for a while (scales.py) is divided out,
+since no choice depends on it.
+"""
 
 from __future__ import annotations
 
 from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
-from faser_trtllm.policy.scales import Scale, ScalesByRows
+from faser_trtllm.policy.scales import Mood, ScalesByRows
 
 MEMORY = 0.95  # per step, of the time between steps
-LEARN_EVERY = 3  # steps, for the scales
 FEW_REQUESTS = 12
 CACHE_SIZE = 512
 LATE_ROWS = 64  # of a pass of the draft model over what it has missed, for its cost per row
@@ -24,14 +27,15 @@ class MeasuredCosts:
     def __init__(self, costs: CostTable, max_draft_len: int) -> None:
         self._table = costs
         self._max_draft_len = max_draft_len
-        self._draft = Scale()
-        self._late = Scale()  # of prompts, and of what else the draft model has missed
+        self.mood = Mood()
+        self._draft = self.mood.new_scale()
+        self._late = self.mood.new_scale()  # of prompts, and of what else the draft model has missed
         self._late_row_ms = costs.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
-        self._verify = ScalesByRows()
-        self._decode = ScalesByRows()  # of steps without drafts
+        self._verify = ScalesByRows(self.mood)
+        self._decode = ScalesByRows(self.mood)  # of steps without drafts
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
-        self._num_steps = 0
+        self._observed_s: float | None = None
         self._rows_per_draft = USUAL_ROWS  # of a draft call's first step, per request
         self._published_rows = USUAL_ROWS
 
@@ -59,21 +63,25 @@ class MeasuredCosts:
 
     def observe(self, outcome: StepOutcome, context_len: float, next_s: float) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, where the two adjoin."""
-        self._num_steps += 1
+        last_s, self._observed_s = self._observed_s, outcome.now_s
+        self.mood.pass_time(max(outcome.step_ms, 0.0 if last_s is None else 1e3 * (outcome.now_s - last_s)))
         if outcome.mode is Mode.SERIAL:
-            self._learn_late(outcome, context_len)
-        plain = outcome.mode is Mode.SERIAL and outcome.num_context_rows == 0
-        if plain and self._num_steps % LEARN_EVERY == 0 and self._learn_pass(outcome, context_len):
-            self._cache.clear()
+            is_new = outcome.num_context_rows == 0 and self._learn_pass(outcome, context_len)
+            is_new |= self._learn_late(outcome, context_len)
+            if is_new:
+                self._cache.clear()
+                self._verify.forget_curve()
+                self._decode.forget_curve()
+        slowness = self.mood.factor
         elapsed = 1e3 * (next_s - outcome.now_s)
         between = elapsed - outcome.step_ms
         drafting = 1 if outcome.num_drafted else 0
         if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
-            return outcome.step_ms + self._overhead[drafting]
+            return outcome.step_ms / slowness + self._overhead[drafting]
         old = self._overhead[drafting]
-        new = old + (1.0 - MEMORY) * (between - old)
+        new = old + (1.0 - MEMORY) * (between / slowness - old)
         self._overhead[drafting] = new
-        return elapsed
+        return elapsed / slowness
 
     def late_ms(self, outcome: StepOutcome) -> float:
         """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
@@ -89,17 +97,18 @@ class MeasuredCosts:
         if outcome.num_drafted:
             is_new |= self._learn_rows(outcome)
             expected_ms = self._draft_ms(outcome, outcome.num_draft_rows, context_len)
-            is_new |= self._draft.learn(outcome.draft_ms, expected_ms)
+            is_new |= self.mood.learn(self._draft, outcome.draft_ms, expected_ms)
         return is_new
 
-    def _learn_late(self, outcome: StepOutcome, context_len: float) -> None:
+    def _learn_late(self, outcome: StepOutcome, context_len: float) -> bool:
         num_late = outcome.num_draft_rows - 2 * len(outcome.decoding)
         if num_late < MIN_LATE_ROWS:
-            return
+            return False
         usual_ms = 0.0
         if outcome.num_drafted:
-            usual_ms = self._draft.published * self._draft_ms(outcome, outcome.num_draft_rows - num_late, context_len)
-        self._late.learn(outcome.draft_ms - usual_ms, num_late * self._late_row_ms)
+            usual_ms = self._draft_ms(outcome, outcome.num_draft_rows - num_late, context_len)
+            usual_ms *= self._draft.published * self.mood.factor
+        return self.mood.learn(self._late, outcome.draft_ms - usual_ms, num_late * self._late_row_ms, moves=False)
 
     def _draft_ms(self, outcome: StepOutcome, num_rows: int, context_len: float) -> float:
         """By the table: the first pass over its rows, then a step for each further draft."""

@@ -25,7 +25,7 @@ import numpy as np
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.request import Request
 from faser_trtllm.policy.base import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
-from faser_trtllm.policy.controller import Controller
+from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
 from faser_trtllm.policy.exits import ExitPricing
 from faser_trtllm.policy.goodput import (
     Choice,
@@ -89,6 +89,7 @@ class PricePolicy:
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._plan = DraftPlan([])
         self._plan_age = EXPIRED
+        self._plan_steps = PLAN_STEPS  # so long the plan holds
         self._num_idle = 0  # steps without drafts, in a row
         self._planned_size = 0
         self._plan_prompts = 0
@@ -113,7 +114,7 @@ class PricePolicy:
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
         size, planned = n + view.num_joining, self._planned_size
         resized = abs(size - planned) > planned // 8
-        is_old = self._plan_age >= (PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS)
+        is_old = self._plan_age >= self._plan_steps
         if is_old or resized or prompts != self._plan_prompts:
             self._plan_age = EXPIRED if view.num_context_rows and not prompts else 0  # it suits this step only
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
@@ -163,11 +164,17 @@ class PricePolicy:
             goodput |= modes
             drafting |= modes.keys()
         predicted = {arm: _charged(g, prompt_ms) if arm in drafting else g for arm, g in goodput.items()}
-        arm = self._arm = self.controller.choose(self._planned_size, predicted)
+        # Who begins to draft pays for what the draft has missed of all requests at once.
+        num_late = 0 if self._drafting else sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding)
+        entry = choice.off_goodput * self._costs.late_row_ms * num_late
+        arm = self._arm = self.controller.choose(self._planned_size, predicted, dict.fromkeys(drafting, entry))
         self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off" and (uniform.lengths[0] > 0 if arm == "uniform" else pays)
+        self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
+        if self.controller.is_trial:
+            self._plan_steps = TRIAL_STEPS
         if not self._drafting:
             self._horizon = 0
             return DraftPlan([0] * n)
@@ -314,7 +321,7 @@ class PricePolicy:
         for i, request in enumerate(view.decoding):
             if request.deadline_s is not None and pace > 0.0:
                 slack_ms = max(1e3 * (request.deadline_s - view.now_s), 1.0)
-                needed_ms = (request.max_num_tokens - request.num_tokens) / pace
+                needed_ms = self._costs.mood.factor * (request.max_num_tokens - request.num_tokens) / pace
                 weights[i] = min(MAX_URGENCY, max(1.0, needed_ms / slack_ms))
         return weights / float(weights.mean())
 

@@ -1,6 +1,7 @@
 """The price in a simulated world: pays, backs off, stays within limits, and is never far below its baselines."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.policy.base import ExitView, StepView
-from faser_trtllm.policy.controller import Controller
+from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.registry import make_policy
 from tests.policy.world import ROWS, World, constant, cost_table, draft_ms, logistic, request, target_ms
@@ -184,8 +185,50 @@ def test_an_arm_that_was_unlucky_is_tried_again():
 def test_a_small_difference_does_not_change_the_incumbent():
     controller = Controller({"price": 0.0, "off": 0.0})
     for predicted in ({"price": 1.0, "off": 1.005}, {"price": 1.0, "off": 0.99}) * 200:
-        assert controller.choose(4, predicted) == "price"
-        controller.record(4, "price", 8, 1.0, 8.0)
+        arm = controller.choose(4, predicted)
+        assert arm == "price" or controller.is_trial
+        controller.record(4, arm, 8, 1.0, 8.0)
+
+
+def _lives(controller, predicted, real, steps=4000):
+    """Steps of 8 tokens under whatever is chosen -> how often each arm ran. A trial holds for its steps."""
+    used, arm, left = Counter(), "", 0
+    for _ in range(steps):
+        if left == 0:
+            arm = controller.choose(4, predicted)
+            left = TRIAL_STEPS if controller.is_trial else 1
+        left -= 1
+        used[arm] += 1
+        controller.record(4, arm, 8, predicted[arm], 8.0 / real[arm])
+    return used
+
+
+def test_an_arm_that_is_better_than_predicted_is_found_by_trials():
+    """Nothing but a trial could tell: it is predicted to be worse, and never ran."""
+    used = _lives(
+        Controller({"price": 0.0, "uniform": 0.0}), {"price": 1.0, "uniform": 0.98}, {"price": 1.0, "uniform": 1.1}
+    )
+    assert used["uniform"] > 0.7 * used.total()
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.2, 0.6])
+def test_trials_of_a_worse_arm_cost_one_percent(gap):
+    predicted = {"price": 1.0, "uniform": 1.0 - gap}
+    used = _lives(Controller({"price": 0.0, "uniform": 0.0}), predicted, predicted)
+    assert used["uniform"] * gap <= 0.015 * used.total()
+    assert used["uniform"] >= TRIAL_STEPS
+
+
+def test_what_it_costs_to_begin_makes_trials_rare():
+    predicted = {"off": 1.0, "price": 0.98}
+    used = Counter()
+    for entry in (0.0, 500.0):
+        controller = Controller({"off": 0.0, "price": 0.0})
+        for _ in range(2000):
+            arm = controller.choose(4, predicted, {"price": entry})
+            used[arm, entry] += 1
+            controller.record(4, arm, 8, predicted[arm], 8.0 / predicted[arm])
+    assert used["price", 500.0] < 0.5 * used["price", 0.0]
 
 
 def test_a_change_dwells():

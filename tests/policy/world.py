@@ -26,7 +26,12 @@ def draft_ms(requests: int) -> float:
 def cost_table(target=target_ms, draft=draft_ms) -> CostTable:
     samples = [CostSample("verify", n, 1, 64, target(n)) for n in ROWS]
     samples += [CostSample("draft_step", n, n, 64, draft(n)) for n in (1, 2, 4, 8, 16, 32)]
-    samples += [CostSample("draft_rows", n, 1, 64, draft(1) + 0.003 * n) for n in (1, 16, 64, 256)]
+    samples += [
+        CostSample("draft_rows", n, k, 64, draft(k) + 0.001 * (n - k))
+        for k in (1, 8, 32)
+        for n in (k, 16, 64, 256)
+        if n >= k
+    ]
     return CostTable.fit(samples, Fingerprint("test", "test", 2, "test"))
 
 
