@@ -168,6 +168,9 @@ def policies(
     cost_table: Annotated[
         Path | None, typer.Option("--cost_table", help="a profile.json, to simulate the machine it was measured on")
     ] = None,
+    mood: Annotated[
+        float, typer.Option("--mood", help="a simulated machine is up to so many times slower for a while")
+    ] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
 ) -> None:
     """Compare the policies with each other by load, and with the oracle."""
@@ -185,6 +188,7 @@ def policies(
         num_threads=num_threads,
         simulated=simulated,
         cost_table=cost_table,
+        mood=mood,
         command_line=tuple(sys.argv),
     )
     run_policy_bench(options.quick() if quick else options, lambda line: print(line, file=sys.stderr, flush=True))

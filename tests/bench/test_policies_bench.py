@@ -80,6 +80,8 @@ def test_no_time_left_shows_the_warm_up_round(options: PolicyBenchOptions) -> No
         ({"swing": 0.5}, "swing is 0.5"),
         ({"expand": ()}, "expand is empty"),
         ({"max_tokens": 3}, "max_tokens is 3"),
+        ({"mood": 0.5}, "mood is 0.5"),
+        ({"mood": 1.5}, "add --simulated"),
     ],
 )
 def test_wrong_options(options: PolicyBenchOptions, change: dict, message: str) -> None:

@@ -37,6 +37,14 @@ def test_never_three_percent_below_any_uniform_length(batch_size, acceptance):
     assert _goodput("price", batch_size, acceptance) > 0.97 * best
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("acceptance", [constant(0.45), constant(0.75)])
+def test_a_machine_whose_speed_changes_does_not_mislead_it(batch_size, acceptance):
+    """Up to 1.7 times slower for seconds at a time, whatever happens to run then."""
+    best = max(_goodput(spelling, batch_size, acceptance) for spelling in ("off", "fixed:2", "fixed:4"))
+    assert _goodput("price", batch_size, acceptance, mood=1.7, steps=4000) > 0.97 * best
+
+
 def test_requests_that_differ_are_worth_more_than_the_best_schedule():
     def mixed(rng, index, place):
         return 1.0, 0.9 if index % 2 else 0.3

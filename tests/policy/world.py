@@ -13,6 +13,8 @@ from faser_trtllm.policy.base import Mode, StepOutcome, StepView
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 128, 129, 192, 256)
 
+STRETCHES_S = (0.2, 0.5, 1.0, 3.0)
+
 
 def target_ms(rows: int) -> float:
     """The x4 demo pair's shape: tiles of 16 rows, and a slope."""
@@ -44,7 +46,10 @@ def request(name: str, max_draft_len: int = 8, max_tokens: int = 4000, slot: int
 
 @dataclass
 class World:
-    """acceptance(rng, request index, place) -> (margin, probability of acceptance) of a new draft."""
+    """acceptance(rng, request index, place) -> (margin, probability of acceptance) of a new draft.
+
+    mood: for stretches of STRETCHES_S the machine is up to so many times slower; run() leaves that out of its rate.
+    """
 
     policy: object
     num_requests: int
@@ -53,6 +58,7 @@ class World:
     target: object = target_ms
     draft: object = draft_ms
     noise: float = 0.0
+    mood: float = 1.0
     overhead_ms: float = 0.02
     num_waiting: int = 0
     seed: int = 0
@@ -66,14 +72,15 @@ class World:
         self.rng = np.random.default_rng(self.seed)
         self.requests = [request(f"r{i}", self.max_draft_len, slot=i) for i in range(self.num_requests)]
         self.names = self.num_requests
+        self.slowness, self.until_s, self.nominal_ms = 1.0, 0.0, 0.0
         self.good = {}  # (request id, position) -> whether that draft would pass
 
     def run(self, num_steps: int) -> float:
         """-> tokens per ms over these steps."""
-        start_s, tokens = self.now_s, self.num_tokens
+        start_ms, tokens = self.nominal_ms, self.num_tokens
         for _ in range(num_steps):
             self.step()
-        return (self.num_tokens - tokens) / (1e3 * (self.now_s - start_s))
+        return (self.num_tokens - tokens) / (self.nominal_ms - start_ms)
 
     def step(self):
         view = StepView(self.requests, 0, self.num_waiting, self.now_s)
@@ -99,9 +106,14 @@ class World:
             tokens.append(a if a == t and p > v else a + 1)
         rows = len(self.requests) + sum(verified)
         noise = 1.0 + self.noise * abs(self.rng.standard_normal())
+        if self.mood > 1.0 and self.now_s >= self.until_s:
+            self.until_s = self.now_s + self.rng.choice(STRETCHES_S)
+            self.slowness = self.mood ** self.rng.random()
+        self.nominal_ms += (spent_ms + self.target(rows)) * noise + self.overhead_ms
+        noise *= self.slowness
         verify_ms = self.target(rows) * noise
         started_s = self.now_s
-        self.now_s += 1e-3 * (spent_ms * noise + verify_ms + self.overhead_ms)
+        self.now_s += 1e-3 * (spent_ms * noise + verify_ms + self.slowness * self.overhead_ms)
         outcome = StepOutcome(
             self.requests, pending, verified, [0] * len(pending), tested, accepted, sum(new), rows, 0,
             sum(n > 0 for n in new), self.num_waiting, spent_ms * noise, verify_ms, spent_ms * noise + verify_ms,

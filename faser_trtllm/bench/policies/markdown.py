@@ -45,6 +45,10 @@ def _head(report: PolicyBenchReport) -> str:
         "SIMULATED: passes took the cost table's time and a step its mean overhead; tokens and confidences are real.  "
         if options.get("simulated")
         else "",
+        f"The machine was up to {options['mood']:g} times slower for stretches of 0.2 to 3 s; rates are of the time "
+        "that it would have taken at its best.  "
+        if options.get("mood", 1.0) > 1.0
+        else "",
         "Medians of rounds after a warm-up round, each with requests and an order of systems of its own; in a round "
         f"the systems take turns of {1e3 * SLICE_S:.0f} ms, and each one's clock runs in its turns only; "
         "the fixed lengths that were slowest in the warm-up round of a workload are left out of its measured rounds.  ",

@@ -35,7 +35,8 @@ class PolicyBenchOptions:
     swing: highest over lowest arrival rate. peak_load: highest arrival rate over what `off` can serve.
     simulated: passes take the cost table's time on a clock of their own (faser_trtllm/sim), so that the machine's mood
     and the host's speed are left out and every run repeats itself. cost_table: of another machine, to simulate that one
-    (a profile.json); default: measured here.
+    (a profile.json); default: measured here. mood: the simulated machine is up to so many times slower for stretches of
+    0.2 to 3 s; rates are of the time that it would have taken at its best.
     engines_dir: engine directories are kept here and reused; default: a temporary folder.
     """
 
@@ -61,6 +62,7 @@ class PolicyBenchOptions:
     temperature: float = 0.8
     simulated: bool = False
     cost_table: Path | None = None
+    mood: float = 1.0
     sampled_share: float = 0.5
     engines_dir: Path | None = None
     cores: tuple[int, ...] | None = None
@@ -115,6 +117,10 @@ class PolicyBenchOptions:
             raise InvalidArgumentError(f"minutes is {self.minutes}, it must be more than 0")
         if self.cost_table is not None and not self.simulated:
             raise InvalidArgumentError("cost_table is given, but a run that is not simulated measures; add --simulated")
+        if not self.mood >= 1:
+            raise InvalidArgumentError(f"mood is {self.mood}, it must be 1 or more")
+        if self.mood > 1 and not self.simulated:
+            raise InvalidArgumentError("mood is given, but only a simulated machine takes orders; add --simulated")
         if not self.swing >= 1:
             raise InvalidArgumentError(f"swing is {self.swing}, it must be 1 or more")
 

@@ -23,6 +23,7 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
+from faser_trtllm.sim.moody_clock import MoodyClock
 from faser_trtllm.sim.simulation import open_simulation
 
 SETTLE_S = 0.001  # the pool of the system that ran last stops spinning
@@ -35,6 +36,8 @@ class System:
     def __init__(self, name: str, executor: Executor, watched: WatchedPolicy, clock: Stopwatch | ManualClock) -> None:
         self.name = name
         self._clock = clock
+        # A simulated mood is left out of the rates: it is not the same for all, and no policy can help it.
+        self._rate_clock = clock.nominal_s if isinstance(clock, MoodyClock) else clock.now_s
         self._executor = executor
         self._watched = watched
         self._run: Generator[None, None, DriveResult] | None = None
@@ -49,7 +52,7 @@ class System:
     def begin(self, workload: Workload) -> None:
         """Get ready for a workload; turns do the work."""
         self._watched.start()
-        self._run = drive_steps(self._executor, workload, self._clock.now_s)
+        self._run = drive_steps(self._executor, workload, self._rate_clock)
 
     def turn(self) -> tuple[Round, DriveResult] | None:
         """Work for SLICE_S of its clock or to the end of the workload -> what came of it, None before the end."""
@@ -96,7 +99,9 @@ def open_system(
 ) -> System:
     """Open an executor; stack closes it."""
     watched: list[WatchedPolicy] = []
-    clock: Stopwatch | ManualClock = ManualClock() if options.simulated else Stopwatch()
+    clock: Stopwatch | ManualClock = Stopwatch()
+    if options.simulated:
+        clock = MoodyClock(options.mood, options.seed) if options.mood > 1.0 else ManualClock()
 
     def watch(policy: Policy) -> Policy:
         watched.append(WatchedPolicy(policy, table, clock.stopped if isinstance(clock, Stopwatch) else nullcontext))
