@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.request import Request
+from faser_trtllm.core.value import value
 
 
 class Mode(str, enum.Enum):
@@ -20,7 +20,7 @@ class Mode(str, enum.Enum):
     PING_PONG = "ping_pong"  # verify one half of the requests while the other half is drafted
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepView:
     """What a policy sees before it decides. Times of a request: request.arrival_s, request.deadline_s."""
 
@@ -31,7 +31,7 @@ class StepView:
     num_joining: int = 0  # requests whose prompts are being run, or wait and will find a slot: they decode next
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftStop:
     """When drafting ends early, decided inside the one draft call.
 
@@ -50,7 +50,7 @@ class DraftStop:
     step_price: npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftPlan:
     """Pending drafts wanted per decoding request (callers clamp to Request.draft_limit), and how to get there."""
 
@@ -59,7 +59,7 @@ class DraftPlan:
     mode: Mode = Mode.SERIAL
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExitView:
     """What early exit saw at a segment boundary, for the rows still running.
 
@@ -75,7 +75,7 @@ class ExitView:
     num_other_rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepOutcome:
     """What a step found and what it cost; lists in the order of decoding (requests whose rows ran).
 
