@@ -62,7 +62,10 @@ class KVCache(Protocol):
     def commit(
         self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
     ) -> None:
-        """tokens[:num_computed_tokens] are final and have KV: offer their full blocks for reuse."""
+        """tokens[:num_computed_tokens] are final and have KV: offer their full blocks for reuse.
+
+        num_draft_computed_tokens: the draft model's KV covers so many, of them and of what is pending behind them.
+        """
 
     def free(self, slot: int) -> None:
         """Close the slot."""

@@ -14,15 +14,33 @@ from faser_trtllm.kvcache.block_pool import ROOT, BlockPool
 
 
 class _Sequence:
-    """The blocks of one slot; the first num_registered are known to the pool under their prefix (or as duplicates)."""
+    """The blocks of one slot; the first num_registered are known to the pool under their prefix (or as duplicates).
 
-    __slots__ = ("blocks", "chain_id", "num_draft_registered", "num_registered")
+    So that a step's calls see at once that they have nothing to do: capacity, the tokens that the blocks hold;
+    next_end and next_draft_end, the tokens that the target and the draft model must have computed for a commit.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "blocks",
+        "capacity",
+        "chain_id",
+        "next_draft_end",
+        "next_end",
+        "num_draft_registered",
+        "num_registered",
+    )
+
+    def __init__(self, tokens_per_block: int) -> None:
         self.blocks: list[int] = []
+        self.capacity = 0
         self.num_registered = 0
         self.num_draft_registered = 0
         self.chain_id = ROOT
+        self.next_end = self.next_draft_end = tokens_per_block
+
+    def note_registered(self, tokens_per_block: int) -> None:
+        self.next_end = (self.num_registered + 1) * tokens_per_block
+        self.next_draft_end = (self.num_draft_registered + 1) * tokens_per_block
 
 
 class KVCacheManager:
@@ -78,7 +96,7 @@ class KVCacheManager:
         At least the last token is left to compute, since its logits are what the next step needs.
         """
         assert self._sequences[slot] is None, f"slot {slot} is taken"
-        sequence = self._sequences[slot] = _Sequence()
+        sequence = self._sequences[slot] = _Sequence(self.tokens_per_block)
         if not self._enable_block_reuse:
             return CachedPrefix(0, 0)
         pool, size = self._pool, self.tokens_per_block
@@ -93,15 +111,16 @@ class KVCacheManager:
             sequence.num_registered += 1
             draft_valid = draft_valid and pool.is_draft_valid(block)
             sequence.num_draft_registered += draft_valid
+        sequence.note_registered(size)
         self.num_reused_blocks += sequence.num_registered
         return CachedPrefix(sequence.num_registered * size, sequence.num_draft_registered * size)
 
     def allocate(self, slot: int, num_tokens: int) -> bool:
         """Grow the slot to hold num_tokens tokens; False if there is no room, and then nothing changed."""
         sequence = self._sequence(slot)
-        missing = -(-num_tokens // self.tokens_per_block) - len(sequence.blocks)
-        if missing <= 0:
+        if num_tokens <= sequence.capacity:
             return True
+        missing = -(-num_tokens // self.tokens_per_block) - len(sequence.blocks)
         if missing > self._pool.num_free:
             return False
         for _ in range(missing):
@@ -112,13 +131,14 @@ class KVCacheManager:
     def rewind(self, slot: int, num_tokens: int) -> None:
         """Give back the blocks behind those that num_tokens tokens need."""
         sequence = self._sequence(slot)
-        keep = -(-num_tokens // self.tokens_per_block)
-        if keep >= len(sequence.blocks):
+        if num_tokens > sequence.capacity - self.tokens_per_block:
             return
+        keep = -(-num_tokens // self.tokens_per_block)
         assert keep >= sequence.num_registered, f"rewind of slot {slot} to {num_tokens} tokens drops computed blocks"
         for block in reversed(sequence.blocks[keep:]):
             self._pool.release(block)
         del sequence.blocks[keep:]
+        sequence.capacity = keep * self.tokens_per_block
 
     def commit(
         self,
@@ -129,11 +149,14 @@ class KVCacheManager:
     ) -> None:
         """Offer the full blocks of tokens[:num_computed_tokens] for reuse; those tokens are final.
 
-        num_draft_computed_tokens: how many of them the draft model's KV covers. Costs nothing between two block ends.
+        num_draft_computed_tokens: as KVCache.commit has it. Costs next to nothing between two block ends.
         """
         if not self._enable_block_reuse:
             return
-        sequence, size = self._sequence(slot), self.tokens_per_block
+        sequence = self._sequence(slot)
+        if num_computed_tokens < sequence.next_end and num_draft_computed_tokens < sequence.next_draft_end:
+            return
+        size = self.tokens_per_block
         while (sequence.num_registered + 1) * size <= num_computed_tokens:
             start = sequence.num_registered * size
             block = sequence.blocks[sequence.num_registered]
@@ -144,6 +167,7 @@ class KVCacheManager:
         for index in range(sequence.num_draft_registered, last):
             self._pool.mark_draft_valid(sequence.blocks[index])
         sequence.num_draft_registered = max(sequence.num_draft_registered, last)
+        sequence.note_registered(size)
 
     def free(self, slot: int) -> None:
         """Close the slot; its last blocks are the first to be evicted."""
@@ -159,6 +183,7 @@ class KVCacheManager:
             if sequence is None:
                 continue
             assert self.block_table[slot, : len(sequence.blocks)].tolist() == sequence.blocks
+            assert sequence.capacity == len(sequence.blocks) * self.tokens_per_block
             held += sequence.blocks
             for block in sequence.blocks[sequence.num_registered :]:
                 assert block not in owners, f"block {block} is written by slots {owners[block]} and {slot}"
@@ -174,3 +199,4 @@ class KVCacheManager:
     def _append(self, slot: int, sequence: _Sequence, block: int) -> None:
         self.block_table[slot, len(sequence.blocks)] = block
         sequence.blocks.append(block)
+        sequence.capacity += self.tokens_per_block

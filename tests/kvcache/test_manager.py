@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -39,6 +39,18 @@ def test_rewind_gives_back_what_the_tokens_do_not_need():
     kv.rewind(0, 9)
     assert kv.num_held_blocks(0) == 3
     assert kv.num_free_blocks == 5
+
+
+@pytest.mark.parametrize("num_tokens", range(17))
+def test_no_more_and_no_less_is_held_than_the_tokens_need(num_tokens):
+    kv = make()
+    kv.add_sequence(0, tokens_of(1, 2), 2)
+    assert kv.allocate(0, num_tokens)
+    assert kv.num_held_blocks(0) == -(-num_tokens // 4)
+    assert kv.allocate(0, 12)
+    kv.rewind(0, num_tokens)
+    assert kv.num_held_blocks(0) == -(-num_tokens // 4)
+    kv.check_integrity()
 
 
 def test_a_finished_prefix_is_reused_except_for_the_last_token():
@@ -134,6 +146,35 @@ def test_a_block_released_too_often_is_noticed():
     pool.release(block)
     with pytest.raises(AssertionError, match="released more often"):
         pool.release(block)
+
+
+@given(data=st.data(), size=st.sampled_from([1, 2, 4]))
+def test_a_commit_that_sees_at_once_that_it_has_nothing_to_do_skips_nothing(data, size):
+    """Against a manager whose commits always look at every block."""
+    managers = [KVCacheManager(24, size, 2, 12) for _ in range(2)]
+    tokens = [np.array(data.draw(st.lists(st.integers(0, 1), min_size=12, max_size=12)), np.int32) for _ in range(2)]
+    state = {}
+    for slot in range(2):
+        prefixes = {kv.add_sequence(slot, tokens[slot], 12) for kv in managers}
+        assert len(prefixes) == 1
+        prefix = prefixes.pop()
+        state[slot] = [prefix.num_cached_tokens, prefix.num_draft_cached_tokens]
+    for _ in range(data.draw(st.integers(1, 12))):
+        slot = data.draw(st.integers(0, 1))
+        state[slot][0] = computed = data.draw(st.integers(state[slot][0], 12))
+        state[slot][1] = draft_computed = data.draw(st.integers(0, 12))  # drafts that were dropped take it back
+        for kv in managers:
+            kv.allocate(slot, computed)
+            if kv is managers[1]:
+                kv._sequences[slot].next_end = 0
+            kv.commit(slot, tokens[slot], computed, draft_computed)
+            kv.check_integrity()
+    pools = [vars(kv._pool) for kv in managers]
+    assert pools[0] == pools[1]
+    for slot in range(2):
+        quick, thorough = (kv._sequences[slot] for kv in managers)
+        assert quick.num_registered == thorough.num_registered == state[slot][0] // size
+        assert quick.num_draft_registered == thorough.num_draft_registered
 
 
 class CacheMachine(RuleBasedStateMachine):
