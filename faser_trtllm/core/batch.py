@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.value import value
+
 Int32Array = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RaggedBatch:
     """Rows of many requests, each request's rows at consecutive positions.
 
@@ -37,16 +38,23 @@ class RaggedBatch:
 
 
 class BatchBuilder:
-    """Fills one set of buffers per step, so that a steady state allocates nothing of size."""
+    """Fills one set of buffers per step, so that a steady state allocates nothing of size.
+
+    It writes through memoryviews: one number, or one request's few, takes them half the time that it takes numpy.
+    """
 
     def __init__(self, max_num_requests: int, max_num_rows: int, max_seq_len: int, block_table: Int32Array) -> None:
+        self._max_num_rows = max_num_rows
         self._slots = np.zeros(max_num_requests, np.int32)
         self._cu_rows = np.zeros(max_num_requests + 1, np.int32)
         self._token_ids = np.zeros(max_num_rows, np.int32)
         self._positions = np.zeros(max_num_rows, np.int32)
         self._logit_rows = np.zeros(max_num_rows, np.int32)
-        self._iota = np.arange(max(max_num_rows, max_seq_len) + 1, dtype=np.int32)
         self._block_table = block_table
+        self._slots_view, self._cu_rows_view = self._slots.data, self._cu_rows.data
+        self._token_ids_view, self._positions_view = self._token_ids.data, self._positions.data
+        self._logit_rows_view = self._logit_rows.data
+        self._iota = np.arange(max(max_num_rows, max_seq_len) + 1, dtype=np.int32).data
         self.clear()
 
     def clear(self) -> None:
@@ -55,28 +63,31 @@ class BatchBuilder:
         self.num_logit_rows = 0
 
     def add(self, slot: int, tokens: Int32Array, first: int, end: int, num_logit_rows: int) -> None:
-        """Add rows for tokens[first:end] of a request; the last num_logit_rows of them give logits."""
-        start, stop = self.num_rows, self.num_rows + end - first
-        self._slots[self.num_requests] = slot
+        """Add rows for tokens[first:end] of a request; the last num_logit_rows of them give logits.
+
+        Raises ValueError if there are more rows than the builder has room for.
+        """
+        request, start = self.num_requests, self.num_rows
+        stop = start + end - first
+        if stop > self._max_num_rows:
+            raise ValueError(f"a batch of {stop} rows, there is room for {self._max_num_rows}")
         if stop == start + 1:  # the usual row of a request without drafts; slices would take three times as long
-            self._token_ids[start] = tokens[first]
-            self._positions[start] = first
-            if num_logit_rows:
-                self._logit_rows[self.num_logit_rows] = start
-                self.num_logit_rows += 1
-            self.num_requests += 1
-            self.num_rows = stop
-            self._cu_rows[self.num_requests] = stop
-            return
-        self._token_ids[start:stop] = tokens[first:end]
-        self._positions[start:stop] = self._iota[first:end]
-        if num_logit_rows:
-            logits_end = self.num_logit_rows + num_logit_rows
-            self._logit_rows[self.num_logit_rows : logits_end] = self._iota[stop - num_logit_rows : stop]
-            self.num_logit_rows = logits_end
-        self.num_requests += 1
+            self._token_ids_view[start] = tokens[first]
+            self._positions_view[start] = first
+        else:
+            self._token_ids_view[start:stop] = tokens[first:end].data
+            self._positions_view[start:stop] = self._iota[first:end]
+        if num_logit_rows == 1:
+            self._logit_rows_view[self.num_logit_rows] = stop - 1
+            self.num_logit_rows += 1
+        elif num_logit_rows:
+            logits_stop = self.num_logit_rows + num_logit_rows
+            self._logit_rows_view[self.num_logit_rows : logits_stop] = self._iota[stop - num_logit_rows : stop]
+            self.num_logit_rows = logits_stop
+        self._slots_view[request] = slot
+        self._cu_rows_view[request + 1] = stop
+        self.num_requests = request + 1
         self.num_rows = stop
-        self._cu_rows[self.num_requests] = stop
 
     def build(self) -> RaggedBatch:
         """Views of the buffers; valid until the next clear()."""

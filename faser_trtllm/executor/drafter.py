@@ -38,14 +38,17 @@ class Drafter:
         self._num_tokens = np.zeros(spec.max_batch_size, np.int32)
         self._num_drafts = np.zeros(spec.max_batch_size, np.int32)
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
+        self._count_views = self._num_tokens.data, self._num_drafts.data, self._num_new.data
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
         if not plan.is_drafting:
             return nothing_drafted(plan)
         builder = self._builder
         builder.clear()
+        num_tokens_view, num_drafts_view, num_new_view = self._count_views
         planned: list[int] = []
         num_computed: list[int] = []
+        num_asked = 0
         budget = self._max_num_tokens
         for index, scheduled in enumerate(plan.scheduled):
             request = scheduled.request
@@ -53,38 +56,38 @@ class Drafter:
             num_computed.append(computed)
             if request.max_draft_len == 0:
                 continue
-            num_new = scheduled.num_drafts - request.num_drafts
+            num_new = 0
             if request.is_decoding:
+                num_new = scheduled.num_drafts - request.num_drafts
                 if num_new <= 0:
                     continue
-                known = request.num_tokens + request.num_drafts
+                end = request.num_tokens + request.num_drafts
             else:
-                num_new = 0
-                known = request.num_computed_tokens + scheduled.num_new_tokens
-            end = min(known, computed + budget)
+                end = request.num_computed_tokens + scheduled.num_new_tokens
+            if end - computed > budget:
+                end, num_new = computed + budget, 0
             if end <= computed:
                 continue
-            if end < known:
-                num_new = 0
             budget -= end - computed
-            entry = builder.num_requests
+            entry = len(planned)
             builder.add(request.slot, request.tokens, computed, end, 1 if num_new else 0)
-            self._num_tokens[entry] = request.num_tokens
-            self._num_drafts[entry] = request.num_drafts
-            self._num_new[entry] = num_new
+            num_tokens_view[entry] = request.num_tokens
+            num_drafts_view[entry] = request.num_drafts
+            num_new_view[entry] = num_new
+            if num_new:
+                num_asked += 1
             planned.append(index)
             num_computed[index] = end
         num_drafted = [0] * len(plan.scheduled)
         started = self._clock.now_s()
         if planned:
             drafted = self._run(len(planned), plan.stop)
-            for entry, index in enumerate(planned):
-                if self._num_new[entry]:
-                    num_drafted[index] = drafted[entry]
-                    num_computed[index] += drafted[entry] - 1  # the newest draft has not been run through the model
+            for index, num_new, num_found in zip(planned, num_new_view, drafted, strict=False):
+                if num_new:
+                    num_drafted[index] = num_found
+                    num_computed[index] += num_found - 1  # the newest draft has not been run through the model
         draft_ms = 1e3 * (self._clock.now_s() - started)
-        num_asked = int(np.count_nonzero(self._num_new[: len(planned)]))
-        return DraftResult(tuple(num_drafted), tuple(num_computed), draft_ms, builder.num_rows, num_asked)
+        return DraftResult(num_drafted, num_computed, draft_ms, builder.num_rows, num_asked)
 
     def _run(self, n: int, stop: DraftStop | None) -> list[int]:
         drafted: list[int] = self._engine.draft(
@@ -108,4 +111,4 @@ class NoDrafter:
 
 def nothing_drafted(plan: SchedulerOutput) -> DraftResult:
     """What a draft call gives that is not made."""
-    return DraftResult((0,) * len(plan.scheduled), tuple(s.request.num_draft_computed_tokens for s in plan.scheduled))
+    return DraftResult((0,) * len(plan.scheduled), [s.request.num_draft_computed_tokens for s in plan.scheduled])
