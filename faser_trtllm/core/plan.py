@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.decision import DraftStop, Mode, StepView
 from faser_trtllm.core.request import FinishReason, Request
+from faser_trtllm.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ScheduledRequest:
     """One request's share of a step."""
 
@@ -27,7 +28,7 @@ class ScheduledRequest:
         return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
     view: StepView  # its decoding requests are those of scheduled that are verified in this step, in order
@@ -44,23 +45,25 @@ class SchedulerOutput:
         return sum(s.num_new_tokens + s.max_verified for s in self.scheduled)
 
     @property
-    def verified(self) -> list[int]:
+    def verified(self) -> Sequence[int]:
         """Indices of view.decoding in scheduled."""
+        if len(self.view.decoding) == len(self.scheduled):
+            return range(len(self.scheduled))
         return [i for i, s in enumerate(self.scheduled) if s.num_new_tokens == 1 and s.request.is_decoding]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftResult:
     """What drafting did, in the order of SchedulerOutput.scheduled."""
 
-    num_new_drafts: tuple[int, ...]
-    num_draft_computed: tuple[int, ...]  # the draft model's KV covers so many tokens now
+    num_new_drafts: Sequence[int]
+    num_draft_computed: Sequence[int]  # the draft model's KV covers so many tokens now
     draft_ms: float = 0.0
     num_rows: int = 0  # of the draft model's first pass: known tokens that it had not seen
     num_asked: int = 0  # requests that the draft model was asked to draft for
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KeptRows:
     """What a request keeps of the rows that tested or drew its committed tokens, one entry per token.
 
@@ -71,7 +74,7 @@ class KeptRows:
     logits: Sequence[npt.NDArray[np.float32]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class VerifyResult:
     """What a target pass found, in the order of SchedulerOutput.scheduled.
 
@@ -83,20 +86,20 @@ class VerifyResult:
     """
 
     token_ids: Sequence[Sequence[int]]
-    num_tokens: tuple[int, ...]
-    num_accepted: tuple[int, ...]
-    num_verified: tuple[int, ...]  # pending drafts whose rows the pass ran to the end (L)
-    carried: tuple[bool, ...]
-    failed: tuple[str, ...]
-    exhausted: tuple[bool, ...]
-    num_pruned: tuple[int, ...] = ()  # rows dropped at segment boundaries (empty: none of any request)
+    num_tokens: Sequence[int]
+    num_accepted: Sequence[int]
+    num_verified: Sequence[int]  # pending drafts whose rows the pass ran to the end (L)
+    carried: Sequence[bool]
+    failed: Sequence[str]
+    exhausted: Sequence[bool]
+    num_pruned: Sequence[int] = ()  # rows dropped at segment boundaries (empty: none of any request)
     verify_ms: float = 0.0
     step_ms: float = 0.0  # drafting and verifying together
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestOutput:
     """New tokens of a request, as the scheduler committed them; finish_reason is set on the last one."""
 

@@ -119,7 +119,10 @@ class Request:
     @property
     def draft_limit(self) -> int:
         """Most pending drafts that can still be of use: the pass commits one token more than it accepts."""
-        return max(0, min(self.max_draft_len, self.max_num_tokens - self.num_tokens - 1))
+        limit, left = self.max_draft_len, self.max_num_tokens - self.num_tokens - 1
+        if left >= limit:
+            return limit
+        return left if left > 0 else 0
 
     def __repr__(self) -> str:
         return (

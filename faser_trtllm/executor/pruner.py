@@ -19,24 +19,26 @@ from faser_trtllm.policy.base import Policy
 
 
 class Pruner:
-    """Runs a pass segment by segment; entries[k] is the batch entry of plan.view.decoding[k]."""
+    """Runs a pass segment by segment."""
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self._engine = engine
         self._policy = policy
 
     def forward(
-        self, plan: SchedulerOutput, batch: RaggedBatch, entries: list[int], frontiers: list[int]
+        self, plan: SchedulerOutput, batch: RaggedBatch, frontiers: list[int]
     ) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """-> logits [num_logit_rows, >= vocab_size] of the rows that ran to the end, and rows dropped per entry.
+        """-> logits [num_logit_rows, >= vocab_size] of the rows that ran to the end, and rows dropped per decoding
+        request, [] where none could be.
 
         frontiers[k]: drafts whose rows the pass starts with, for plan.view.decoding[k]; lowered in place.
         """
-        boundaries = set(self._policy.exit_boundaries(plan.view, batch.num_rows))
-        num_pruned = [0] * len(entries)
+        boundaries = self._policy.exit_boundaries(plan.view, batch.num_rows)
         num_segments = len(self._engine.spec.segments) - 1
         if not boundaries or num_segments == 1:
-            return self._engine.forward(batch), num_pruned
+            return self._engine.forward(batch), []
+        entries = _batch_entries(plan)
+        num_pruned = [0] * len(entries)
         logits = None
         for segment in range(num_segments):
             if segment in boundaries and any(frontiers):
@@ -92,3 +94,10 @@ class Pruner:
             np.split(gap, ends),
             batch.num_rows - num_decoding_rows,
         )
+
+
+def _batch_entries(plan: SchedulerOutput) -> list[int]:
+    """Entry k is the batch entry of plan.view.decoding[k]: whoever runs no rows has none."""
+    with_rows = [index for index, scheduled in enumerate(plan.scheduled) if scheduled.num_new_tokens]
+    entries = {index: entry for entry, index in enumerate(with_rows)}
+    return [entries[index] for index in plan.verified]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from faser_trtllm.executor.lanes import Drafting
 from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.native import SEEDED
 from faser_trtllm.ops import accept
+from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.law import next_token_probs
 from faser_trtllm.ops.synthetic_accept import RowTester, SyntheticAcceptor, Tester, place_probabilities
 from faser_trtllm.policy.base import Policy
@@ -26,6 +29,8 @@ from faser_trtllm.sampling.table import SamplingTable
 
 CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # comparing enums takes ten times as long
 NAN_LOGITS = "the target model returned NaN or infinite logits for this request; check the checkpoint's weights"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,127 +92,157 @@ class Verifier:
         is then what was pending before, and the free test already sees what was drafted meanwhile."""
         started = self._clock.now_s()
         drafts = drafting.result() if plan.mode is Mode.SERIAL else None
-        verified = plan.verified
+        num_scheduled, verified = len(plan.scheduled), plan.verified
         frontiers = self._frontiers(plan, verified, drafts)
-        entries, tested = self._fill(plan, dict(zip(verified, frontiers, strict=True)))
+        lengths = _spread(frontiers, verified, num_scheduled, 0)
+        tested = self._fill(plan, lengths)
         begun = self._clock.now_s()
-        logits, num_pruned = None, [0] * len(verified)
+        logits = None
+        num_pruned: Sequence[int] = []
         if self._builder.num_requests:
-            logits, num_pruned = self._pruner.forward(plan, self._builder.build(), entries, frontiers)
+            logits, num_pruned = self._pruner.forward(plan, self._builder.build(), frontiers)
         verify_ms = 1e3 * (self._clock.now_s() - begun)
+        if num_pruned:
+            lengths = _spread(frontiers, verified, num_scheduled, 0)
+            num_pruned = _spread(num_pruned, verified, num_scheduled, 0)
         overlapped = drafts is None
         drafts = drafting.result()
         step_ms = 1e3 * (self._clock.now_s() - started) + (0.0 if overlapped else drafts.draft_ms)
-        lengths = dict(zip(verified, frontiers, strict=True))
         for index in tested:
             request = plan.scheduled[index].request
             pending = request.num_drafts + drafts.num_new_drafts[index]
-            num_rows = 1 + lengths.get(index, 0)
+            num_rows = 1 + lengths[index]
             if request.params.guide is not None:
                 self._sampling.guided.prepare(request.slot, request.num_tokens, num_rows)
             self._tester.add(request.slot, num_rows, request.num_tokens, pending)
-        pruned = dict(zip(verified, num_pruned, strict=True))
-        return self._collect(plan, lengths, pruned, tested, logits, (verify_ms, step_ms))
+        return self._collect(plan, lengths, num_pruned, tested, logits, (verify_ms, step_ms))
 
-    def _frontiers(self, plan: SchedulerOutput, verified: list[int], drafts: DraftResult | None) -> list[int]:
+    def _frontiers(self, plan: SchedulerOutput, verified: Sequence[int], drafts: DraftResult | None) -> list[int]:
         """Drafts to verify per decoding request of the plan's view."""
-        pending = [
-            plan.scheduled[i].request.num_drafts + (drafts.num_new_drafts[i] if drafts is not None else 0)
-            for i in verified
-        ]
+        scheduled = plan.scheduled
+        if drafts is None:
+            pending = [request.num_drafts for request in plan.view.decoding]
+        else:
+            pending = [scheduled[i].request.num_drafts + drafts.num_new_drafts[i] for i in verified]
         if not any(pending):
             return pending
         wanted = self._policy.frontier_lengths(plan.view, pending)
         return [
-            max(0, min(length, limit, plan.scheduled[i].max_verified))
+            max(0, min(length, limit, scheduled[i].max_verified))
             for i, length, limit in zip(verified, wanted, pending, strict=True)
         ]
 
-    def _fill(self, plan: SchedulerOutput, frontiers: dict[int, int]) -> tuple[list[int], list[int]]:
-        """Fill the batch -> batch entries of the decoding requests, indices of the requests that reach their end."""
+    def _fill(self, plan: SchedulerOutput, lengths: Sequence[int]) -> list[int]:
+        """Fill the batch -> indices of the requests that reach their end. lengths: drafts to run rows for."""
         builder = self._builder
         builder.clear()
         self._tester.clear()
-        entries, tested = [], []
+        tested = []
         for index, scheduled in enumerate(plan.scheduled):
-            request = scheduled.request
-            if not scheduled.num_new_tokens:
+            num_new_tokens = scheduled.num_new_tokens
+            if not num_new_tokens:
                 continue
+            request, length = scheduled.request, lengths[index]
             computed = request.num_computed_tokens
-            end = computed + scheduled.num_new_tokens
-            length = frontiers.get(index, 0)
-            if index in frontiers:
-                entries.append(builder.num_requests)
-            num_logit_rows = 1 + length if end == request.num_tokens else 0
-            builder.add(request.slot, request.tokens, computed, end + length, num_logit_rows)
-            if num_logit_rows:
+            end = computed + num_new_tokens
+            if end == request.num_tokens:
+                builder.add(request.slot, request.tokens, computed, end + length, 1 + length)
                 tested.append(index)
-        return entries, tested
+            else:
+                builder.add(request.slot, request.tokens, computed, end, 0)
+        return tested
 
     def _collect(
         self,
         plan: SchedulerOutput,
-        frontiers: dict[int, int],
-        pruned: dict[int, int],
+        lengths: Sequence[int],
+        num_pruned: Sequence[int],
         tested: list[int],
         logits: npt.NDArray[np.float32] | None,
         times_ms: tuple[float, float],
     ) -> VerifyResult:
         n = len(plan.scheduled)
-        token_ids: list[list[int]] = [[]] * n
-        num_tokens, num_accepted, carried, exhausted = [0] * n, [0] * n, [False] * n, [False] * n
-        failed = [""] * n
-        completed: set[int] = set()
-        kept_rows: dict[int, KeptRows] = {}
-        if tested:
-            assert logits is not None
-            begun = self._clock.now_s()
-            found = self._tester.run(self._sampling.array, logits)
-            verify_ms, step_ms = times_ms
-            test_ms = 1e3 * (self._clock.now_s() - begun)
-            if self._device_tester is not None:
-                verify_ms = max(verify_ms, self._device_tester.pass_ms)
-            else:
-                verify_ms += test_ms  # a cost table's pass includes it
-            times_ms = (verify_ms, step_ms + test_ms)
-            found_ids = found.token_ids.tolist()
-            found_tokens, found_accepted = found.num_tokens.tolist(), found.num_accepted.tolist()
-            outcomes = found.outcome.tolist()
-            first_row = 0
-            for row, index in enumerate(tested):
-                token_ids[index] = found_ids[row]
-                num_tokens[index] = found_tokens[row]
-                num_accepted[index] = found_accepted[row]
-                if outcomes[row] == CARRIED:
-                    carried[index] = True
-                elif outcomes[row] == FAILED:
-                    exhausted[index] = bool(found.row_status[row] == accept.RowStatus.EMPTY)
-                    failed[index] = "" if exhausted[index] else NAN_LOGITS
-                request = plan.scheduled[index].request
-                if request.params.guide is not None and exhausted[index]:
-                    position = request.num_tokens + num_tokens[index]
-                    failed[index] = self._sampling.guided.error(request.slot, position)
-                    if self._sampling.guided.is_complete(request.slot, position):
-                        completed.add(index)
-                if request.keeps_rows:
-                    rows = logits[first_row : first_row + num_tokens[index], : self._vocab_size]
-                    kept_rows[index] = self._kept_rows(request, rows, token_ids[index])
-                first_row += 1 + frontiers.get(index, 0)
+        zeros, falses, empty = (0,) * n, (False,) * n, ("",) * n
+        verify_ms, step_ms = times_ms
+        if not tested:
+            return VerifyResult(((),) * n, zeros, zeros, lengths, falses, empty, falses, num_pruned, verify_ms, step_ms)
+        assert logits is not None
+        begun = self._clock.now_s()
+        found = self._tester.run(self._sampling.array, logits)
+        test_ms = 1e3 * (self._clock.now_s() - begun)
+        if self._device_tester is not None:
+            verify_ms = max(verify_ms, self._device_tester.pass_ms)
+        else:
+            verify_ms += test_ms  # a cost table's pass includes it
+        token_ids: Sequence[Sequence[int]] = _spread(found.token_ids.tolist(), tested, n, ())
+        num_tokens = _spread(found.num_tokens.tolist(), tested, n, 0)
+        num_accepted = _spread(found.num_accepted.tolist(), tested, n, 0)
+        outcomes: list[int] = found.outcome.tolist()
+        carried: Sequence[bool] = falses
+        if CARRIED in outcomes:
+            carried = _spread([outcome == CARRIED for outcome in outcomes], tested, n, False)
+        failed: Sequence[str] = empty
+        exhausted: Sequence[bool] = falses
+        completed: frozenset[int] = frozenset()
+        if FAILED in outcomes:
+            failed, exhausted, completed = self._failures(plan, tested, found)
         return VerifyResult(
             token_ids,
-            tuple(num_tokens),
-            tuple(num_accepted),
-            tuple(frontiers.get(i, 0) for i in range(n)),
-            tuple(carried),
-            tuple(failed),
-            tuple(exhausted),
-            tuple(pruned.get(i, 0) for i in range(n)),
-            *times_ms,
-            kept_rows,
-            frozenset(completed),
+            num_tokens,
+            num_accepted,
+            lengths,
+            carried,
+            failed,
+            exhausted,
+            num_pruned,
+            verify_ms,
+            step_ms + test_ms,
+            self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits),
+            completed,
         )
 
-    def _kept_rows(self, request: Request, logits: npt.NDArray[np.float32], token_ids: list[int]) -> KeptRows:
+    def _failures(
+        self, plan: SchedulerOutput, tested: list[int], found: AcceptResult
+    ) -> tuple[list[str], list[bool], frozenset[int]]:
+        """What VerifyResult has as failed, exhausted and completed, where some row failed."""
+        failed, exhausted = [""] * len(plan.scheduled), [False] * len(plan.scheduled)
+        completed = set()
+        for row, index in enumerate(tested):
+            if found.outcome[row] != FAILED:
+                continue
+            if found.row_status[row] != accept.RowStatus.EMPTY:
+                failed[index] = NAN_LOGITS
+                continue
+            exhausted[index] = True
+            request, guided = plan.scheduled[index].request, self._sampling.guided
+            if request.params.guide is not None:
+                position = request.num_tokens + int(found.num_tokens[row])
+                failed[index] = guided.error(request.slot, position)
+                if guided.is_complete(request.slot, position):
+                    completed.add(index)
+        return failed, exhausted, frozenset(completed)
+
+    def _keep_rows(
+        self,
+        plan: SchedulerOutput,
+        tested: list[int],
+        lengths: Sequence[int],
+        num_tokens: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
+        logits: npt.NDArray[np.float32],
+    ) -> dict[int, KeptRows]:
+        """By index, of the requests that keep rows."""
+        kept_rows: dict[int, KeptRows] = {}
+        keeping = [index for index in tested if plan.scheduled[index].request.keeps_rows]
+        if keeping:
+            first_rows = dict(zip(tested, accumulate((1 + lengths[i] for i in tested), initial=0), strict=False))
+            for index in keeping:
+                first_row = first_rows[index]
+                rows = logits[first_row : first_row + num_tokens[index], : self._vocab_size]
+                kept_rows[index] = self._kept_rows(plan.scheduled[index].request, rows, token_ids[index])
+        return kept_rows
+
+    def _kept_rows(self, request: Request, logits: npt.NDArray[np.float32], token_ids: Sequence[int]) -> KeptRows:
         """logits [num_tokens, vocab_size]: of the rows that gave the first tokens of token_ids."""
         params = request.params
         log_probs = []
@@ -223,3 +258,13 @@ class Verifier:
                 prob = probs[token_ids[place]]
                 log_probs.append(math.log(prob) if prob > 0 else -math.inf)  # 0 only if acceptance is synthetic
         return KeptRows(log_probs, [row.copy() for row in logits] if params.return_generation_logits else ())
+
+
+def _spread(values: Sequence[T], indices: Sequence[int], num_places: int, missing: T) -> Sequence[T]:
+    """values[k] at place indices[k], which ascend, and missing at the others."""
+    if len(indices) == num_places:
+        return values
+    places = [missing] * num_places
+    for index, value in zip(indices, values, strict=True):
+        places[index] = value
+    return places

@@ -16,7 +16,7 @@ from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.base import BlockListener, KVCache
 from faser_trtllm.kvcache.manager import KVCacheManager
-from faser_trtllm.policy.base import Policy
+from faser_trtllm.policy.base import Policy, StatelessPolicy
 from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.outcome import step_outcome
@@ -34,6 +34,7 @@ class Scheduler:
         self._kv = kv
         self._limits = limits
         self._policy = policy
+        self._learns = getattr(type(policy), "observe", None) is not StatelessPolicy.observe
         self._clock = clock
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # in order of admission
@@ -128,10 +129,9 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
         finished = self._expire() if self._may_expire else ()
-        decoding: list[Request] = []
-        contexts: list[Request] = []
-        for request in self._running:
-            (decoding if request.is_decoding else contexts).append(request)
+        decoding = [request for request in self._running if request.is_decoding]
+        all_decode = len(decoding) == len(self._running)
+        contexts = [] if all_decode else [request for request in self._running if not request.is_decoding]
         view = self._view(decoding, contexts)
         decision = self._policy.plan(view)
         if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
@@ -154,7 +154,7 @@ class Scheduler:
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         """Commit what the pass found; returns the requests with new tokens or an end."""
-        if plan.view.decoding:
+        if plan.view.decoding and self._learns:
             self._policy.observe(step_outcome(plan, drafts, result))
         outputs: list[RequestOutput] = []
         now_s = self._clock.now_s()
@@ -162,9 +162,8 @@ class Scheduler:
         for index, scheduled in enumerate(plan.scheduled):
             request = scheduled.request
             new_token_ids, reason = apply_result(index, scheduled, drafts, result, now_s)
-            computed = min(request.num_draft_computed_tokens, request.num_computed_tokens)
             if not result.failed[index]:  # what led to NaN logits must not be reused
-                kv.commit(request.slot, request.tokens, request.num_computed_tokens, computed)
+                kv.commit(request.slot, request.tokens, request.num_computed_tokens, request.num_draft_computed_tokens)
             if reason is not None:
                 self.finish(request, reason, result.failed[index] or None)
             else:
@@ -188,13 +187,14 @@ class Scheduler:
         return tuple(late)
 
     def _view(self, decoding: list[Request], contexts: list[Request]) -> StepView:
-        num_context_rows = sum(request.num_tokens - request.num_computed_tokens for request in contexts)
+        num_context_rows = sum([request.num_tokens - request.num_computed_tokens for request in contexts])
+        num_waiting = len(self._waiting)
         return StepView(
             decoding,
             min(num_context_rows, self._limits.max_num_tokens - len(decoding)),
-            len(self._waiting),
+            num_waiting,
             self._clock.now_s(),
-            len(contexts) + min(len(self._waiting), len(self._free_slots)),
+            len(contexts) + min(num_waiting, len(self._free_slots)),
         )
 
     def _has_ample_blocks(self) -> bool:
@@ -206,12 +206,18 @@ class Scheduler:
         """What _schedule_running would do where all decode, nobody waits and blocks are ample, in one loop."""
         scheduled: list[ScheduledRequest] = []
         num_rows = self._limits.max_num_tokens - len(decoding)
+        allocate = self._kv.allocate
         for request, length in zip(decoding, lengths, strict=True):
-            pending = request.num_drafts
-            share = min(max(pending, min(length, request.draft_limit)), num_rows)
+            share = pending = request.num_drafts
+            if length > pending:  # conditions, since min and max would take a third of the loop's time
+                limit = request.draft_limit
+                wanted = length if length < limit else limit
+                share = wanted if wanted > pending else pending
+            if share > num_rows:
+                share = num_rows
             num_rows -= share
-            num_drafts = max(pending, share)
-            allocated = self._kv.allocate(request.slot, request.num_tokens + num_drafts)
+            num_drafts = share if share > pending else pending
+            allocated = allocate(request.slot, request.num_tokens + num_drafts)
             assert allocated, "blocks were ample"
             request.was_drafted = False
             scheduled.append(ScheduledRequest(request, 1, num_drafts, share))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from faser_trtllm.core.plan import DraftResult, ScheduledRequest, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request
 
@@ -11,44 +9,49 @@ from faser_trtllm.core.request import FinishReason, Request
 def apply_result(
     index: int, scheduled: ScheduledRequest, drafts: DraftResult, result: VerifyResult, now_s: float
 ) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Commit the tokens of scheduled, the index-th of its plan -> new output tokens, and why it ended (or None)."""
-    request = scheduled.request
-    request.num_drafts += drafts.num_new_drafts[index]
+    """Commit the tokens of scheduled, the index-th of its plan -> new output tokens, and why it ended (or None).
+
+    In one piece, since calls would be a third of the time that it takes per request and step.
+    """
+    request, stats = scheduled.request, scheduled.request.stats
+    num_drafted = drafts.num_new_drafts[index]
+    if num_drafted:
+        request.num_drafts += num_drafted
+        stats.num_draft_tokens += num_drafted
     request.num_draft_computed_tokens = drafts.num_draft_computed[index]
-    request.stats.num_draft_tokens += drafts.num_new_drafts[index]
     if not scheduled.reaches_end:
         request.num_computed_tokens += scheduled.num_new_tokens
         return (), None
-    return _commit(request, index, result, now_s)
-
-
-def _commit(
-    request: Request, index: int, result: VerifyResult, now_s: float
-) -> tuple[tuple[int, ...], FinishReason | None]:
-    old, num_new, num_accepted = request.num_tokens, result.num_tokens[index], result.num_accepted[index]
-    token_ids = result.token_ids[index]
+    num_new, num_accepted = result.num_tokens[index], result.num_accepted[index]
+    new_token_ids = tuple(result.token_ids[index][:num_new])
     if num_new:
         if num_new > num_accepted:  # accepted drafts are in place already, the one token that was drawn is not
-            request.tokens[old + num_accepted] = token_ids[num_accepted]
-        request.num_tokens = old + num_new
-        request.stats.num_accepted_tokens += num_accepted
-        request.stats.num_steps += 1
+            request.tokens[request.num_tokens + num_accepted] = new_token_ids[num_accepted]
+        request.num_tokens += num_new
+        stats.num_accepted_tokens += num_accepted
+        stats.num_steps += 1
         if result.num_pruned:
-            request.stats.num_pruned_rows += result.num_pruned[index]
-        if request.stats.first_token_s is None:
-            request.stats.first_token_s = now_s
-        request.stats.last_token_s = now_s
+            stats.num_pruned_rows += result.num_pruned[index]
+        if stats.first_token_s is None:
+            stats.first_token_s = now_s
+        stats.last_token_s = now_s
     # The last committed token has not been run: it was drawn or accepted on the row before it.
-    request.num_computed_tokens = request.num_tokens - 1
+    request.num_computed_tokens = num_computed = request.num_tokens - 1
     if result.carried[index]:
         request.num_drafts -= num_accepted
     else:
         request.num_drafts = 0
         # The token that was drawn is not the draft that stood there, so the draft's KV ends before it.
-        request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, request.num_tokens - 1)
-    num_kept, reason = _cut_at_end_id(request, token_ids, num_new)
+        if request.num_draft_computed_tokens > num_computed:
+            request.num_draft_computed_tokens = num_computed
+    reason = None
+    end_ids = request.params.end_ids
+    for token in new_token_ids:
+        if token in end_ids:
+            new_token_ids, reason = _cut_at_end_id(request, new_token_ids, token), FinishReason.STOP
+            break
     if request.keeps_rows and index in result.kept_rows:
-        rows = result.kept_rows[index]
+        rows, num_kept = result.kept_rows[index], len(new_token_ids)
         request.output_log_probs += rows.log_probs[:num_kept]
         request.output_logits += rows.logits[:num_kept]
     if reason is None:
@@ -58,16 +61,12 @@ def _commit(
             reason = FinishReason.STOP
         elif result.exhausted[index] or request.num_tokens >= request.max_num_tokens:
             reason = FinishReason.LENGTH
-    return tuple(token_ids[:num_kept]), reason
+    return new_token_ids, reason
 
 
-def _cut_at_end_id(request: Request, token_ids: Sequence[int], num_new: int) -> tuple[int, FinishReason | None]:
-    """-> how many of the new tokens are output. An end id ends the request; it and what follows are none."""
-    end_ids = request.params.end_ids
-    if end_ids:
-        for place in range(num_new):
-            if token_ids[place] in end_ids:
-                request.num_tokens -= num_new - place
-                request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
-                return place, FinishReason.STOP
-    return num_new, None
+def _cut_at_end_id(request: Request, new_token_ids: tuple[int, ...], end_id: int) -> tuple[int, ...]:
+    """Take back the first end_id and what follows it; neither is output."""
+    kept = new_token_ids[: new_token_ids.index(end_id)]
+    request.num_tokens -= len(new_token_ids) - len(kept)
+    request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+    return kept
