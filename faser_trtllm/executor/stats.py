@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
 from dataclasses import dataclass
-from operator import or_
 from typing import Protocol
 
 from faser_trtllm.core.decision import Mode
@@ -99,10 +97,11 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sums = [0.0] * (len(bounds) + 1)
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, num_values: int = 1) -> None:
+        """So many times the same value."""
         place = bisect_left(self._bounds, value)
-        self.counts[place] += 1
-        self.sums[place] += value
+        self.counts[place] += num_values
+        self.sums[place] += num_values * value
 
 
 class ExecutorStats:
@@ -110,10 +109,10 @@ class ExecutorStats:
 
     def __init__(self, max_draft_len: int = 0) -> None:
         self._max_draft_len = max_draft_len
-        self._num: Counter[str] = Counter()
-        self._ms: defaultdict[str, float] = defaultdict(float)
-        self._accepted_lens: Counter[int] = Counter()
-        self._frontier_lens: Counter[int] = Counter()
+        self._num = dict.fromkeys(_COUNTS, 0)  # adding to a Counter takes three times as long
+        self._ms = dict.fromkeys(_TIMES, 0.0)
+        self._accepted_lens = [0] * (max_draft_len + 1)
+        self._frontier_lens = [0] * (max_draft_len + 1)
         self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
         self._last_token_s: dict[Request, float] = {}
         self._ended: list[Request] = []  # since the last step
@@ -130,22 +129,29 @@ class ExecutorStats:
         num, ms = self._num, self._ms
         num_requests, num_decoding = len(plan.scheduled), len(plan.view.decoding)
         num_verified, num_tokens = sum(result.num_verified), sum(result.num_tokens)
+        num_new = num_decoding
+        if num_decoding < num_requests:
+            num_new = sum([scheduled.num_new_tokens for scheduled in plan.scheduled])
         num["num_steps"] += 1
         num["num_draft_tokens"] += sum(drafts.num_new_drafts)
         num["num_verified_tokens"] += num_verified
         num["num_accepted_tokens"] += sum(result.num_accepted)
         num["num_output_tokens"] += num_tokens
-        num["num_rows"] += sum(s.num_new_tokens for s in plan.scheduled) + num_verified
+        num["num_rows"] += num_new + num_verified
         num["num_pruned_rows"] += sum(result.num_pruned)
-        num["num_drafts"] += sum(map(bool, map(or_, result.num_verified, result.num_accepted)))
         num["num_frontier_rows"] += num_decoding + num_verified
-        # A prompt's end yields one token; all other tokens come from frontiers.
-        num_prompt_ends = max(0, num_requests - result.num_tokens.count(0) - num_decoding)
-        num["num_oracle_rows"] += num_tokens - num_prompt_ends
-        num[f"num_steps_{plan.mode.value}"] += 1
-        self._accepted_lens.update(result.num_accepted)
-        self._frontier_lens.update(result.num_verified)
+        num["num_oracle_rows"] += num_tokens
+        if num_decoding < num_requests:  # a prompt's end yields one token; all other tokens come from frontiers
+            num["num_oracle_rows"] -= max(0, num_requests - result.num_tokens.count(0) - num_decoding)
+        num["num_steps_" + plan.mode] += 1
         self._frontier_lens[0] -= num_requests - num_decoding  # prompts, and requests that are drafted only
+        num_drafts, frontier_lens, accepted_lens = 0, self._frontier_lens, self._accepted_lens
+        for length, accepted in zip(result.num_verified, result.num_accepted, strict=True):
+            frontier_lens[length] += 1
+            accepted_lens[accepted] += 1
+            if length or accepted:
+                num_drafts += 1
+        num["num_drafts"] += num_drafts
         start, scheduled, verified, updated = times_s
         ms["schedule_ms"] += 1e3 * (scheduled - start)
         ms["draft_ms"] += drafts.draft_ms
@@ -178,8 +184,7 @@ class ExecutorStats:
         """Counts, and the last step's shape. What has several values is spelled name[index]: per position of a draft,
         per number of drafts verified, per bucket of a histogram (and name_sum[index], the sum of the bucket's values).
         """
-        values: dict[str, float] = {key: self._num[key] for key in _COUNTS}
-        values |= {key: self._ms[key] for key in _TIMES}
+        values: dict[str, float] = self._num | self._ms
         at_least = 0
         for length in range(self._max_draft_len, 0, -1):
             at_least += self._accepted_lens[length]
@@ -200,20 +205,22 @@ class ExecutorStats:
         self._num["num_prefix_hit_tokens"] += stats.num_cached_tokens
 
     def _record_tokens(self, plan: SchedulerOutput, result: VerifyResult, now_s: float) -> None:
+        """Latencies of the tokens; requests that had their last one in the same step share a value."""
         last_token_s, inter_token = self._last_token_s, self._histograms["inter_token_latency_s"]
-        for scheduled, num_tokens in zip(plan.scheduled, result.num_tokens, strict=True):
-            if not num_tokens:
-                continue
-            request = scheduled.request
-            last_s = last_token_s.get(request)
-            if last_s is None:
-                self._histograms["time_to_first_token_s"].observe(now_s - request.arrival_s)
-            else:
-                inter_token.observe(now_s - last_s)
-            last_token_s[request] = now_s
-        for request in self._ended:
-            last_token_s.pop(request, None)
-        self._ended.clear()
+        requests = [s.request for s, n in zip(plan.scheduled, result.num_tokens, strict=True) if n]
+        times = [last_token_s.get(request) for request in requests]
+        for last_s in set(times):
+            if last_s is not None:
+                inter_token.observe(now_s - last_s, times.count(last_s))
+        if None in times:
+            for request in requests:
+                if request not in last_token_s:
+                    self._histograms["time_to_first_token_s"].observe(now_s - request.arrival_s)
+        last_token_s.update(dict.fromkeys(requests, now_s))
+        if self._ended:
+            for request in self._ended:
+                last_token_s.pop(request, None)
+            self._ended.clear()
 
     def _last_step(self) -> dict[str, float]:
         plan = self._plan

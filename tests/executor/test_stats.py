@@ -179,6 +179,15 @@ def test_values_fall_into_the_bucket_whose_bound_they_reach():
     assert histogram.sums == [1.5, 3.5, 7.0]
 
 
+def test_a_value_that_came_several_times_is_that_many_values():
+    one_by_one, together = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    for value, num_values in ((0.5, 3), (2.0, 1), (4.0, 2)):
+        together.observe(value, num_values)
+        for _ in range(num_values):
+            one_by_one.observe(value)
+    assert (together.counts, together.sums) == (one_by_one.counts, one_by_one.sums)
+
+
 def test_bounds_grow():
     for bounds in HISTOGRAMS.values():
         assert list(bounds) == sorted(set(bounds))
