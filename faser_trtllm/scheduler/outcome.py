@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from faser_trtllm.core.decision import StepOutcome
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
-
-T = TypeVar("T")
 
 
 def step_outcome(plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> StepOutcome:
     """Lists in the order of plan.view.decoding."""
     scheduled, verified = plan.scheduled, plan.verified
-    is_all = len(verified) == len(scheduled)
-
-    def of_verified(values: Sequence[T]) -> Sequence[T]:
-        return values if is_all else [values[i] for i in verified]
-
-    num_new, accepted = of_verified(drafts.num_new_drafts), of_verified(result.num_accepted)
-    pending = [request.num_drafts + new for request, new in zip(plan.view.decoding, num_new, strict=True)]
+    num_context_rows = 0
+    num_pruned = result.num_pruned or (0,) * len(scheduled)
+    columns: list[Sequence[int]] = [drafts.num_new_drafts, result.num_tokens, result.carried]
+    columns += [result.num_accepted, result.num_verified, num_pruned]
+    if len(verified) < len(scheduled):
+        num_context_rows = sum(s.num_new_tokens for s in scheduled if not s.request.is_decoding)
+        columns = [[column[i] for i in verified] for column in columns]
+    num_new_drafts, num_tokens, carried, num_accepted, num_verified, num_pruned = columns
+    decoding = plan.view.decoding
+    pending = [request.num_drafts + new for request, new in zip(decoding, num_new_drafts, strict=True)]
     # A recovered token stands where a draft was rejected; a bonus token stands where none was pending.
     tested = [
-        num_accepted + (num_accepted < num_pending and num_tokens > num_accepted and not carried)
-        for num_accepted, num_pending, num_tokens, carried in zip(
-            accepted, pending, of_verified(result.num_tokens), of_verified(result.carried), strict=True
-        )
+        accepted + (accepted < limit and tokens > accepted and not is_carried)
+        for accepted, limit, tokens, is_carried in zip(num_accepted, pending, num_tokens, carried, strict=True)
     ]
-    num_context_rows = 0 if is_all else sum(s.num_new_tokens for s in scheduled if not s.request.is_decoding)
     return StepOutcome(
-        plan.view.decoding,
+        decoding,
         pending,
-        of_verified(result.num_verified),
-        of_verified(result.num_pruned) if result.num_pruned else (0,) * len(verified),
+        num_verified,
+        num_pruned,
         tested,
-        accepted,
+        num_accepted,
         sum(drafts.num_new_drafts),
         num_context_rows + len(verified) + sum(result.num_verified),
         num_context_rows,
