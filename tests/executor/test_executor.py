@@ -11,6 +11,7 @@ from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
 from tests.executor.harness import Collector, Setup, run
 from tests.executor.test_exactness import greedy_reference
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def start(setup: Setup):
@@ -206,7 +207,7 @@ def test_threads_submit_and_cancel_while_it_runs():
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(event.wait(30) for event in done.values())
+    assert all(event.wait(PATIENCE_S) for event in done.values())
     assert executor.drain(5.0)
     with pytest.raises(UnavailableError, match="shutting down"):
         executor.submit("late", [1], SamplingParams(), collector.sink("late"))
@@ -334,7 +335,7 @@ def test_progress_tells_a_step_that_hangs_from_a_rest_however_long():
     def hang(run):
         def hanging(*args):
             reached.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
             return run(*args)
 
         return hanging
@@ -344,18 +345,16 @@ def test_progress_tells_a_step_that_hangs_from_a_rest_however_long():
         time.sleep(0.3)
         assert executor.progress().stalled_s == 0, "it rests"
         setup.target.forward, setup.target.run_segment = hang(forward), hang(run_segment)
+        submitted_s = time.monotonic()
         executor.submit("a", [1, 2], SamplingParams(max_tokens=4), collector.sink("a"))
-        assert executor.progress().stalled_s < 0.3, "the rest before it does not count"
-        assert reached.wait(10)
+        assert executor.progress().stalled_s <= time.monotonic() - submitted_s, "the rest before it does not count"
+        assert reached.wait(PATIENCE_S)
         time.sleep(0.3)
         stuck = executor.progress()
         assert (stuck.has_work, stuck.num_steps) == (True, 0)
         assert stuck.stalled_s >= 0.3
         go_on.set()
-        deadline_s = time.monotonic() + 10
-        while "a" not in collector.reasons or executor.progress().has_work:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(lambda: "a" in collector.reasons and not executor.progress().has_work)
         assert executor.progress().stalled_s == 0
         assert executor.progress().num_steps >= 3
         assert 0 < executor.progress().slow_step_s < stuck.stalled_s, "one step that hung is no slow model"

@@ -18,6 +18,7 @@ from faser_trtllm.executor.stats import Progress
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.engine_process import main
 
+ENDLESS = 30_000  # output tokens that take 150 s or more: such a stream does not end by itself while a test looks at it
 CRASH_TOKEN = 319  # a prompt with it kills the process
 HANG_TOKEN = 318  # a prompt with it stops the executor's thread, and no other
 STEP_S = 0.01
@@ -117,7 +118,7 @@ class EchoExecutor:
 
 
 def open_echo(engine_dir: Path, config):
-    return EchoExecutor(), Tokenizer.load(engine_dir)
+    return EchoExecutor(max_seq_len=2 * ENDLESS), Tokenizer.load(engine_dir)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from faser_trtllm.serving.contract_engine import SharedEngine, open_run_dir
 from faser_trtllm.serving.engine_process import open_listener
 from faser_trtllm.serving.messages import Failed
 from tests.checkpoints import write_tokenizer
-from tests.serving.test_supervisor import Stream, wait_until
+from tests.serving.fake_engine import ENDLESS
+from tests.serving.test_supervisor import Stream
+from tests.waiting import wait_until
 
 COMMAND = (sys.executable, "-m", "tests.serving.fake_engine")
 
@@ -39,7 +41,7 @@ def engines(engine_dir, run_dir):
 
     def start(on_stats=None, **fields):
         config = ServiceConfig(
-            engine_dir=str(engine_dir), drain_timeout_s=0.3, restart_backoff_s=0.05, restart_backoff_max_s=0.2, **fields
+            engine_dir=str(engine_dir), drain_timeout_s=1.0, restart_backoff_s=0.05, restart_backoff_max_s=0.2, **fields
         )
         engine = SharedEngine(config, COMMAND, on_stats)
         started.append(engine)
@@ -85,7 +87,7 @@ def test_another_configuration_has_a_child_of_its_own(engines):
 
 def test_cancel_and_stop_reach_the_child_over_every_connection(engines):
     for engine in (engines(), engines()):
-        cancelled, stopped = (Stream(engine, text="abc", max_tokens=500) for _ in range(2))
+        cancelled, stopped = (Stream(engine, text="abc", max_tokens=ENDLESS) for _ in range(2))
         wait_until(lambda s=stopped: s.events)
         engine.cancel(cancelled.id)
         engine.stop(stopped.id)
@@ -97,7 +99,7 @@ def test_cancel_and_stop_reach_the_child_over_every_connection(engines):
 
 def test_a_model_that_leaves_takes_only_its_own_requests_along(engines):
     first, second = engines(), engines()
-    left, kept = Stream(second, text="abc", max_tokens=500), Stream(first, text="abc", max_tokens=60)
+    left, kept = Stream(second, text="abc", max_tokens=ENDLESS), Stream(first, text="abc", max_tokens=60)
     wait_until(lambda: left.events and kept.events)
     second.close()
     assert left.wait().code == "UNAVAILABLE"
@@ -107,7 +109,7 @@ def test_a_model_that_leaves_takes_only_its_own_requests_along(engines):
 
 def test_a_killed_child_fails_all_streams_and_everybody_gets_the_next_one(engines):
     first, second = engines(), engines()
-    streams = [Stream(engine, text="abc", max_tokens=500) for engine in (first, second)]
+    streams = [Stream(engine, text="abc", max_tokens=ENDLESS) for engine in (first, second)]
     wait_until(lambda: all(stream.events for stream in streams))
     os.kill(first.pid, signal.SIGKILL)
     for stream in streams:
@@ -121,7 +123,7 @@ def test_a_killed_child_fails_all_streams_and_everybody_gets_the_next_one(engine
 
 def test_when_the_owner_goes_another_takes_over(engines, run_dir):
     first, second, third = engines(), engines(), engines()
-    stream = Stream(third, text="abc", max_tokens=500)
+    stream = Stream(third, text="abc", max_tokens=ENDLESS)
     wait_until(lambda: stream.events)
     first.close()
     assert stream.wait().code == "UNAVAILABLE"
@@ -172,7 +174,7 @@ def test_a_joiner_whose_child_ends_before_it_is_ready_tries_again(engines, run_d
 
 def test_a_drain_reaches_everybody(engines):
     first, second = engines(), engines()
-    streams = [Stream(first, text="abc", max_tokens=8), Stream(second, text="abc", max_tokens=500)]
+    streams = [Stream(first, text="abc", max_tokens=8), Stream(second, text="abc", max_tokens=ENDLESS)]
     wait_until(lambda: all(stream.events for stream in streams))
     os.kill(first.pid, signal.SIGTERM)
     assert streams[0].wait().finish_reason == "length"

@@ -12,17 +12,20 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from tests.checkpoints import make_pair
 from tests.serving.contract_clients import end_to_end_inputs, llm_client_inputs, stacked
-from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import ROOT, Server
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+NUM_TOKENS = 900  # long beside the time in which twelve requests arrive
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("unary")
-    target, draft = make_pair(directory, 320)
-    sizes = {"max_batch_size": 16, "max_seq_len": 256, "max_draft_len": 4, "tokens_per_block": 16}
+    target, draft = make_pair(directory, 320, max_position_embeddings=1024)
+    sizes = {"max_batch_size": 16, "max_seq_len": 1024, "max_draft_len": 4, "tokens_per_block": 16}
     build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
     repository = directory / "repository"
     shutil.copytree(ROOT / "triton_model_repo", repository, ignore=shutil.ignore_patterns("__pycache__"))
@@ -55,12 +58,16 @@ def test_http_clients_get_one_answer_each_and_run_as_one_batch(server):
     """As tools/inflight_batcher_llm/end_to_end_test.py and identity_test.py: asynchronous infer over HTTP."""
     prompts = ["hello world", "def f(x):", "abc"] * 4
     with httpclient.InferenceServerClient(f"127.0.0.1:{server.ports[0]}", concurrency=12) as client:
-        asked = [client.async_infer("ensemble", inputs_of(httpclient, end_to_end_inputs(p, 100))) for p in prompts]
+        asked = [
+            client.async_infer("ensemble", inputs_of(httpclient, end_to_end_inputs(p, NUM_TOKENS))) for p in prompts
+        ]
         texts = [request.get_result().as_numpy("text_output")[0].decode() for request in asked]
     assert all(text.startswith(prompt) and len(text) > len(prompt) for prompt, text in zip(prompts, texts, strict=True))
     assert texts[:3] * 4 == texts
-    wait_until(lambda: server.metric("faser_generation_tokens_total") >= 12 * 100)
-    assert server.metric("faser_steps_total") < 12 * 100 / 5 / 2  # half of what one after the other would take at best
+    wait_until(lambda: server.metric("faser_generation_tokens_total") >= 12 * NUM_TOKENS)
+    assert (
+        server.metric("faser_steps_total") < 12 * NUM_TOKENS / 5 / 2
+    )  # half of what one after the other would take at best
 
 
 def test_the_llm_client_without_streaming_and_a_stop_request(server):
@@ -81,11 +88,11 @@ def test_the_llm_client_without_streaming_and_a_stop_request(server):
             client.async_infer("tensorrt_llm", inputs_of(grpcclient, tensors), answered, request_id=request_id)
 
         infer(llm_client_inputs([5, 6], 8), "1")
-        answer = results.get(timeout=20)
+        answer = results.get(timeout=PATIENCE_S)
         assert answer.as_numpy("output_ids").shape == (1, 1, 10)
         assert answer.as_numpy("output_ids")[0][0][:2].tolist() == [5, 6]
         infer(stop, "2")
-        answer = results.get(timeout=20)
+        answer = results.get(timeout=PATIENCE_S)
         assert not isinstance(answer, InferenceServerException), answer
         assert answer.as_numpy("output_ids") is None
 

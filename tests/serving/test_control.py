@@ -16,6 +16,7 @@ from faser_trtllm.serving.control import GRPC_HEADER, HEADER, RESTRICTED_APIS, c
 from faser_trtllm.serving.process import command_line
 from tests.checkpoints import write_tokenizer
 from tests.serving.triton import Server, fake_repository
+from tests.waiting import PATIENCE_S
 
 KEY = "a-key-of-the-tests.0123456789"
 
@@ -66,7 +67,7 @@ def call(server, path, method="POST", headers=None, body=b"{}"):
     data = body if method == "POST" else None
     request = urllib.request.Request(server.http_url + path, data, headers or {}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -155,7 +156,7 @@ def test_the_key_is_where_triton_forces_it_to_be_and_nowhere_else(server):
 @pytest.mark.slow
 def test_the_launcher_has_the_key_and_takes_an_unload_for_no_loss(server):
     assert call(server, "/v2/repository/models/faser/unload", headers={HEADER: KEY})[0] == 200
-    time.sleep(1.5)  # the launcher looks every 0.2 s, twice before it gives up
+    time.sleep(1.0)  # the launcher looks every 0.2 s, and for 0.6 s before it gives up
     assert server.process.poll() is None, server.output()
     assert call(server, "/v2/repository/models/faser/load", headers={HEADER: KEY})[0] == 200
     assert generate_http(server.http_url, "abc", max_tokens=3).text

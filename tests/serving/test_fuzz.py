@@ -25,6 +25,7 @@ from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from tests.checkpoints import make_pair
 from tests.serving.fuzz import BOOLS, FLOATS, INTEGERS, TEXTS, check_message, fuzz, json_fields
 from tests.serving.triton import ROOT, Server
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -76,7 +77,7 @@ class Canary:
 
     def stop(self):
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the canary's stream did not end"
 
     def _ask(self):
@@ -101,10 +102,10 @@ def bystanders(server):
     pids = set(server.pids())
     canary = Canary(server.grpc_url)
     yield
+    wait_until(lambda: canary.num_answers > 3)
     canary.stop()
     assert server.process.poll() is None, server.output()[-2000:]
     assert set(server.pids()) == pids, f"a process of the server ended or was restarted: {server.output()[-2000:]}"
-    assert canary.num_answers > 3
     assert canary.wrong == []
     assert generate_http(server.http_url, "hello", max_tokens=3, end_id=-1).num_output_tokens == 3
     assert "Traceback" not in server.output()

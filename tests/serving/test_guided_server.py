@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 
 import numpy as np
 import openai
@@ -16,8 +15,8 @@ from faser_trtllm.serving.client import GrpcClient, ResponseError
 from tests.checkpoints import make_pair
 from tests.serving.contract_clients import end_to_end_inputs, llm_client_inputs, send, succeed
 from tests.serving.test_openai import TEMPLATE, Frontend
-from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import Server
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -48,7 +47,7 @@ def engine_dir(tmp_path_factory):
 def server(engine_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("triton") / "log"
     with Server(engine_dir, speculation="fixed:4", models=None, log=log) as server:
-        yield server.wait_ready(60)
+        yield server.wait_ready()
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +148,7 @@ def test_clients_that_leave_cancel_guided_requests_that_run_or_wait_for_their_gu
     for number in range(30):
         guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": f"(a|b){{{400 + number}}}"}
         client.send("hello", **guide, max_tokens=500, stream=True)
-    time.sleep(0.3)
+    client.receive(PATIENCE_S)
     client.close(cancel=True)
     wait_until(lambda: cancelled() > before)
     wait_until(lambda: server.metric("faser_num_requests_running") == 0)

@@ -19,8 +19,8 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.client import generate_http
 from faser_trtllm.serving.process import command_line
 from tests.checkpoints import make_pair
-from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import Server
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 

@@ -16,6 +16,7 @@ from faser_trtllm.serving.metrics_text import parse_metrics, quantile
 from tests.executor.harness import Setup
 from tests.executor.test_stats import Run, some_requests
 from tests.serving.fake_metrics import FakeMetricFamily
+from tests.waiting import wait_until
 
 PB_UTILS = SimpleNamespace(MetricFamily=FakeMetricFamily)
 
@@ -30,13 +31,6 @@ def metrics():
 def publish(metrics, stats):
     metrics.set_stats(stats)
     metrics._publish()
-
-
-def wait_until(condition):
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.005)
 
 
 def value(name, **labels):

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -19,8 +18,8 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import GrpcClient
 from faser_trtllm.serving.triton_request import SEED_STEP
 from tests.checkpoints import make_pair
-from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import ROOT, Server, free_ports
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -83,11 +82,11 @@ class Frontend:
                 self.process.wait()
 
     def wait_ready(self):
-        deadline_s = time.monotonic() + 30
-        while "ready:" not in self.log.read_text():
+        def is_ready():
             assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline_s, self.log.read_text()
-            time.sleep(0.05)
+            return "ready:" in self.log.read_text()
+
+        wait_until(is_ready)
         return self
 
     def client(self):
@@ -246,7 +245,7 @@ def post(frontend, path, body, content_type="application/json"):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{frontend.port}{path}", data, {"Content-Type": content_type})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, answer.headers, json.load(answer)
     except urllib.error.HTTPError as failure:
         return failure.code, failure.headers, json.load(failure)
@@ -292,15 +291,17 @@ def test_a_client_that_leaves_cancels_its_requests(frontend, triton, stream):
 
     wait_until(lambda: running(triton) == 0)
     before = cancelled()
-    body = {"model": "faser", "prompt": "hello", "max_tokens": 500, "n": 40, "stream": stream, "ignore_eos": True}
+    # Eight times what runs at once: the metrics tell of it, once a second, before it is done.
+    body = {"model": "faser", "prompt": ["hello", "abc"], "n": 64, "max_tokens": 500, "stream": stream}
+    body["ignore_eos"] = True
     connection = http.client.HTTPConnection("127.0.0.1", frontend.port)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     if stream:
         connection.getresponse().read(1)
     else:
-        time.sleep(0.3)
+        wait_until(lambda: running(triton) > 0)
     connection.close()
-    wait_until(lambda: cancelled() - before >= 20 and running(triton) == 0, 3)
+    wait_until(lambda: cancelled() - before >= 20 and running(triton) == 0)
 
 
 def test_streams_side_by_side_do_not_mix(frontend, triton):
@@ -327,24 +328,25 @@ def test_a_dead_triton_is_503_with_a_hint_and_health_says_so(engine_dir, tmp_pat
         with Frontend(tmp_path / "log", "--url", triton.grpc_url) as frontend:
             frontend.wait_ready()
             health = f"http://127.0.0.1:{frontend.port}/health"
-            with urllib.request.urlopen(health, timeout=5) as answer:
+            with urllib.request.urlopen(health, timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
             assert post(frontend, "/v1/completions", ASK)[0] == 200
             assert post(frontend, "/v1/chat/completions", {"model": "faser", "messages": MESSAGES})[0] == 400
             with frontend.client() as client:
-                stream = client.completions.create(model="faser", prompt="a", max_tokens=500, stream=True, **GREEDY)
+                fields = {"max_tokens": 500, "n": 64, "stream": True}  # four times what runs at once
+                stream = client.completions.create(model="faser", prompt="a", **fields, **GREEDY)
                 next(stream)
                 os.kill(triton.pid_of("engine_process"), signal.SIGKILL)
                 with pytest.raises(openai.APIError, match=r"send the request again|try again"):
                     list(stream)
             triton.__exit__()
             with pytest.raises(urllib.error.HTTPError, match="503"):
-                urllib.request.urlopen(health, timeout=10)
+                urllib.request.urlopen(health, timeout=PATIENCE_S)
             status, headers, answer = post(frontend, "/v1/completions", ASK)
             assert (status, headers["Retry-After"]) == (503, "1")
             assert answer["error"]["message"] == "the Triton server cannot be reached; try again in a moment"
             frontend.process.send_signal(signal.SIGTERM)
-            assert frontend.process.wait(10) == 0
+            assert frontend.process.wait(PATIENCE_S) == 0
 
 
 def test_one_command_starts_triton_too_and_drains_both(engine_dir, tmp_path):
@@ -358,7 +360,7 @@ def test_one_command_starts_triton_too_and_drains_both(engine_dir, tmp_path):
             frontend.process.send_signal(signal.SIGTERM)
             chunks = list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert frontend.process.wait(20) == 0
+        assert frontend.process.wait(PATIENCE_S) == 0
     assert f"ready: faser on http://127.0.0.1:{frontend.port}/v1" in frontend.log.read_text()
 
 
@@ -374,6 +376,6 @@ def test_one_command_starts_triton_too_and_drains_both(engine_dir, tmp_path):
 )
 def test_a_start_that_cannot_work_is_one_sentence(tmp_path, arguments, message):
     with Frontend(tmp_path / "log", *arguments) as frontend:
-        assert frontend.process.wait(20) == 2
+        assert frontend.process.wait(PATIENCE_S) == 2
     assert message in frontend.log.read_text()
     assert frontend.log.read_text().count("\n") == 1

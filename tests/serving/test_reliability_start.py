@@ -22,6 +22,7 @@ from faser_trtllm.errors import CheckpointError, ConfigError, EngineFileError, F
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving import limits, shm, tritonserver
+from faser_trtllm.serving import supervisor as supervisor_module
 from faser_trtllm.serving.client import ResponseError, generate_http
 from faser_trtllm.serving.launcher import STUB_NAME, Launcher
 from faser_trtllm.serving.process import command_line
@@ -29,8 +30,9 @@ from faser_trtllm.serving.serve_options import ServeOptions
 from faser_trtllm.serving.supervisor import Supervisor
 from tests.checkpoints import make_pair, write_tokenizer
 from tests.serving.test_supervisor import Stream
-from tests.serving.test_triton_faults import assert_nothing_left, wait_until
+from tests.serving.test_triton_faults import assert_nothing_left
 from tests.serving.triton import ROOT, Server, fake_repository, free_ports
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -275,15 +277,15 @@ def test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time(fak
 
     with Server(fake_engine_dir, model_repo=repository, log=tmp_path / "log") as server:
         if when == "at once":
-            wait_until(find_stub, 30, poll_s=0.002)
+            wait_until(find_stub, poll_s=0.002)
             os.kill(found[0], signal.SIGSTOP)
         else:
-            wait_until(began.exists, 30)
+            wait_until(began.exists)
             find_stub()
         time.sleep(1.0)  # the launcher looks twice a second
         names, pids = server.shm_names(), server.pids()
         os.kill(found[0], signal.SIGKILL)
-        assert server.process.wait(30) == 2
+        assert server.process.wait(PATIENCE_S) == 2
         assert "error: the server did not start (" in server.output()
         assert_nothing_left(server, pids, names)
 
@@ -313,7 +315,7 @@ def test_closed_output_does_not_end_the_service(fake_engine_dir, tmp_path):
                 generate_http(url, "abc", max_tokens=-1)
             assert generate_http(url, "abc", max_tokens=3).text == "abcabc"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -330,11 +332,12 @@ main(sys.argv[1:], opener=open_echo)
 
 def test_a_wall_clock_that_jumps_an_hour_to_and_fro_has_no_effect(fake_engine_dir, monkeypatch):
     real = time.time
+    monkeypatch.setattr(supervisor_module, "PING_PERIOD_S", 0.2)
     monkeypatch.setattr(time, "time", lambda: real() + 3600.0 * (int(real() * 10) % 3 - 1))
     supervisor = Supervisor(ServiceConfig(engine_dir=str(fake_engine_dir)), (sys.executable, "-c", JUMPING))
     supervisor.start()
     try:
-        until = time.monotonic() + 2.5  # some pings
+        until = time.monotonic() + 1.0  # some pings
         while time.monotonic() < until:
             stream = Stream(supervisor, max_tokens=20, timeout_ms=60_000.0)
             assert stream.wait().finish_reason == "length"

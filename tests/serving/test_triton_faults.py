@@ -15,7 +15,9 @@ import pytest
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http, stream_http
 from faser_trtllm.serving.process import command_line
 from tests.checkpoints import write_tokenizer
+from tests.serving.fake_engine import ENDLESS
 from tests.serving.triton import Server, fake_repository, free_ports, is_free, shm_names, shm_prefix
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -33,9 +35,13 @@ def repository(tmp_path_factory):
 
 
 @pytest.fixture
-def server(engine_dir, repository, tmp_path):
+def server(engine_dir, repository, tmp_path, request):
+    """Its timeouts, but for the drain's if the test gives another, are hours: no test passes because of one."""
+    drain_timeout_s = getattr(request, "param", 1800)
     config = tmp_path / "faser.yaml"
-    config.write_text("drain_timeout_s: 1.0\nrestart_backoff_s: 0.05\n")
+    config.write_text(
+        f"drain_timeout_s: {drain_timeout_s}\nrestart_backoff_s: 0.05\nhealth_timeout_s: 7200\nhang_timeout_s: 7200\n"
+    )
     with Server(engine_dir, model_repo=repository, config=config, log=tmp_path / "log") as server:
         server.wait_ready()
         yield server
@@ -60,7 +66,6 @@ class Answer:
         except (ResponseError, OSError, queue.Empty) as error:
             self.error = error
         finally:
-            self.ended_s = time.monotonic()
             self.started.set()
 
     def _take(self, responses):
@@ -69,17 +74,10 @@ class Answer:
             self.finish_reason = response.finish_reason
             self.started.set()
 
-    def wait(self, timeout_s=10):
-        self._thread.join(timeout_s)
+    def wait(self):
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the stream did not end"
         return self
-
-
-def wait_until(condition, timeout_s=10, poll_s=0.02):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(poll_s)
 
 
 def assert_nothing_left(server, pids, names):
@@ -96,21 +94,19 @@ def assert_removed(names):
 def test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back(server):
     with GrpcClient(server.grpc_url) as client:
         for _ in range(50):
-            client.send("abc", max_tokens=500, stream=True)
+            client.send("abc", max_tokens=ENDLESS, stream=True)
         seen = set()
         while len(seen) < 50:
-            seen.add(client.receive(5)[0])
+            seen.add(client.receive(PATIENCE_S)[0])
         os.kill(server.pid_of("fake_engine"), signal.SIGKILL)
-        killed_s = time.monotonic()
         errors = []
         while len(errors) < 50:
             try:
-                _, response = client.receive(5)
+                _, response = client.receive(PATIENCE_S)
                 assert not response.is_final
             except ResponseError as error:
                 errors.append(error)
         assert all("send the request again" in str(error) for error in errors)
-        assert time.monotonic() - killed_s < 2
 
     def answers():
         with contextlib.suppress(ResponseError):
@@ -119,17 +115,18 @@ def test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back(server)
     wait_until(answers)
 
 
+@pytest.mark.parametrize("server", [2.0], indirect=True, ids=["drains"])
 def test_sigterm_lets_short_streams_finish_and_tells_long_ones(server):
     names, pids = server.shm_names(), server.pids()
     short = [Answer(server, 60, http) for http in (False, True)]
-    long = [Answer(server, 508, http) for http in (False, True)]
+    long = [Answer(server, ENDLESS, http) for http in (False, True)]
     for answer in short + long:
-        assert answer.started.wait(5)
+        assert answer.started.wait(PATIENCE_S)
     server.process.send_signal(signal.SIGTERM)
     for answer in short:
         assert (answer.wait().finish_reason, answer.error) == ("length", None)
         assert answer.text == "abc" * 20
-    assert server.process.wait(15) == 0, server.output()
+    assert server.process.wait(PATIENCE_S) == 0, server.output()
     for answer in long:
         assert "shutting down" in str(answer.wait().error)
         assert "abc" in answer.text
@@ -138,14 +135,12 @@ def test_sigterm_lets_short_streams_finish_and_tells_long_ones(server):
 
 def test_a_second_signal_ends_it_at_once(server):
     names, pids = server.shm_names(), server.pids()
-    answer = Answer(server, 500)
-    assert answer.started.wait(5)
+    answer = Answer(server, ENDLESS)
+    assert answer.started.wait(PATIENCE_S)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
-    started_s = time.monotonic()
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(5) == 0
-    assert time.monotonic() - started_s < 1
+    assert server.process.wait(PATIENCE_S) == 0, "the drain would have taken longer"
     assert answer.wait().error is not None
     assert_nothing_left(server, pids, names)
 
@@ -154,20 +149,20 @@ def test_kill_of_tritonserver_leaves_nothing(server):
     names, pids = server.shm_names(), server.pids()
     assert len(pids) >= 3
     os.kill(server.triton_pid(), signal.SIGKILL)
-    assert server.process.wait(10) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     assert "ended by itself" in server.output()
     assert_nothing_left(server, pids, names)
 
 
 def test_kill_of_the_stub_does_not_leave_clients_hanging(server):
     names, pids = server.shm_names(), server.pids()
-    answers = [Answer(server, 500, http) for http in (False, True)]
+    answers = [Answer(server, ENDLESS, http) for http in (False, True)]
     for answer in answers:
-        assert answer.started.wait(5)
+        assert answer.started.wait(PATIENCE_S)
     os.kill(server.pid_of("triton_python_backend_stub"), signal.SIGKILL)
-    assert server.process.wait(5) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     for answer in answers:
-        assert answer.wait(2).finish_reason is None
+        assert answer.wait().finish_reason is None
     assert "model process ended by itself" in server.output()
     assert_nothing_left(server, pids, names)
 
@@ -178,7 +173,7 @@ def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engi
         names, pids = server.shm_names(), server.pids()
         server.process.kill()
         server.process.wait()
-    wait_until(lambda: not any(command_line(pid) for pid in pids), 15)
+    wait_until(lambda: not any(command_line(pid) for pid in pids))
     with Server(engine_dir, model_repo=repository, log=tmp_path / "log2") as second:
         second.wait_ready()
         assert_removed(names)
@@ -189,25 +184,20 @@ def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir,
         server.wait_ready()
         assert "ready: ensemble, faser, tensorrt_llm, tensorrt_llm_bls on" in server.output()
         unload = f"{server.http_url}/v2/repository/models/ensemble/unload"
-        urllib.request.urlopen(urllib.request.Request(unload, data=b"{}"), timeout=10).read()
-        deadline_s = time.monotonic() + 10
-        stubs = 4
-        while stubs > 3:
-            stubs = sum("triton_python_backend_stub" in (command_line(pid) or [""])[0] for pid in server.pids())
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        urllib.request.urlopen(urllib.request.Request(unload, data=b"{}"), timeout=PATIENCE_S).read()
+        wait_until(lambda: server.num_stubs() == 3)
         time.sleep(1.0)  # the launcher looks every 0.2 s
         assert server.process.poll() is None
         assert generate_http(server.http_url, "abc", max_tokens=4).text
         # A model process that dies is still lost.
         os.kill(server.pid_of("triton_python_backend_stub"), signal.SIGKILL)
-        server.process.wait(20)
+        server.process.wait(PATIENCE_S)
         assert "the model process ended by itself" in server.output()
 
 
 def test_a_model_that_is_not_there_is_named(engine_dir, repository, tmp_path):
     with Server(engine_dir, model_repo=repository, models=("faser", "fast"), log=tmp_path / "log") as server:
-        assert server.process.wait(20) == 2
+        assert server.process.wait(PATIENCE_S) == 2
         there = "ensemble, faser, tensorrt_llm, tensorrt_llm_bls"
         assert f"models has 'fast', the model repository has {there}; name one of these" in server.output()
 
@@ -218,7 +208,7 @@ def test_port_in_use_is_named(engine_dir, repository, tmp_path):
         busy.bind(("127.0.0.1", ports[1]))
         busy.listen()
         with Server(engine_dir, model_repo=repository, ports=ports, log=tmp_path / "log") as server:
-            assert server.process.wait(10) == 2
+            assert server.process.wait(PATIENCE_S) == 2
             assert f"grpc_port {ports[1]} on 127.0.0.1 cannot be used" in server.output()
             assert "--grpc_port" in server.output()
 
@@ -226,7 +216,7 @@ def test_port_in_use_is_named(engine_dir, repository, tmp_path):
 def test_an_engine_that_cannot_be_opened_is_told_in_a_sentence(repository, tmp_path):
     with Server(tmp_path / "nowhere", model_repo=repository, log=tmp_path / "log") as server:
         prefixes = []
-        wait_until(lambda: prefixes.append(shm_prefix(server.process.pid)) or prefixes[-1], 20, poll_s=0.005)
-        assert server.process.wait(20) == 2
+        wait_until(lambda: prefixes.append(shm_prefix(server.process.pid)) or prefixes[-1], poll_s=0.005)
+        assert server.process.wait(PATIENCE_S) == 2
         assert "error: the server did not start: tokenizer.json is missing" in server.output()
         assert not shm_names(prefixes[-1])

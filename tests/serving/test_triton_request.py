@@ -13,8 +13,9 @@ from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.triton_model import TritonModel, open_model
 from faser_trtllm.serving.triton_request import parse_request
 from tests.checkpoints import write_tokenizer
+from tests.serving.fake_engine import ENDLESS
 from tests.serving.fake_metrics import FakeMetricFamily
-from tests.serving.test_supervisor import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 COMMAND = (sys.executable, "-m", "tests.serving.fake_engine")
 
@@ -186,7 +187,7 @@ class FakeRequest:
             self.final.set()
 
     def wait(self):
-        assert self.final.wait(5), "no final response"
+        assert self.final.wait(PATIENCE_S), "no final response"
         return self.responses[-1] if self.responses else None
 
 
@@ -264,7 +265,7 @@ def test_bad_and_good_requests_in_one_call(model):
 
 
 def test_a_client_that_asks_for_it_gets_the_code_in_the_sentence(model):
-    requests = [FakeRequest(text_input=strings("a"), max_tokens=ints(n), stream=flag(True)) for n in (0, 500)]
+    requests = [FakeRequest(text_input=strings("a"), max_tokens=ints(n), stream=flag(True)) for n in (0, ENDLESS)]
     for request in requests:
         request.parameters_json = '{"error_codes":true}'
     model.execute(requests)
@@ -314,7 +315,7 @@ def test_a_part_that_is_refused_ends_the_others(model):
         return ids[-1]
 
     model._supervisor.submit = submit_two
-    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(500), num_return_sequences=ints(3))
+    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), num_return_sequences=ints(3))
     model.execute([request])
     assert request.wait().error.message == "no room"
     wait_until(lambda: model._supervisor.num_open == 0)
@@ -323,7 +324,7 @@ def test_a_part_that_is_refused_ends_the_others(model):
 
 
 def test_a_stop_request_ends_all_of_its_id_with_what_they_have(model):
-    requests = [FakeRequest(name, text_input=strings("abc"), max_tokens=ints(500)) for name in ("a", "b", "a")]
+    requests = [FakeRequest(name, text_input=strings("abc"), max_tokens=ints(ENDLESS)) for name in ("a", "b", "a")]
     model.execute(requests)
     time.sleep(0.1)
     stop = FakeRequest("a", text_input=strings(""), stop=flag(True))
@@ -332,14 +333,14 @@ def test_a_stop_request_ends_all_of_its_id_with_what_they_have(model):
     for request in (requests[0], requests[2]):
         final = request.wait().tensors
         assert final["finish_reason"].tolist() == [b"cancelled"]
-        assert final["text_output"][0] == b"abc" + (b"abc" * 500)[: final["num_output_tokens"][0, 0]]
+        assert final["text_output"][0] == b"abc" + (b"abc" * ENDLESS)[: final["num_output_tokens"][0, 0]]
     assert not requests[1].final.is_set()
     requests[1].cancelled = True
     assert requests[1].wait().error.code == "CANCELLED"
 
 
 def test_cancelled_requests_end_and_are_left_alone(model):
-    requests = [FakeRequest(text_input=strings("abc"), max_tokens=ints(500), stream=flag(True)) for _ in range(50)]
+    requests = [FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), stream=flag(True)) for _ in range(50)]
     model.execute(requests)
     time.sleep(0.1)
     for request in requests:
@@ -364,7 +365,7 @@ def test_metrics_come_from_one_thread(model):
 
 def test_close_ends_requests_and_joins_threads(engine_dir, tmp_path):
     model = TritonModel(PB_UTILS, model_args(engine_dir, tmp_path), COMMAND)
-    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(500), stream=flag(True))
+    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), stream=flag(True))
     model.execute([request])
     model.close()
     assert request.responses[-1].error.code == "UNAVAILABLE"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import re
 import signal
 import socket
@@ -12,6 +14,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from faser_trtllm.serving.launcher import STUB_NAME
 from faser_trtllm.serving.process import command_line, session_pids
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,14 +63,14 @@ def fake_repository(directory: Path) -> Path:
     return directory
 
 
+# Linux gives clients ports from 32768 on: below, no connection takes one between its choice and its use.
+_FIRST_PORT = random.SystemRandom().randrange(10_000, 32_000)
+_PORTS = itertools.cycle((*range(_FIRST_PORT, 32_000), *range(10_000, _FIRST_PORT)))
+
+
 def free_ports(count: int = 3) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
+    """Ports that nobody listens on, never the same twice in a run of the tests."""
+    return list(itertools.islice(filter(is_free, _PORTS), count))
 
 
 class Server:
@@ -119,7 +122,7 @@ class Server:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_ready(self, timeout_s: float = 30) -> Server:
+    def wait_ready(self, timeout_s: float = 90) -> Server:
         deadline_s = time.monotonic() + timeout_s
         while "ready:" not in self.output():
             assert self.process.poll() is None, self.output()
@@ -129,7 +132,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """A metric by the beginning of its line; 0 if it is not there yet."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[2]}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[2]}/metrics", timeout=30) as answer:
             found = re.search(rf"^{re.escape(name)}.* ([0-9.e+-]+)$", answer.read().decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -148,6 +151,10 @@ class Server:
     def pids(self) -> list[int]:
         """tritonserver, its stubs and the engine child."""
         return session_pids(self.triton_pid())
+
+    def num_stubs(self) -> int:
+        """How many processes run a model.py."""
+        return sum((command_line(pid) or [""])[0].endswith(STUB_NAME) for pid in self.pids())
 
     def pid_of(self, part: str) -> int:
         return next(pid for pid in self.pids() if any(part in argument for argument in command_line(pid)))
