@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ def script() -> ModuleType:
 
 @pytest.fixture
 def small(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Little text and short measurements."""
+    """Little text, short measurements, and a clock by which a step takes 0.2 s whatever the machine does."""
+    clock = itertools.count(0.0, 0.2)
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(script, "library_files", lambda root: sorted(SOURCES.glob("b*.py")))
     monkeypatch.setattr(script, "measure", lambda target, draft, data: {"measured_on": len(data)})
     return script

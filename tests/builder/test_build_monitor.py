@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +22,12 @@ TRT = SimpleNamespace(IProgressMonitor=ProgressMonitor)
 
 
 class Builder:
-    """Ten steps of 10 ms in a nested phase; stops where a step says so."""
+    """Ten steps in a nested phase, each once the caller has looked; stops where a step says so."""
 
     def __init__(self) -> None:
         self.config: Any = SimpleNamespace(progress_monitor=None)
         self.num_steps = 0
+        self.looks = threading.Semaphore(0)
         self.thread = ""
         self.is_done = False
 
@@ -38,7 +38,7 @@ class Builder:
         monitor.phase_start("Building engine", None, 2)
         monitor.phase_start("Optimizing graph", "Building engine", 10)
         for step in range(10):
-            time.sleep(0.01)
+            self.looks.acquire(timeout=0.3)
             self.num_steps += 1
             if not monitor.step_complete("Optimizing graph", step):
                 self.is_done = True
@@ -52,7 +52,12 @@ class Builder:
 def test_phases_become_a_fraction_that_never_falls() -> None:
     seen: list[tuple[float, str]] = []
     builder = Builder()
-    plan = run_builder(TRT, builder.config, builder.build, lambda *state: seen.append(state), poll_s=0.005)
+
+    def progress(fraction: float, phase: str) -> None:
+        seen.append((fraction, phase))
+        builder.looks.release()
+
+    plan = run_builder(TRT, builder.config, builder.build, progress, poll_s=0.005)
     assert plan == "plan"
     fractions = [fraction for fraction, _ in seen]
     assert fractions == sorted(fractions)
@@ -86,6 +91,7 @@ def test_what_interrupts_the_caller_ends_the_build_at_its_next_step(kind: type[B
     def progress(fraction: float, phase: str) -> None:
         if builder.num_steps >= 2:
             raise kind
+        builder.looks.release()
 
     with pytest.raises(kind):
         run_builder(TRT, builder.config, builder.build, progress, poll_s=0.005)

@@ -223,7 +223,6 @@ def test_ctrl_c_leaves_nothing_behind(options: BuildOptions) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "building\n"
-        started = time.monotonic()
         for _ in range(3):  # impatient users press it again
             process.send_signal(signal.SIGINT)
             time.sleep(0.02)
@@ -233,7 +232,6 @@ def test_ctrl_c_leaves_nothing_behind(options: BuildOptions) -> None:
     assert "KeyboardInterrupt" in errors
     assert process.returncode in (1, -signal.SIGINT)
     assert "FATAL" not in errors
-    assert time.monotonic() - started < 30
     assert_nothing_left(options)
 
 
