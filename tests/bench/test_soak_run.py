@@ -42,7 +42,7 @@ def soak(engine_dir: Path, output_dir: Path, **options: object) -> subprocess.Po
 
 
 def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Path, tmp_path: Path) -> None:
-    with soak(engine_dir, tmp_path, minutes=0.3, warmup_s=5, kill_period_s=6) as process:
+    with soak(engine_dir, tmp_path, minutes=0.24, warmup_s=4, kill_period_s=5) as process:
         output, log = process.communicate(timeout=200)
     assert process.returncode == 0, output + log
     report = json.loads((tmp_path / "soak.json").read_text())
@@ -67,7 +67,7 @@ def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Pat
 
 
 def test_a_loss_that_no_kill_explains_is_exit_code_1(engine_dir: Path, tmp_path: Path) -> None:
-    with soak(engine_dir, tmp_path, minutes=0.07, warmup_s=1, kill_period_s=0) as process:
+    with soak(engine_dir, tmp_path, minutes=0.04, warmup_s=1, kill_period_s=0) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("load for"):

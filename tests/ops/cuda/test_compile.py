@@ -1,4 +1,8 @@
-"""nvcc: every kernel for every architecture within its file's limits; what is said where there is no nvcc."""
+"""nvcc: every kernel within its file's limits; what is said where there is no nvcc.
+
+FASER_KERNEL_LIMITS=all compiles all of every file for every architecture. Without it the two files that take a minute
+are compiled whole for three of them, and for the others as far as a model with heads of 128 needs.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +54,20 @@ def one_kernel(tmp_path, monkeypatch, nvcc):
     return tmp_path / "twice.cu"
 
 
+SLOW_STEMS = {"accept", "verify_attention"}
+NEIGHBOURS = {"sm_86", "sm_89", "sm_100"}  # each has another of its generation beside it
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_kernel_keeps_its_limits_everywhere(nvcc):
-    done = compiler.compile_all(compiler.stems(), compiler.ARCHITECTURES, jobs=os.cpu_count() or 1)
+    jobs = os.cpu_count() or 1
+    slow, neighbours = SLOW_STEMS, NEIGHBOURS
+    if os.environ.get("FASER_KERNEL_LIMITS") == "all":
+        slow, neighbours = set(), set()
+    done = compiler.compile_all(sorted(set(compiler.stems()) - slow), compiler.ARCHITECTURES, jobs)
+    done += compiler.compile_all(sorted(slow), sorted(set(compiler.ARCHITECTURES) - neighbours), jobs)
+    done += compiler.compile_all(sorted(slow & {"verify_attention"}), sorted(neighbours), jobs, {"FASER_HEAD_DIM": 128})
     assert [sentence for compiled in done for sentence in compiler.broken_limits(compiled)] == []
     for compiled in done:
         assert compiled.path.read_bytes().startswith(b"\x7fELF")

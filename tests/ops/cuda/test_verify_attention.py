@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 
 import pytest
@@ -195,7 +196,9 @@ def test_broken_kernels_are_found(breakage, tmp_path):
     kernel = sources / "verify_attention.cu"
     text, (right, wrong) = kernel.read_text(), BREAKAGES[breakage]
     assert right in text
-    kernel.write_text(text.replace(right, wrong))
+    broken, num_left_out = re.subn(r"^  FASER_VERIFY_ATTENTION\((fp16|\w+_e4m3),.*\n", "\n", text, flags=re.MULTILINE)
+    assert num_left_out == 6, "what is not run here need not be compiled"
+    kernel.write_text(broken.replace(right, wrong))
     case = paged_case(torch.Generator().manual_seed(4), *split_batch(BATCHES[1]))
     wanted = op.verify_attention_reference(*case.tensors())
     modules = [emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order, sources) for order in (0, 1, 5)]
