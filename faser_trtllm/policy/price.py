@@ -51,7 +51,9 @@ MAX_URGENCY = 4.0
 PLAN_STEPS = 24  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 64  # the same for a plan that drafts nothing
 EXPIRED = 1 << 30
-IDLE_CYCLE, IDLE_LOOKS = 8, 2  # of so many steps without drafts, so many in a row are learnt from
+# Of so many steps, the times of so many in a row are learnt from, once the population is known.
+IDLE_CYCLE, IDLE_LOOKS = 8, 2  # without drafts
+DRAFT_CYCLE, DRAFT_LOOKS = 6, 2  # with drafts; all steps of a trial
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
@@ -91,6 +93,7 @@ class PricePolicy:
         self._plan_age = EXPIRED
         self._plan_steps = PLAN_STEPS  # so long the plan holds
         self._num_idle = 0  # steps without drafts, in a row
+        self._num_drafting = 0  # steps with drafts
         self._planned_size = 0
         self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
@@ -250,7 +253,12 @@ class PricePolicy:
         weight = 1
         if outcome.num_drafted or any(outcome.num_pending):
             self._num_idle = 0
+            self._num_drafting += 1
             self.estimator.observe(outcome)  # looks at tested drafts only
+            if self._drafting and not self.controller.is_trial and self.estimator.version > JUDGED_REFITS:
+                if self._num_drafting % DRAFT_CYCLE >= DRAFT_LOOKS:
+                    return
+                weight = DRAFT_CYCLE // DRAFT_LOOKS
         else:
             self._num_idle += 1
             if self._num_idle % IDLE_CYCLE >= IDLE_LOOKS:
