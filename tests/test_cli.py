@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from faser_trtllm.cli import main
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.tokenizer import Tokenizer
@@ -19,21 +21,41 @@ from tests.checkpoints import make_pair
 
 load_trt()
 PROMPT = "and then"
+Done = subprocess.CompletedProcess[str]
 
 
-def faser(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def faser(*arguments: object, **options: Any) -> Done:
     command = [sys.executable, "-m", "faser_trtllm.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
-def refused(*arguments: object) -> str:
-    """One sentence on stderr, exit code 2."""
-    done = faser(*arguments)
+@pytest.fixture
+def faser_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """As faser(), in this process, which has imported all there is to import."""
+
+    def run(*arguments: object) -> Done:
+        command = ["faser", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        return Done(command, caught.value.code, *capsys.readouterr())
+
+    return run
+
+
+def one_sentence(done: Done) -> str:
+    """What a command said that refused: one line on stderr, exit code 2."""
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if "interpreting the TensorRT networks" not in line]
     assert len(lines) == 1, done.stderr
     assert done.stdout == ""
     return lines[0]
+
+
+@pytest.fixture
+def refused(faser_here: Callable[..., Done]) -> Callable[..., str]:
+    return lambda *arguments: one_sentence(faser_here(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +116,7 @@ def test_check_names_damage(engine_dirs: dict[str, Path], tmp_path: Path) -> Non
 
 
 def test_interpreting_gives_the_cpu_engines_greedy_tokens(
-    engine_dirs: dict[str, Path], pair: tuple[Path, Path]
+    engine_dirs: dict[str, Path], pair: tuple[Path, Path], faser_here: Callable[..., Done]
 ) -> None:
     """All of them are the torch reference's; the CPU engine's as far as no two logits are as near as its rounding."""
     answers = {}
@@ -103,7 +125,7 @@ def test_interpreting_gives_the_cpu_engines_greedy_tokens(
         "tensorrt_rtx": ("--interpret", "--checkpoint_dir", pair[0], "--draft_checkpoint_dir", pair[1]),
     }.items():
         for speculation in ("off", "fixed:3"):
-            done = faser(
+            done = faser_here(
                 *("generate", "--engine_dir", engine_dirs[name], "--prompt", PROMPT, "--max_tokens", 8),
                 *("--temperature", 0, "--speculation", speculation, "--json", *more),
             )
@@ -126,7 +148,9 @@ def test_interpreting_gives_the_cpu_engines_greedy_tokens(
         assert answers["cpu", speculation]["token_ids"][:num_clear] == tokens[:num_clear]
 
 
-def test_what_cannot_be_interpreted_is_named(engine_dirs: dict[str, Path], pair: tuple[Path, Path]) -> None:
+def test_what_cannot_be_interpreted_is_named(
+    engine_dirs: dict[str, Path], pair: tuple[Path, Path], refused: Callable[..., str]
+) -> None:
     target, draft = pair
     generate = ("generate", "--prompt", "x", "--engine_dir")
     rtx, cpu = engine_dirs["tensorrt_rtx"], engine_dirs["cpu"]
@@ -143,10 +167,10 @@ def test_what_cannot_be_interpreted_is_named(engine_dirs: dict[str, Path], pair:
 
 @pytest.mark.parametrize("command", [("check",), ("generate", "--prompt", "x")])
 def test_no_directory_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
-    assert "build one with faser build" in refused(*command, "--engine_dir", tmp_path)
+    assert "build one with faser build" in one_sentence(faser(*command, "--engine_dir", tmp_path))
 
 
-def test_bad_build_flags_are_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bad_build_flags_are_named(pair: tuple[Path, Path], tmp_path: Path, refused: Callable[..., str]) -> None:
     build = ("build", "--checkpoint_dir", pair[0], "--output_dir", tmp_path / "engines")
     assert "exit_layers is '1,x', it must be whole numbers as in 2,4" in refused(*build, "--exit_layers", "1,x")
     rtx = (*build, "--backend", "tensorrt_rtx")
@@ -164,7 +188,7 @@ def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_gpu_it_is_said(engine_dirs: dict[str, Path]) -> None:
+def test_without_a_gpu_it_is_said(engine_dirs: dict[str, Path], refused: Callable[..., str]) -> None:
     try:
         from faser_trtllm.ops.cuda.module import device_arch
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -21,17 +22,17 @@ from faser_trtllm.config import ExecutorConfig, ServiceConfig, load_service_conf
 from faser_trtllm.errors import CheckpointError, ConfigError, EngineFileError, FaserError, UnavailableError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving import launcher as launcher_module
 from faser_trtllm.serving import limits, shm, tritonserver
 from faser_trtllm.serving import supervisor as supervisor_module
 from faser_trtllm.serving.client import ResponseError, generate_http
-from faser_trtllm.serving.launcher import STUB_NAME, Launcher
-from faser_trtllm.serving.process import command_line
+from faser_trtllm.serving.launcher import Launcher
+from faser_trtllm.serving.process import command_line, session_pids
 from faser_trtllm.serving.serve_options import ServeOptions
 from faser_trtllm.serving.supervisor import Supervisor
 from tests.checkpoints import make_pair, write_tokenizer
 from tests.serving.test_supervisor import Stream
-from tests.serving.test_triton_faults import assert_nothing_left
-from tests.serving.triton import ROOT, Server, fake_repository, free_ports
+from tests.serving.triton import ROOT, fake_repository, free_ports
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -261,33 +262,42 @@ def test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter(fake_engine
 @pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["at once", "in model.py"])
-def test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time(fake_engine_dir, tmp_path, when):
+def test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time(
+    fake_engine_dir, tmp_path, monkeypatch, when
+):
     """Triton sees that its model's process died once they have met, and waits for ever before."""
+    monkeypatch.setattr(launcher_module, "LOST_STUB_S", 1.0)
     repository = fake_repository(tmp_path / "repository")
     model = repository / "faser" / "1" / "model.py"
     began = tmp_path / "began"
     model.write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(120)\n" + model.read_text())
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
+    pids, names = [], []
 
-    found = []
-
-    def find_stub():
-        with contextlib.suppress(AssertionError):  # no tritonserver yet
-            found[:] = (pid for pid in server.pids() if (command_line(pid) or [""])[0].endswith(STUB_NAME))
-        return found
-
-    with Server(fake_engine_dir, model_repo=repository, log=tmp_path / "log") as server:
+    def kill_the_stub():
+        wait_until(launcher._stubs, poll_s=0.002)
+        (stub,) = launcher._stubs()
         if when == "at once":
-            wait_until(find_stub, poll_s=0.002)
-            os.kill(found[0], signal.SIGSTOP)
+            os.kill(stub, signal.SIGSTOP)
         else:
             wait_until(began.exists)
-            find_stub()
         time.sleep(1.0)  # the launcher looks twice a second
-        names, pids = server.shm_names(), server.pids()
-        os.kill(found[0], signal.SIGKILL)
-        assert server.process.wait(PATIENCE_S) == 2
-        assert "error: the server did not start (" in server.output()
-        assert_nothing_left(server, pids, names)
+        pids.extend(session_pids(launcher.pid))
+        names.extend(launcher._shm.regions())
+        os.kill(stub, signal.SIGKILL)
+
+    options = ServeOptions(engine_dir=fake_engine_dir, model_repo=repository, log_file=tmp_path / "log", **ports)
+    with Launcher(options) as launcher:
+        launcher.start()
+        killer = threading.Thread(target=kill_the_stub)
+        killer.start()
+        with pytest.raises(UnavailableError, match=r"the server did not start \("):
+            launcher.wait_ready()
+        killer.join()
+    assert len(pids) >= 2
+    wait_until(lambda: not any(command_line(pid) for pid in pids))
+    assert names
+    assert launcher.leftovers() == []
 
 
 @pytest.mark.triton

@@ -13,6 +13,7 @@ import yaml
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.cli import main
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from faser_trtllm.serving.launcher import Launcher
 from faser_trtllm.serving.serve_options import ServeOptions
@@ -197,7 +198,9 @@ def test_serve_takes_a_configuration_under_its_flags(tmp_path: Path) -> None:
         assert launcher._config.speculation == "schedule:1=3,2=1"
 
 
-def test_the_commands_refuse_in_one_sentence(tmp_path: Path) -> None:
+def test_the_commands_refuse_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "trtllm.yaml"
     config.write_text("speculative_config: {decoding_type: Eagle3, max_draft_len: 3, speculative_model: x}")
     for arguments in (
@@ -207,9 +210,10 @@ def test_the_commands_refuse_in_one_sentence(tmp_path: Path) -> None:
         ("serve", tmp_path, tmp_path),
         ("build", "--output_dir", tmp_path / "out"),
     ):
-        done = faser(*arguments)
-        assert done.returncode == 2, done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        monkeypatch.setattr(sys, "argv", ["faser", *map(str, arguments)])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert len(capsys.readouterr().err.splitlines()) == 1, arguments
 
 
 def test_convert_reports_and_writes_what_serve_would_read(tmp_path: Path) -> None:
