@@ -115,6 +115,9 @@ def _law_of_three(table, prompt, temperature):
     return law
 
 
+NUM_SAMPLES = 5000  # for 27 continuations; the wrong law below is told from so many
+
+
 @pytest.mark.parametrize(
     "policy", ["fixed:1", "fixed:3", "fixed:2:draft_ahead", "fixed:3:ping_pong", "erratic", "price:prune=on"]
 )
@@ -131,7 +134,7 @@ def test_unseeded_sampling_has_the_targets_distribution(policy, monkeypatch):
         max_num_tokens=400,
         num_blocks=512,
     )
-    prompt, num_requests = [1, 2, 0], 8000
+    prompt, num_requests = [1, 2, 0], NUM_SAMPLES
     params = SamplingParams(max_tokens=6, temperature=1.3)
     result = run(setup, [(prompt, params)] * num_requests)
     seen = Counter(tuple(tokens[:3]) for tokens in result.tokens.values())
@@ -149,8 +152,8 @@ def test_the_chi_square_notices_a_wrong_law():
     setup = Setup(vocab_size=3, table_seed=11, noise=1.5)
     target, draft = setup.make_tables()
     law, wrong = _law_of_three(target, [1, 2, 0], 1.3), _law_of_three(draft, [1, 2, 0], 1.3)
-    expected = np.array([law[c] * 8000 for c in sorted(law)])
-    observed = np.array([wrong[c] * 8000 for c in sorted(law)])
+    expected = np.array([law[c] * NUM_SAMPLES for c in sorted(law)])
+    observed = np.array([wrong[c] * NUM_SAMPLES for c in sorted(law)])
     assert stats.chisquare(observed, expected).pvalue < 1e-6
 
 
