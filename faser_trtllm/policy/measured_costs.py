@@ -97,7 +97,7 @@ class MeasuredCosts:
         if outcome.num_drafted:
             is_new |= self._learn_rows(outcome)
             expected_ms = self._draft_ms(outcome, outcome.num_draft_rows, context_len)
-            is_new |= self.mood.learn(self._draft, outcome.draft_ms, expected_ms)
+            is_new |= self.mood.learn(self._draft, outcome.draft_ms, expected_ms, moves=False)
         return is_new
 
     def _learn_late(self, outcome: StepOutcome, context_len: float) -> bool:

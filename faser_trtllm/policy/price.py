@@ -151,15 +151,14 @@ class PricePolicy:
         costs = self._costs.costs(n, n + view.num_context_rows, context_len)
         # Prompt rows are worth as much as tokens while others wait for their end: the price rises, drafts are fewer.
         base_tokens = float(n + view.num_context_rows) if view.num_waiting else float(n)
-        choice = self._choose(view, costs, base_tokens)
+        choice, expected = self._choose(view, costs, base_tokens)
         prompt_ms = self._catch_up_ms_per_token(decoding)
         pays = _charged(choice.goodput, prompt_ms) > choice.off_goodput * (1.0 + (0.0 if self._pays else MIN_GAIN))
         # Of a step of decoding; the prompts' share is charged where arms are compared, not where they are judged.
         goodput = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
         drafting = {"price"} if pays else set()
-        expected = self.estimator.expected(0.0)
         uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
-        goodput["uniform"] = min(uniform.goodput, choice.goodput)  # these requests' survivals are not the population's
+        goodput["uniform"] = uniform.goodput
         if uniform.lengths[0]:
             drafting.add("uniform")
         if self._auto_mode and pays and self._costs.table.interference:
@@ -291,19 +290,23 @@ class PricePolicy:
             ms -= self._costs.late_ms(outcome)
             self.controller.record(planned_size, arm, weight * _num_tokens(outcome), promised, weight * ms)
 
-    def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> Choice:
+    def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> tuple[Choice, list[float]]:
+        """-> the slots with the most goodput; the mean survival of these requests by place, which a uniform length is
+        predicted from: with the population's, whichever arm these requests' luck speaks for would be chosen."""
         decoding, estimator = view.decoding, self.estimator
         if len(decoding) == 1:
             request = decoding[0]
-            return best_row(estimator.expected(estimator.offset(request)), base_tokens, costs, request.draft_limit)
+            expected = estimator.expected(estimator.offset(request))
+            return best_row(expected, base_tokens, costs, request.draft_limit), expected
         survival = estimator.expected_many(estimator.offsets(list(decoding)))
+        expected = survival.mean(0).tolist()
         limits = [request.draft_limit for request in decoding]
         if min(limits) < self._max_draft_len:
             survival[np.arange(survival.shape[1]) >= np.array(limits)[:, None]] = 0.0
         weights = self._weights(view)
         if weights is not None:
             survival *= weights[:, None]
-        return best_slots(survival, base_tokens, costs)
+        return best_slots(survival, base_tokens, costs), expected
 
     def _catch_up_ms_per_token(self, decoding: Sequence[Request]) -> float:
         """What drafting costs the draft model beside its steps, per token generated.

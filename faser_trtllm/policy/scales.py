@@ -73,7 +73,7 @@ class Mood:
     def learn(self, scale: Scale, measured_ms: float, predicted_ms: float, *, moves: bool = True) -> bool:
         """A pass of the scale's kind took measured_ms, where the table predicts predicted_ms. True: published is new.
 
-        moves: whether it tells anything of the mood.
+        moves: whether it tells of the mood, as the target's passes do; drafting may have been partly hidden.
         """
         if measured_ms <= 0.0 or predicted_ms <= 0.0:
             return False

@@ -97,7 +97,7 @@ def test_waiting_prompts_make_drafts_dearer():
     for num_context_rows, num_waiting in ((0, 0), (64, 5)):
         view = StepView(decoding, num_context_rows, num_waiting, world.now_s)
         costs = world.policy._costs.costs(4, 4 + num_context_rows, 64)
-        choice = world.policy._choose(view, costs, 4.0 + (num_context_rows if num_waiting else 0))
+        choice, _ = world.policy._choose(view, costs, 4.0 + (num_context_rows if num_waiting else 0))
         slots.append(choice.num_slots)
         prices.append(choice.goodput)
     assert slots[1] < slots[0]

@@ -183,7 +183,10 @@ def test_prompts_are_read_while_the_target_reads_them(modules, draft_ahead):
 
 
 def test_lengths_differ_between_requests_by_what_is_accepted(modules):
-    """One request's drafts are always right and the other's never: price learns which, and gives the one more."""
+    """One request's drafts are always right and two others' never: price learns which, and gives the one more.
+
+    Drafts for all would take the pass a stair up.
+    """
     drafter = CoreDrafter(noise=0.0, policy="price", max_seq_len=1200)
     good = 0
 
@@ -192,15 +195,15 @@ def test_lengths_differ_between_requests_by_what_is_accepted(modules):
         return right if tokens[0] == good else (right + 1) % VOCAB
 
     executor = PyExecutor(modules, drafter, next_token, MAX_DRAFT_LEN)
-    for i in range(2):
+    for i in range(3):
         executor.submit(i, [good if i == 0 else 1, i, 2], 900)
     for _ in range(200):
         executor.step()
     drafter.core.close()
-    right, wrong = (drafter.policy.estimator.offset(drafter.core._known[i]) for i in range(2))
-    assert right > 1.0 + wrong
-    right, wrong = (sum(executor.lengths[i]) for i in range(2))
-    assert right > 1.2 * wrong
+    right, *wrong = (drafter.policy.estimator.offset(drafter.core._known[i]) for i in range(3))
+    assert right > 1.0 + max(wrong)
+    right, *wrong = (sum(executor.lengths[i][-100:]) for i in range(3))  # what it takes to be sure of it is over
+    assert right > 1.2 * max(wrong), (right, wrong)
 
 
 def test_room_and_limits_are_kept(modules):
