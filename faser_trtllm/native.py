@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,18 @@ _STATUS_SENTENCES = {
     FASER_BAD_POSITION: "a position is outside the sequence length the engine was opened with",
     FASER_BAD_BLOCK: "a block id is outside the KV pool",
 }
+
+
+def address_of_buffer(buffer: Any) -> int:
+    """The address of a numpy array's first element, in a quarter of the time that numpy takes to tell it.
+
+    Only of arrays that are writable, C-contiguous and not empty; others are asked themselves.
+    """
+    try:
+        return ctypes.addressof(c_char.from_buffer(buffer))
+    except (TypeError, ValueError):
+        address: int = buffer.__array_interface__["data"][0]
+        return address
 
 
 def address_of_function(function: Any) -> int:

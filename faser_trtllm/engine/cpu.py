@@ -57,7 +57,7 @@ class CpuEngine:
         self._logits = np.zeros((num_logits, stride), np.float32)
         self._logits_address = self._logits.ctypes.data
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
-        self._num_new_address = _address(self._num_new)
+        self._num_new_address = native.address_of_buffer(self._num_new)
         self._sampling: npt.NDArray[np.void] | None = None
         self._sampling_at = 0
         self._batch = native.FaserBatch()
@@ -136,7 +136,7 @@ class CpuEngine:
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         rows = np.ascontiguousarray(rows, np.int32)
-        status = self._library.faser_engine_compact_rows(self._handle, _address(rows), rows.size)
+        status = self._library.faser_engine_compact_rows(self._handle, native.address_of_buffer(rows), rows.size)
         if status:
             native.check(status, f"keeping rows {rows.tolist()}")
 
@@ -147,7 +147,12 @@ class CpuEngine:
             raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n], not {list(candidates.shape)}")
         scores = np.empty(candidates.shape, np.float32)
         status = self._library.faser_engine_early_exit(
-            self._open_handle(), _address(rows), rows.size, _address(candidates), candidates.shape[1], _address(scores)
+            self._open_handle(),
+            native.address_of_buffer(rows),
+            rows.size,
+            native.address_of_buffer(candidates),
+            candidates.shape[1],
+            native.address_of_buffer(scores),
         )
         if status:
             native.check(status, f"early exit of {rows.size} rows")
@@ -157,7 +162,7 @@ class CpuEngine:
         """A copy of the hidden rows [num_rows, hidden_size] that the last segment left; num_rows is that batch's."""
         hidden = np.empty((num_rows, self._file.header["model"]["hidden_size"]), np.float32)
         native.check(
-            self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, _address(hidden)),
+            self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, native.address_of_buffer(hidden)),
             f"reading {num_rows} hidden rows",
         )
         return hidden
@@ -193,9 +198,9 @@ class CpuEngine:
             self._core_set.handle,
             self._batch_address,
             self._sampling_address(sampling),
-            _address(num_tokens),
-            _address(num_drafts),
-            _address(num_new_drafts),
+            native.address_of_buffer(num_tokens),
+            native.address_of_buffer(num_drafts),
+            native.address_of_buffer(num_new_drafts),
             max_draft_len,
             None if stop is None else self._stop_address(stop, max_draft_len),
             self._logits_address,
@@ -229,7 +234,7 @@ class CpuEngine:
             self._batch_address,
             first_layer,
             last_layer,
-            _address(logit_rows),
+            native.address_of_buffer(logit_rows),
             num_logits,
             self._logits_address,
         )
@@ -256,7 +261,7 @@ class CpuEngine:
                 array = getattr(stop, name)
                 if array.dtype != np.float32 or array.size < size or not array.flags.c_contiguous:
                     raise ValueError(f"{name} is {array.dtype} [{array.size}], need contiguous float32 [{size}]")
-                setattr(struct, name, _address(array))
+                setattr(struct, name, native.address_of_buffer(array))
             self._stop = stop  # keeps the arrays alive
         return ctypes.addressof(struct)
 
@@ -274,25 +279,20 @@ class CpuEngine:
         if table is not self._block_table:
             self._check_block_table(table)
             self._block_table = table
-            struct.block_table = _address(table)
+            struct.block_table = native.address_of_buffer(table)
             struct.max_blocks_per_seq = table.shape[1]
         struct.num_requests = slots.size
         struct.num_rows = num_rows
-        struct.slots = _address(slots)
-        struct.cu_rows = _address(cu_rows)
-        struct.token_ids = _address(token_ids)
-        struct.positions = _address(positions)
+        struct.slots = native.address_of_buffer(slots)
+        struct.cu_rows = native.address_of_buffer(cu_rows)
+        struct.token_ids = native.address_of_buffer(token_ids)
+        struct.positions = native.address_of_buffer(positions)
 
     def _check_block_table(self, table: npt.NDArray[np.int32]) -> None:
         if table.dtype != np.int32 or table.ndim != 2 or not table.flags.c_contiguous:
             raise ValueError(f"block_table is {table.dtype} {table.shape}, need contiguous int32 of two axes")
         if table.shape[0] < self._spec.max_batch_size:
             raise ValueError(f"block_table has {table.shape[0]} rows, max_batch_size is {self._spec.max_batch_size}")
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:

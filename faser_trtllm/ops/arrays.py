@@ -25,8 +25,7 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
         raise TypeError(f"expected an array of {np.dtype(dtype).name}, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
-    address: int = array.ctypes.data
-    return address
+    return native.address_of_buffer(array)
 
 
 def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
@@ -39,8 +38,7 @@ def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:
     if logits.size and (item_bytes != 4 or row_bytes % 4):
         raise ValueError(f"expected logits with contiguous rows, got strides {logits.strides}")
     stride = row_bytes // 4 if logits.shape[0] > 1 else logits.shape[1]
-    address: int = logits.ctypes.data
-    return address, stride
+    return native.address_of_buffer(logits), stride
 
 
 def int32_at(address: int, count: int) -> Int32Array:
