@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,23 @@ def section(name: str, limit_s: float = 60.0) -> Section:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def limit_s(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Time enough for a section to start, which is to import torch, on this machine as busy as it is."""
+    started_s = time.monotonic()
+    run_gpu_bench(options(tmp_path_factory.mktemp("gpu")), sections=[section("fine")])
+    return math.ceil(1 + 2 * (time.monotonic() - started_s))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, limit_s: int) -> tuple[dict[str, Any], Path]:
     """A run over sections that do everything that can go wrong."""
     output = tmp_path_factory.mktemp("gpu")
     names = ("fine", "one_measurement_fails", "raises", "refuses", "crashes", "reads_what_was_before")
-    plan = [*map(section, names), section("hangs", limit_s=9.0)]
+    plan = [*map(section, names), section("hangs", limit_s)]
     return run_gpu_bench(options(output), sections=plan), output
 
 
-def test_every_section_is_reported_with_what_it_had(report: tuple[dict[str, Any], Path]) -> None:
+def test_every_section_is_reported_with_what_it_had(report: tuple[dict[str, Any], Path], limit_s: int) -> None:
     found = report[0]["sections"]
     status = {name: data["status"] for name, data in found.items()}
     assert status["fine"] == "ok"
@@ -49,7 +59,7 @@ def test_every_section_is_reported_with_what_it_had(report: tuple[dict[str, Any]
     assert status["raises"] == "failed: RuntimeError: broken"
     assert status["refuses"] == "not run: a thing is missing; install it"
     assert status["crashes"] == "crashed with SIGSEGV, with what it had"
-    assert status["hangs"] == "stopped after 9 s, with what it had"
+    assert status["hangs"] == f"stopped after {limit_s} s, with what it had"
     for name in ("raises", "crashes", "hangs"):
         assert found[name]["values"] == {"before": 1}
     assert found["reads_what_was_before"]["values"] == {"seen": "a device"}

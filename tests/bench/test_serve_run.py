@@ -158,7 +158,7 @@ def test_the_command_starts_and_ends_a_service_of_its_own(engine_dir: Path, tmp_
         [sys.executable, "-m", "faser_trtllm.cli", "bench", "serve", "--quick", *flags],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "| requests | 24 in" in done.stdout

@@ -1,4 +1,4 @@
-"""`faser bench soak` over real engines: half a minute of load with kills, and a loss that it cannot explain.
+"""`faser bench soak` over real engines: a quarter of a minute of load with kills, and a loss that it cannot explain.
 
 A run for a release takes longer: `faser bench soak --engine_dir engines/built/demo --minutes 20 --output_dir ...`.
 """

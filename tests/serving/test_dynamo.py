@@ -25,6 +25,7 @@ from faser_trtllm.serving.dynamo_request import read_params, read_token_ids
 from faser_trtllm.serving.offline import generate_all
 from tests.checkpoints import make_pair
 from tests.serving import dynamo_surface
+from tests.waiting import PATIENCE_S
 
 MAX_SEQ_LEN = 256
 PROMPTS = ["hello world", "def f(x):", "abc " * 20]
@@ -272,7 +273,7 @@ def test_the_router_learns_prefixes_and_load(adapter, engine_dir):
         source.on_ready(publisher)
         for prompt in prompts:
             await collect(engine, {"token_ids": prompt, **GREEDY})
-        await asyncio.to_thread(publisher.has_load.wait, 5)
+        await asyncio.to_thread(publisher.has_load.wait, PATIENCE_S)
 
     run(adapter, engine_dir, scenario)
     firsts = [tokens for parent, tokens in publisher.blocks.values() if parent is None]
