@@ -140,6 +140,7 @@ class GuardedPolicy:
     def __init__(self, inner: Policy, guard: SpeculationGuard) -> None:
         self._inner = inner
         self._guard = guard
+        self._inner_wants = True
 
     @property
     def name(self) -> str:
@@ -163,8 +164,13 @@ class GuardedPolicy:
     def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
         return self._inner.keep_rows(view, exit_view)
 
-    def observe(self, outcome: StepOutcome) -> None:
+    def wants_outcome(self, is_speculative: bool) -> bool:
         if self._guard.is_off:
-            return
+            return False
+        self._inner_wants = self._inner.wants_outcome(is_speculative)
+        return is_speculative or self._inner_wants
+
+    def observe(self, outcome: StepOutcome) -> None:
         self._guard.tested(sum(outcome.num_tested), sum(outcome.num_accepted))
-        self._inner.observe(outcome)
+        if self._inner_wants:
+            self._inner.observe(outcome)

@@ -31,8 +31,15 @@ class Policy(Protocol):
     def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
         """How many of its first rows each decoding request keeps (1 to num_rows[i]) behind the boundary."""
 
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        """Whether to be told the outcome of the step that is just verified; asked once per step that ran rows of
+        decoding requests. Gathering an outcome takes the host as long as planning a small step.
+
+        is_speculative: drafts were pending or made.
+        """
+
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a step; called once per step that ran rows of decoding requests."""
+        """Learn from a step; called once per step whose outcome was wanted."""
 
 
 class StatelessPolicy:
@@ -46,6 +53,9 @@ class StatelessPolicy:
 
     def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
         return list(exit_view.num_rows)
+
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        return False
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""

@@ -24,7 +24,7 @@ TRIAL_SHARE = 0.01  # of the tokens may be lost in trials
 TRIAL_STEPS = 16
 TOKENS_PER_STEP = 2.0  # of a request, about
 MIN_TRIAL_LOSS = 0.02  # of a trial's tokens, though the arm may look better than that
-MAX_SAVED_TRIALS = 2.0  # budget of losses, in trials that lose everything
+MAX_SAVED_TRIALS = 2.0
 
 
 @dataclass
@@ -50,7 +50,8 @@ class _Class:
     incumbent: str
     arms: dict[str, _Arm] = field(default_factory=dict)
     dwelt: float = math.inf  # tokens since the incumbent took over
-    budget: float = 0.0  # tokens that trials may lose
+    num_unspent: float = 0.0  # tokens of which no share is saved for trials yet
+    saved: dict[str, float] = field(default_factory=dict)  # tokens that trials of an arm may lose
 
 
 class Controller:
@@ -69,16 +70,18 @@ class Controller:
     ) -> str:
         """The arm for the next steps.
 
-        predicted: goodput of every arm that can run now (the default always can). entry_tokens: what it costs to begin
+        predicted: goodput of every arm that can run now, one at least. entry_tokens: what it costs to begin
         with an arm, in tokens that could be generated meanwhile.
         """
         self.is_trial = False
         self._settle()
         state = self._classes.setdefault(_class_of(batch_size), _Class(self._default))
-        incumbent = state.incumbent if state.incumbent in predicted else self._default
-        if incumbent == state.incumbent and state.dwelt < DWELL_TOKENS:
+        incumbent = state.incumbent
+        if incumbent in predicted and state.dwelt < DWELL_TOKENS:
             return incumbent
         scores = {arm: predicted[arm] * self._factor(state, arm) for arm in self._margins if arm in predicted}
+        if incumbent not in scores:  # for now: where it can run again, it is in charge again
+            return max(scores, key=lambda arm: scores[arm])
         best, best_score = incumbent, scores[incumbent] * (1.0 + HYSTERESIS)
         for arm, score in scores.items():
             if arm != incumbent and score * (1.0 - self._margins[arm] + self._margins[incumbent]) > best_score:
@@ -91,23 +94,23 @@ class Controller:
     def _trial(
         self, state: _Class, batch_size: int, scores: Mapping[str, float], entry_tokens: Mapping[str, float]
     ) -> str | None:
-        """An arm to be tried now, if the budget allows it: of what can be lost little, of what is known least."""
+        """An arm to be tried now: each saves for its own trials, so that cheap ones do not eat up dear ones' share."""
         trial_tokens = TRIAL_STEPS * TOKENS_PER_STEP * batch_size
-        state.budget = min(state.budget, MAX_SAVED_TRIALS * trial_tokens)
-        found, found_rank, found_loss = None, math.inf, 0.0
+        share = TRIAL_SHARE / max(1, len(scores) - 1)
+        found, found_ratio = None, 1.0
         for arm, score in scores.items():
             if arm == state.incumbent:
                 continue
             gap = max(1.0 - score / scores[state.incumbent], MIN_TRIAL_LOSS)
             loss = gap * trial_tokens + entry_tokens.get(arm, 0.0)
-            measured = state.arms.get(arm)
-            rank = loss * (1.0 + (0.0 if measured is None else measured.expected) / DOUBT_TOKENS)
-            if rank < found_rank:
-                found, found_rank, found_loss = arm, rank, loss
-        if found is None or found_loss > state.budget:
-            return None
-        state.budget -= found_loss
-        self.is_trial = True
+            saved = min(state.saved.get(arm, 0.0) + share * state.num_unspent, MAX_SAVED_TRIALS * loss)
+            state.saved[arm] = saved
+            if saved / loss >= found_ratio:
+                found, found_ratio = arm, saved / loss
+        state.num_unspent = 0.0
+        if found is not None:
+            state.saved[found] *= 1.0 - 1.0 / found_ratio
+            self.is_trial = True
         return found
 
     def record(self, batch_size: int, arm: str, num_tokens: int, predicted: float, ms: float) -> None:
@@ -130,7 +133,7 @@ class Controller:
         for (class_id, arm), recent in self._recent.items():
             state = self._classes.setdefault(class_id, _Class(self._default))
             state.dwelt += recent.tokens
-            state.budget += TRIAL_SHARE * recent.tokens
+            state.num_unspent += recent.tokens
             own, others = math.exp(-recent.tokens / MEMORY_TOKENS), math.exp(-recent.tokens / FADING_TOKENS)
             for arms in (state.arms, self._overall):
                 arms.setdefault(arm, _Arm())

@@ -94,6 +94,9 @@ class GpLcbPolicy(StatelessPolicy):
             self._ms, self._num_tokens, self._num_requests = 0.0, 0, 0
         return DraftPlan([self._length] * n)
 
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:
         tested, accepted = sum(outcome.num_tested), sum(outcome.num_accepted)
         if tested:

@@ -6,6 +6,8 @@ since no choice depends on it.
 
 from __future__ import annotations
 
+import math
+
 from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
@@ -17,6 +19,8 @@ CACHE_SIZE = 512
 LATE_ROWS = 64  # of a pass of the draft model over what it has missed, for its cost per row
 MIN_LATE_ROWS = 16  # to learn from; fewer drown in what a draft call costs anyway
 USUAL_ROWS = 1.5  # after a step the draft model has missed one token, or two where all its drafts were accepted
+NEW_OVERHEAD = 0.1  # relative change that is worth new arrays
+MAX_EXCESS = 3.0  # of a step over what it should have taken
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
 
 
@@ -34,6 +38,7 @@ class MeasuredCosts:
         self._verify = ScalesByRows(self.mood)
         self._decode = ScalesByRows(self.mood)  # of steps without drafts
         self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
+        self._published_overhead = list(self._overhead)
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._observed_s: float | None = None
         self._rows_per_draft = USUAL_ROWS  # of a draft call's first step, per request
@@ -61,8 +66,11 @@ class MeasuredCosts:
         """The draft's pass over tokens that it has missed (a prompt, mostly), per token."""
         return self._late.published * self._late_row_ms
 
-    def observe(self, outcome: StepOutcome, context_len: float, next_s: float) -> float:
-        """Learn from a step -> its duration in ms: up to the next one, planned at next_s, where the two adjoin."""
+    def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None) -> float:
+        """Learn from a step -> its duration in ms: up to the next one, planned at next_s, if it is known.
+
+        A step that somebody else's work held up counts as MAX_EXCESS times what it should have taken.
+        """
         last_s, self._observed_s = self._observed_s, outcome.now_s
         self.mood.pass_time(max(outcome.step_ms, 0.0 if last_s is None else 1e3 * (outcome.now_s - last_s)))
         if outcome.mode is Mode.SERIAL:
@@ -73,19 +81,33 @@ class MeasuredCosts:
                 self._verify.forget_curve()
                 self._decode.forget_curve()
         slowness = self.mood.factor
-        elapsed = 1e3 * (next_s - outcome.now_s)
+        elapsed = math.inf if next_s is None else 1e3 * (next_s - outcome.now_s)
         between = elapsed - outcome.step_ms
         drafting = 1 if outcome.num_drafted else 0
+        usual_ms = MAX_EXCESS * self._usual_ms(outcome, context_len)
         if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
-            return outcome.step_ms / slowness + self._overhead[drafting]
-        old = self._overhead[drafting]
-        new = old + (1.0 - MEMORY) * (between / slowness - old)
+            return min(outcome.step_ms / slowness + self._overhead[drafting], usual_ms)
+        new = self._overhead[drafting] + (1.0 - MEMORY) * (between / slowness - self._overhead[drafting])
         self._overhead[drafting] = new
-        return elapsed / slowness
+        if abs(new - self._published_overhead[drafting]) > NEW_OVERHEAD * self._published_overhead[drafting]:
+            self._published_overhead[drafting] = new
+            self._cache.clear()
+        return min(elapsed / slowness, usual_ms)
 
     def late_ms(self, outcome: StepOutcome) -> float:
         """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
         return self.late_row_ms * max(0, outcome.num_draft_rows - 2 * len(outcome.decoding))
+
+    def _usual_ms(self, outcome: StepOutcome, context_len: float) -> float:
+        num_requests = len(outcome.decoding)
+        num_slots = sum(outcome.num_verified)
+        costs = self.costs(num_requests, outcome.num_rows - num_slots, context_len)
+        if not outcome.num_drafted and not num_slots:
+            return costs.off_ms + self.late_ms(outcome)
+        draft_ms = self.late_ms(outcome)
+        if outcome.num_drafted:
+            draft_ms = self._draft.published * self._draft_ms(outcome, outcome.num_draft_rows, context_len)
+        return float(costs.verify[num_slots]) + draft_ms + costs.overhead
 
     def _learn_pass(self, outcome: StepOutcome, context_len: float) -> bool:
         num_rows, num_requests = outcome.num_rows, len(outcome.decoding)
@@ -132,7 +154,7 @@ class MeasuredCosts:
         verify = self._table.verify_ms_array(last, num_requests, context_len, ALL)
         draft = self._table.draft_step_ms_array(num_requests, context_len, ALL)
         first = self._table.draft_first_ms_array(num_requests, self._published_rows, context_len, ALL)
-        off, drafting = self._overhead
+        off, drafting = self._published_overhead
         verify = self._verify.curve(last)[base_rows:] * verify[base_rows : last + 1]
         off_ms = off + float(verify[0])
         if base_rows == num_requests:

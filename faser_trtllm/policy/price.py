@@ -24,6 +24,7 @@ import numpy as np
 
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.request import Request
+from faser_trtllm.core.value import value
 from faser_trtllm.policy.base import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
 from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
 from faser_trtllm.policy.exits import ExitPricing
@@ -39,6 +40,7 @@ from faser_trtllm.policy.goodput import (
     top_prefixes,
     top_prefixes_few,
 )
+from faser_trtllm.policy.looks import Looks
 from faser_trtllm.policy.measured_costs import FEW_REQUESTS, MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.probes import Probes
@@ -51,10 +53,20 @@ MAX_URGENCY = 4.0
 PLAN_STEPS = 24  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 64  # the same for a plan that drafts nothing
 EXPIRED = 1 << 30
-# Of so many steps, the times of so many in a row are learnt from, once the population is known.
-IDLE_CYCLE, IDLE_LOOKS = 8, 2  # without drafts
-DRAFT_CYCLE, DRAFT_LOOKS = 6, 2  # with drafts; all steps of a trial
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
+
+
+@value
+class _Step:
+    """A step that was looked at. promised: goodput that the arm was predicted to have, 0 where it is not judged."""
+
+    number: int
+    outcome: StepOutcome
+    weight: int
+    arm: str
+    promised: float
+    planned_size: int
+    context_len: float
 
 
 class PricePolicy:
@@ -87,13 +99,12 @@ class PricePolicy:
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._probing = False
-        self._unsettled: deque[tuple[StepOutcome, int, str, float, int, float]] = deque()
+        self._looks = Looks()
+        self._unsettled: deque[_Step] = deque()
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._plan = DraftPlan([])
         self._plan_age = EXPIRED
         self._plan_steps = PLAN_STEPS  # so long the plan holds
-        self._num_idle = 0  # steps without drafts, in a row
-        self._num_drafting = 0  # steps with drafts
         self._planned_size = 0
         self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
@@ -125,7 +136,7 @@ class PricePolicy:
         elif self._plan_decoding != tuple(decoding):
             self._plan = self._carried_over(decoding)
         self._probing = False
-        if self._drafting:
+        if self._drafting or self.controller.is_trial:
             return self._plan
         lengths = self._probes.lengths(decoding, self._context_len, self._price)
         self._probing = lengths is not None
@@ -155,17 +166,16 @@ class PricePolicy:
         prompt_ms = self._catch_up_ms_per_token(decoding)
         pays = _charged(choice.goodput, prompt_ms) > choice.off_goodput * (1.0 + (0.0 if self._pays else MIN_GAIN))
         # Of a step of decoding; the prompts' share is charged where arms are compared, not where they are judged.
-        goodput = {"price": choice.goodput if pays else choice.off_goodput, "off": choice.off_goodput}
-        drafting = {"price"} if pays else set()
+        goodput, drafting = {"off": choice.off_goodput}, {}
+        if pays:
+            drafting["price"] = choice.goodput
         uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
-        goodput["uniform"] = uniform.goodput
         if uniform.lengths[0]:
-            drafting.add("uniform")
+            drafting["uniform"] = uniform.goodput
         if self._auto_mode and pays and self._costs.table.interference:
-            modes = predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
-            goodput |= modes
-            drafting |= modes.keys()
-        predicted = {arm: _charged(g, prompt_ms) if arm in drafting else g for arm, g in goodput.items()}
+            drafting |= predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
+        goodput |= drafting
+        predicted = goodput | {arm: _charged(g, prompt_ms) for arm, g in drafting.items()}
         # Who begins to draft pays for what the draft has missed of all requests at once.
         num_late = 0 if self._drafting else sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding)
         entry = choice.off_goodput * self._costs.late_row_ms * num_late
@@ -173,7 +183,7 @@ class PricePolicy:
         self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
-        self._drafting = arm != "off" and (uniform.lengths[0] > 0 if arm == "uniform" else pays)
+        self._drafting = arm != "off"
         self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
         if self.controller.is_trial:
             self._plan_steps = TRIAL_STEPS
@@ -246,49 +256,39 @@ class PricePolicy:
     def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
         return self._exits.keep_rows(view, exit_view, self._context_len, self._price)
 
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        is_probe = is_speculative and not self._drafting
+        is_new = self.estimator.version <= JUDGED_REFITS
+        return self._looks.ask(is_speculative, all_steps=is_new or is_probe or self.controller.is_trial)
+
     def observe(self, outcome: StepOutcome) -> None:
-        if not outcome.decoding:
-            return
-        weight = 1
         if outcome.num_drafted or any(outcome.num_pending):
-            self._num_idle = 0
-            self._num_drafting += 1
             self.estimator.observe(outcome)  # looks at tested drafts only
-            if self._drafting and not self.controller.is_trial and self.estimator.version > JUDGED_REFITS:
-                if self._num_drafting % DRAFT_CYCLE >= DRAFT_LOOKS:
-                    return
-                weight = DRAFT_CYCLE // DRAFT_LOOKS
-        else:
-            self._num_idle += 1
-            if self._num_idle % IDLE_CYCLE >= IDLE_LOOKS:
-                return
-            weight = IDLE_CYCLE // IDLE_LOOKS
+        looks = self._looks
+        if looks.weight == 0:
+            return
         # In ping_pong a step verifies a part of the batch; the promise is tokens per ms all the same.
         whole = outcome.mode is Mode.PING_PONG or len(outcome.decoding) == self._planned_size
         promised = self._promised if whole and outcome.num_context_rows == 0 and not self._probing else 0.0
-        self._unsettled.append((outcome, weight, self._arm, promised, self._planned_size, self._context_len))
-        if len(self._unsettled) > self._settling_steps:
+        size, context_len = self._planned_size, self._context_len
+        self._unsettled.append(_Step(looks.step, outcome, looks.weight, self._arm, promised, size, context_len))
+        while self._unsettled[0].number <= looks.step - self._settling_steps:
             settled = self._unsettled.popleft()
-            self._learn(*settled, self._unsettled[0][0].now_s)
+            following = self._unsettled[0]
+            self._learn(settled, following.outcome.now_s if following.number == settled.number + 1 else None)
 
-    def _learn(
-        self,
-        outcome: StepOutcome,
-        weight: int,
-        arm: str,
-        promised: float,
-        planned_size: int,
-        context_len: float,
-        next_s: float,
-    ) -> None:
-        """What a step cost, once all the drafts that were pending in it are tested; it stands for weight steps."""
+    def _learn(self, step: _Step, next_s: float | None) -> None:
+        """What a step cost, once all the drafts that were pending in it are tested. next_s: when the next was planned,
+        if it was looked at."""
+        outcome = step.outcome
         self._exits.observe(outcome)
-        ms = self._costs.observe(outcome, context_len, next_s)
-        self._probes.save(weight * ms)
-        if promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
+        ms = self._costs.observe(outcome, step.context_len, next_s)
+        self._probes.save(step.weight, ms, is_idle=not outcome.num_drafted)
+        if step.promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
             # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
             ms -= self._costs.late_ms(outcome)
-            self.controller.record(planned_size, arm, weight * _num_tokens(outcome), promised, weight * ms)
+            num_tokens = step.weight * _num_tokens(outcome)
+            self.controller.record(step.planned_size, step.arm, num_tokens, step.promised, step.weight * ms)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> tuple[Choice, list[float]]:
         """-> the slots with the most goodput; the mean survival of these requests by place, which a uniform length is

@@ -11,13 +11,13 @@ from faser_trtllm.policy.survival import SurvivalEstimator
 
 WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
 WARM_UP_LEN = 2
-SHARE = 0.008  # of the time
+SHARE = 0.004  # of the time
 LENGTH = 3
 MAX_LAG = 64  # tokens that the draft has missed, of all requests in a probe but the first
 MAX_SAVED_STEPS = 4.0
 REQUESTS = 4
 RUN = 16  # probes in a row for the same requests, so that their catching up is paid once
-MIN_COST = 0.1  # of its time, however much it promises
+MIN_COST = 0.3  # of its time, however much it promises
 
 
 class Probes:
@@ -36,9 +36,10 @@ class Probes:
         self._next_at_ms = 0.0
         self._num_probes = 0
 
-    def save(self, ms: float) -> None:
-        """A step took ms."""
-        self._saved_ms = min(self._saved_ms + SHARE * ms, MAX_SAVED_STEPS * ms)
+    def save(self, num_steps: int, ms: float, *, is_idle: bool) -> None:
+        """So many steps took ms each. Where something is drafted there is nothing to save for."""
+        saved_ms = self._saved_ms + (SHARE * num_steps * ms if is_idle else 0.0)
+        self._saved_ms = min(saved_ms, MAX_SAVED_STEPS * ms)
 
     def lengths(self, decoding: Sequence[Request], context_len: float, price: float) -> list[int] | None:
         """Drafts per request, if it is time for a probe; price: tokens per ms of the step without."""

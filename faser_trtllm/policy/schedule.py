@@ -5,10 +5,10 @@ from __future__ import annotations
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.policy.base import DraftPlan, StatelessPolicy, StepOutcome, StepView
 from faser_trtllm.policy.goodput import best_uniform
+from faser_trtllm.policy.looks import Looks
 from faser_trtllm.policy.measured_costs import MeasuredCosts
 from faser_trtllm.policy.survival import SurvivalEstimator
 
-IDLE_CYCLE, IDLE_LOOKS = 8, 2  # of so many steps without drafts, so many in a row are learnt from
 PROBE_STEPS = 256  # without drafting, until one step drafts again to learn
 
 
@@ -24,6 +24,7 @@ class SchedulePolicy(StatelessPolicy):
         self._version = 0
         self._context_len = 1.0
         self._num_idle = 0
+        self._looks = Looks()
         self._last: tuple[StepOutcome, float] | None = None  # until the next step tells when it was over
 
     def plan(self, view: StepView) -> DraftPlan:
@@ -52,11 +53,14 @@ class SchedulePolicy(StatelessPolicy):
             k = self._lengths[key] = choice.lengths[0]
         return k
 
-    def observe(self, outcome: StepOutcome) -> None:
-        if not outcome.num_drafted and not any(outcome.num_pending) and self._num_idle % IDLE_CYCLE >= IDLE_LOOKS:
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        wanted = self._looks.ask(is_speculative, all_steps=is_speculative and not self.estimator.is_settled)
+        if not wanted:
             self._last = None
-            return
+        return wanted
+
+    def observe(self, outcome: StepOutcome) -> None:
         self.estimator.observe(outcome)
         if self._last is not None:
             self._costs.observe(*self._last, outcome.now_s)
-        self._last = outcome, self._context_len
+        self._last = (outcome, self._context_len) if self._looks.weight else None

@@ -95,7 +95,6 @@ class SurvivalEstimator:
         self._tests: list[int] = []
         self._wins: list[int] = []
         self._steps = 0
-        self._num_steps = 0
         self._kept: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray]] = []
         self._num_kept = 0
         self._num_flushes = 0
@@ -106,6 +105,11 @@ class SurvivalEstimator:
     slope: Float32Array
     intercept: Float32Array
     prior: Float32Array
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether so much was seen that not every step need be observed."""
+        return bool(self._num_seen[self._pooled] >= SETTLED)
 
     def offset(self, request: Request) -> float:
         """The request's log-odds offset; 0 for a new one."""
@@ -157,10 +161,7 @@ class SurvivalEstimator:
         return np.cumprod(p, axis=1, out=p)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in the drafts that the step tested; learn now and then. Once settled, every other step is enough."""
-        self._num_steps += 1
-        if self._num_steps % 2 and self._num_seen[self._pooled] >= SETTLED:
-            return
+        """Take in the drafts that the step tested; learn now and then."""
         for request, tested, accepted in zip(outcome.decoding, outcome.num_tested, outcome.num_accepted, strict=True):
             if tested and request.slot >= 0:
                 first = request.num_tokens

@@ -51,6 +51,9 @@ class RecordingPolicy(StatelessPolicy):
         self._decoding = list(view.decoding)
         return list(exit_view.num_rows)
 
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
         if len(self._seen) < len(self.boundaries) or not self._seen:

@@ -16,7 +16,7 @@ from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.base import BlockListener, KVCache
 from faser_trtllm.kvcache.manager import KVCacheManager
-from faser_trtllm.policy.base import Policy, StatelessPolicy
+from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.outcome import step_outcome
@@ -34,7 +34,6 @@ class Scheduler:
         self._kv = kv
         self._limits = limits
         self._policy = policy
-        self._learns = getattr(type(policy), "observe", None) is not StatelessPolicy.observe
         self._clock = clock
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # in order of admission
@@ -154,8 +153,10 @@ class Scheduler:
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         """Commit what the pass found; returns the requests with new tokens or an end."""
-        if plan.view.decoding and self._learns:
-            self._policy.observe(step_outcome(plan, drafts, result))
+        if plan.view.decoding:
+            is_speculative = any(drafts.num_new_drafts) or any(s.request.num_drafts for s in plan.scheduled)
+            if self._policy.wants_outcome(is_speculative):
+                self._policy.observe(step_outcome(plan, drafts, result))
         outputs: list[RequestOutput] = []
         now_s = self._clock.now_s()
         kv = self._kv

@@ -34,5 +34,8 @@ class PricedPolicy:
     def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
         return self._inner.keep_rows(view, exit_view)
 
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        return self._inner.wants_outcome(is_speculative)
+
     def observe(self, outcome: StepOutcome) -> None:
         self._inner.observe(outcome)

@@ -245,6 +245,8 @@ class DraftCore:
             return
         now_s = self._clock.now_s()
         verify_ms = 1e3 * (now_s - last.proposed_s)
+        if not self._policy.wants_outcome(any(last.pending)):
+            return
         requests, pending_, lengths, tested, accepted_ = zip(*rows, strict=True)
         self._policy.observe(
             StepOutcome(

@@ -73,8 +73,9 @@ def test_witness_counts_and_passes_on() -> None:
     watched = WatchedPolicy(FixedPolicy(3), TABLE)
     assert watched.name == "fixed:3"
     outcome = step([4, 4], [1, 2])
-    watched.observe(outcome)
-    watched.observe(step([], []))
+    for seen in (outcome, step([], [])):
+        assert watched.wants_outcome(True)
+        watched.observe(seen)
     counts = watched.counts
     assert (counts.num_steps, counts.num_requests, counts.num_rows, counts.num_tokens) == (1, 2, 10, 5)
     assert (counts.num_tested, counts.num_accepted) == (2 + 3, 3)

@@ -87,6 +87,9 @@ class ErraticPolicy(StatelessPolicy):
             kept.append(1 + wrong[0] if wrong and self._random.random() < 0.8 else self._random.randint(1, rows))
         return kept
 
+    def wants_outcome(self, is_speculative):
+        return True
+
     def observe(self, outcome):
         self.outcomes.append(outcome)
 

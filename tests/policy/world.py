@@ -119,7 +119,8 @@ class World:
             sum(n > 0 for n in new), self.num_waiting, spent_ms * noise, verify_ms, spent_ms * noise + verify_ms,
             Mode.SERIAL, started_s,
         )  # fmt: skip
-        self.policy.observe(outcome)
+        if self.policy.wants_outcome(any(pending)):
+            self.policy.observe(outcome)
         for i, (r, p, t, a, n) in enumerate(zip(self.requests, pending, tested, accepted, tokens, strict=True)):
             r.num_tokens += n
             r.num_computed_tokens = r.num_tokens - 1

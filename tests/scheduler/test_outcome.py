@@ -86,12 +86,15 @@ class Learning(FixedPolicy):
         super().__init__(2)
         self.outcomes = []
 
+    def wants_outcome(self, is_speculative):
+        return True
+
     def observe(self, outcome):
         self.outcomes.append(outcome)
 
 
 @pytest.mark.parametrize("policy", [Learning(), FixedPolicy(2)])
-def test_whoever_overrides_observe_is_told_of_every_step_that_decoded(policy, monkeypatch):
+def test_whoever_wants_it_is_told_of_every_step_that_decoded(policy, monkeypatch):
     gathered = []
     module = "faser_trtllm.scheduler.scheduler.step_outcome"
     monkeypatch.setattr(module, lambda *step: gathered.append(step_outcome(*step)) or gathered[-1])

@@ -64,6 +64,9 @@ class RandomPolicy(StatelessPolicy):
     def frontier_lengths(self, view, num_pending):
         return [self._rng.choice((0, pending, self._rng.randint(0, pending))) for pending in num_pending]
 
+    def wants_outcome(self, is_speculative):
+        return True
+
     def observe(self, outcome):
         counts = zip(outcome.num_verified, outcome.num_tested, outcome.num_accepted, outcome.num_pending, strict=True)
         for verified, tested, accepted, pending in counts:

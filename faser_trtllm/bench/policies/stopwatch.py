@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class Stopwatch:
@@ -24,14 +23,3 @@ class Stopwatch:
 
     def stop(self) -> None:
         self._elapsed_s, self._started_s = self.now_s(), None
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stand still for a while, if it runs."""
-        was_running = self._started_s is not None
-        self.stop()
-        try:
-            yield
-        finally:
-            if was_running:
-                self.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from faser_trtllm.bench.policies.drive import DriveResult, drive_steps
@@ -104,7 +104,7 @@ def open_system(
         clock = MoodyClock(options.mood, options.seed) if options.mood > 1.0 else ManualClock()
 
     def watch(policy: Policy) -> Policy:
-        watched.append(WatchedPolicy(policy, table, clock.stopped if isinstance(clock, Stopwatch) else nullcontext))
+        watched.append(WatchedPolicy(policy, table, clock if isinstance(clock, Stopwatch) else None))
         return watched[0]
 
     longest = options.prompt_len + options.max_tokens + 16

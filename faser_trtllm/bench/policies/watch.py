@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from faser_trtllm.bench.policies.oracle import oracle_rows, oracle_step_ms
+from faser_trtllm.bench.policies.stopwatch import Stopwatch
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import DraftPlan, ExitView, StepOutcome, StepView
 from faser_trtllm.policy.base import Policy
@@ -47,15 +47,14 @@ class TimelinePoint:
 class WatchedPolicy:
     """Policy (policy/base.py) that passes everything on to another one. start() forgets what was counted.
 
-    uncounted: entered while the witness itself takes time.
+    clock: stands still while the witness itself takes time, and while an outcome is gathered for nobody else.
     """
 
-    def __init__(
-        self, inner: Policy, table: CostTable, uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> None:
+    def __init__(self, inner: Policy, table: CostTable, clock: Stopwatch | None = None) -> None:
         self.inner = inner
         self._table = table
-        self._uncounted = uncounted
+        self._clock = clock or Stopwatch()
+        self._inner_wants = True
         self.start()
 
     def start(self) -> None:
@@ -78,10 +77,18 @@ class WatchedPolicy:
     def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
         return self.inner.keep_rows(view, exit_view)
 
+    def wants_outcome(self, is_speculative: bool) -> bool:
+        self._inner_wants = self.inner.wants_outcome(is_speculative)
+        if not self._inner_wants:
+            self._clock.stop()
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:
-        self.inner.observe(outcome)
-        with self._uncounted():
-            self._count(outcome)
+        if self._inner_wants:
+            self.inner.observe(outcome)
+            self._clock.stop()
+        self._count(outcome)
+        self._clock.start()
 
     def _count(self, outcome: StepOutcome) -> None:
         n, counts = len(outcome.decoding), self.counts

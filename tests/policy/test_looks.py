@@ -1,0 +1,34 @@
+"""Which steps are looked at, and that their weights stand for all of them."""
+
+import pytest
+
+from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, LOOKS, TESTS, Looks
+
+
+def asked(looks, kinds, *, all_steps=False):
+    """-> for each step: its weight, None where it is not looked at."""
+    return [looks.weight if looks.ask(kind, all_steps=all_steps) else None for kind in kinds]
+
+
+@pytest.mark.parametrize(("is_speculative", "cycle"), [(False, IDLE_CYCLE), (True, CYCLE)])
+def test_weights_add_up_to_the_steps(is_speculative, cycle):
+    looks = Looks()
+    asked(looks, [is_speculative] * (1 if not is_speculative else cycle))  # the first one without drafts is left out
+    weights = asked(looks, [is_speculative] * 10 * cycle)
+    assert sum(w for w in weights if w is not None) == 10 * cycle
+    assert sum(1 for w in weights if w) == 10 * LOOKS
+    assert sum(1 for w in weights if w == 0) == (10 * (TESTS - LOOKS) if is_speculative else 0)
+    assert looks.step == len(weights) + (cycle if is_speculative else 1)
+
+
+def test_looks_come_in_a_row():
+    weights = asked(Looks(), [True] * 20 * CYCLE)
+    timed = [bool(w) for w in weights]
+    assert all(any(pair) for pair in zip(timed[:-1:CYCLE], timed[1::CYCLE], strict=False))
+    assert max(len(run) for run in "".join("x" if t else " " for t in timed).split()) == LOOKS
+
+
+def test_the_first_pass_behind_the_draft_models_is_not_one_of_many():
+    looks = Looks()
+    assert asked(looks, [True, False, False, False], all_steps=True) == [1, None, 1, 1]
+    assert asked(looks, [True, False], all_steps=False)[1] is None
