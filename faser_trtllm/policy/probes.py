@@ -11,7 +11,7 @@ from faser_trtllm.policy.survival import SurvivalEstimator
 
 WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
 WARM_UP_LEN = 2
-SHARE = 0.004  # of the time
+SHARE = 0.006  # of the time
 LENGTH = 3
 MAX_LAG = 64  # tokens that the draft has missed, of all requests in a probe but the first
 MAX_SAVED_STEPS = 4.0
