@@ -272,19 +272,22 @@ def test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time(
     began = tmp_path / "began"
     model.write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(120)\n" + model.read_text())
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
-    pids, names = [], []
+    stubs, pids, names = [], [], []
+
+    def find_stub():
+        stubs[:] = launcher._stubs()  # asked again it may have no name for a moment: a new program takes its place
+        return stubs
 
     def kill_the_stub():
-        wait_until(launcher._stubs, poll_s=0.002)
-        (stub,) = launcher._stubs()
-        if when == "at once":
-            os.kill(stub, signal.SIGSTOP)
-        else:
+        if when == "in model.py":
             wait_until(began.exists)
+        wait_until(find_stub, poll_s=0.002)
+        if when == "at once":
+            os.kill(stubs[0], signal.SIGSTOP)
         time.sleep(1.0)  # the launcher looks twice a second
         pids.extend(session_pids(launcher.pid))
         names.extend(launcher._shm.regions())
-        os.kill(stub, signal.SIGKILL)
+        os.kill(stubs[0], signal.SIGKILL)
 
     options = ServeOptions(engine_dir=fake_engine_dir, model_repo=repository, log_file=tmp_path / "log", **ports)
     with Launcher(options) as launcher:
