@@ -29,6 +29,7 @@ class StepView:
     num_waiting: int  # requests without a slot
     now_s: float
     num_joining: int = 0  # requests whose prompts are being run, or wait and will find a slot: they decode next
+    learning_s: float = 0.0  # time that was spent so far on telling the policy outcomes
 
 
 @value
@@ -99,4 +100,4 @@ class StepOutcome:
     verify_ms: float
     step_ms: float  # of drafting and verifying together: the sum in serial mode, the longer of the two when overlapped
     mode: Mode
-    now_s: float
+    now_s: float  # when it was planned, on a clock that stands still while policies are told outcomes

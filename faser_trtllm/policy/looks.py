@@ -6,9 +6,9 @@ What is looked at depends on the number of steps since the last change between d
 from __future__ import annotations
 
 IDLE_CYCLE = 32  # steps without drafts, of which LOOKS in a row are looked at
-CYCLE = 6  # the same with drafts
+CYCLE = 12  # the same with drafts
 LOOKS = 2  # in a row, so that the time from one step to the next is seen
-TESTS = 3  # of each cycle with drafts: steps whose tested drafts are looked at
+TEST_EVERY = 4  # steps with drafts, of which one more's tested drafts are looked at
 
 
 class Looks:
@@ -37,5 +37,5 @@ class Looks:
         elif not all_steps:
             place = self._place % CYCLE
             self.weight = CYCLE // LOOKS if place < LOOKS else 0
-            return place < LOOKS or place == CYCLE - TESTS + 1
+            return place < LOOKS or place % TEST_EVERY == 0
         return True

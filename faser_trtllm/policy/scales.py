@@ -23,7 +23,7 @@ SCALE_PER_MS = 2e-7  # of 0.1 within a minute
 FIRST_MOOD, FIRST_SCALE = 1.0, 0.05
 MAX_DEVIATION = 3.0  # in standard deviations; what is further off moves things no further
 MAX_GAP_MS = 10_000.0
-PUBLISH = 0.03  # change of a log that is worth new arrays
+PUBLISH = 0.04  # change of a log that is worth new arrays
 CENTRE_EVERY = 64  # passes
 _PER_OCTAVE = 2  # scales by rows
 

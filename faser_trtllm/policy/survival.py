@@ -126,9 +126,10 @@ class SurvivalEstimator:
         margins = request.draft_margins[first : first + num_pending].tolist()
         offset = self.offset(request)
         out: list[float] = []
-        alive = 1.0
+        alive, exp = 1.0, math.exp
         for margin, slope, intercept in zip(margins, self._slope_list, self._intercept_list, strict=False):
-            alive *= _sigmoid(slope * min(margin, MAX_MARGIN) + intercept + offset)
+            x = slope * (margin if margin < MAX_MARGIN else MAX_MARGIN) + intercept + offset
+            alive = alive / (1.0 + exp(-x)) if x > -40.0 else 0.0
             out.append(alive)
         return out
 

@@ -39,6 +39,7 @@ class Scheduler:
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
+        self._learning_s = 0.0
         self._may_expire = False  # whether any request has a deadline
 
     @property
@@ -156,7 +157,9 @@ class Scheduler:
         if plan.view.decoding:
             is_speculative = any(drafts.num_new_drafts) or any(s.request.num_drafts for s in plan.scheduled)
             if self._policy.wants_outcome(is_speculative):
+                begun_s = self._clock.now_s()
                 self._policy.observe(step_outcome(plan, drafts, result))
+                self._learning_s += self._clock.now_s() - begun_s
         outputs: list[RequestOutput] = []
         now_s = self._clock.now_s()
         kv = self._kv
@@ -196,6 +199,7 @@ class Scheduler:
             num_waiting,
             self._clock.now_s(),
             len(contexts) + min(num_waiting, len(self._free_slots)),
+            self._learning_s,
         )
 
     def _has_ample_blocks(self) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, LOOKS, TESTS, Looks
+from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, LOOKS, TEST_EVERY, Looks
 
 
 def asked(looks, kinds, *, all_steps=False):
@@ -17,7 +17,7 @@ def test_weights_add_up_to_the_steps(is_speculative, cycle):
     weights = asked(looks, [is_speculative] * 10 * cycle)
     assert sum(w for w in weights if w is not None) == 10 * cycle
     assert sum(1 for w in weights if w) == 10 * LOOKS
-    assert sum(1 for w in weights if w == 0) == (10 * (TESTS - LOOKS) if is_speculative else 0)
+    assert sum(1 for w in weights if w == 0) == (10 * (CYCLE // TEST_EVERY - 1) if is_speculative else 0)
     assert looks.step == len(weights) + (cycle if is_speculative else 1)
 
 
