@@ -159,6 +159,10 @@ def policies(
     output_dir: Annotated[Path, typer.Option("--output_dir", help="gets policies.json, policies.md and plots")],
     expand: Annotated[str, typer.Option("--expand", help="forms of the target, as multiples of its layers")] = "1,4",
     concurrency: Annotated[str, typer.Option("--concurrency")] = "1,2,4,8,16,32",
+    fixed: Annotated[str, typer.Option("--fixed", help="lengths of the fixed policies")] = "1,2,3,4,5,6,7,8",
+    systems: Annotated[
+        str | None, typer.Option("--policies", help="beside off and fixed, by their labels in the report; default: all")
+    ] = None,
     bursty: Annotated[bool, typer.Option("--bursty/--no-bursty", help="the trace whose load swings 35x")] = True,
     minutes: Annotated[float, typer.Option("--minutes", help="of measuring; what fits is reported")] = 20.0,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
@@ -174,7 +178,7 @@ def policies(
     quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
 ) -> None:
     """Compare the policies with each other by load, and with the oracle."""
-    from faser_trtllm.bench.policies.options import PolicyBenchOptions
+    from faser_trtllm.bench.policies.options import POLICIES, PolicyBenchOptions
     from faser_trtllm.bench.policies.runner import run_policy_bench
 
     options = PolicyBenchOptions(
@@ -183,6 +187,8 @@ def policies(
         output_dir=output_dir,
         expand=numbers("expand", expand),
         concurrency=numbers("concurrency", concurrency),
+        fixed=numbers("fixed", fixed),
+        policies=tuple(POLICIES) if systems is None else tuple(systems.split(",")),
         bursty=bursty,
         minutes=minutes,
         num_threads=num_threads,

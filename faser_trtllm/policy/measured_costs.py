@@ -11,6 +11,7 @@ import math
 from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
+from faser_trtllm.policy.overheads import Overheads
 from faser_trtllm.policy.scales import Mood, ScalesByRows
 
 MEMORY = 0.95  # per step, of the time between steps
@@ -19,7 +20,6 @@ CACHE_SIZE = 512
 LATE_ROWS = 64  # of a pass of the draft model over what it has missed, for its cost per row
 MIN_LATE_ROWS = 16  # to learn from; fewer drown in what a draft call costs anyway
 USUAL_ROWS = 1.5  # after a step the draft model has missed one token, or two where all its drafts were accepted
-NEW_OVERHEAD = 0.1  # relative change that is worth new arrays
 MAX_EXCESS = 3.0  # of a step over what it should have taken
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
 
@@ -37,8 +37,7 @@ class MeasuredCosts:
         self._late_row_ms = costs.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
         self._verify = ScalesByRows(self.mood)
         self._decode = ScalesByRows(self.mood)  # of steps without drafts
-        self._overhead = [costs.overhead_ms, costs.overhead_ms]  # off, drafting
-        self._published_overhead = list(self._overhead)
+        self._overheads = Overheads(costs.overhead_ms)
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._observed_s: float | None = None
         self._rows_per_draft = USUAL_ROWS  # of a draft call's first step, per request
@@ -83,14 +82,12 @@ class MeasuredCosts:
         slowness = self.mood.factor
         elapsed = math.inf if next_s is None else 1e3 * (next_s - outcome.now_s)
         between = elapsed - outcome.step_ms
-        drafting = 1 if outcome.num_drafted else 0
+        drafting = outcome.num_drafted > 0
         usual_ms = MAX_EXCESS * self._usual_ms(outcome, context_len)
         if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
-            return min(outcome.step_ms / slowness + self._overhead[drafting], usual_ms)
-        new = self._overhead[drafting] + (1.0 - MEMORY) * (between / slowness - self._overhead[drafting])
-        self._overhead[drafting] = new
-        if abs(new - self._published_overhead[drafting]) > NEW_OVERHEAD * self._published_overhead[drafting]:
-            self._published_overhead[drafting] = new
+            overhead_ms = self._overheads.ms(len(outcome.decoding), drafting)
+            return min(outcome.step_ms / slowness + overhead_ms, usual_ms)
+        if self._overheads.learn(len(outcome.decoding), drafting, between / slowness):
             self._cache.clear()
         return min(elapsed / slowness, usual_ms)
 
@@ -154,7 +151,7 @@ class MeasuredCosts:
         verify = self._table.verify_ms_array(last, num_requests, context_len, ALL)
         draft = self._table.draft_step_ms_array(num_requests, context_len, ALL)
         first = self._table.draft_first_ms_array(num_requests, self._published_rows, context_len, ALL)
-        off, drafting = self._published_overhead
+        off, drafting = (self._overheads.ms(num_requests, is_drafting) for is_drafting in (False, True))
         verify = self._verify.curve(last)[base_rows:] * verify[base_rows : last + 1]
         off_ms = off + float(verify[0])
         if base_rows == num_requests:

@@ -9,7 +9,7 @@ from pathlib import Path
 from faser_trtllm.errors import InvalidArgumentError
 
 OFF = "off"
-SLICE_S = 0.05  # of a system's turn
+SLICE_S = 0.02  # of a system's turn
 # Label in reports -> spelling of the policy, in the order of the ablation.
 POLICIES = {
     "schedule": "schedule",
@@ -55,7 +55,7 @@ class PolicyBenchOptions:
     min_tokens: int = 32
     max_tokens: int = 160
     jobs_per_stream: int = 4
-    min_jobs: int = 12
+    min_jobs: int = 32
     num_bursty_jobs: int = 160
     swing: float = 35.0
     peak_load: float = 2.5
