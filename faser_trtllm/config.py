@@ -16,7 +16,7 @@ from faser_trtllm.errors import ConfigError, reason_of
 DEFAULT_SPECULATION = "auto"
 SPELLINGS = (
     "off, fixed:K, schedule, schedule:1=4,8=0 (from batch size 1 on 4, from 8 on 0), gp_lcb, price, or auto "
-    "(schedule after `faser profile`, else fixed:4)"
+    "(price after `faser profile`, else fixed:4)"
 )
 
 

@@ -260,8 +260,7 @@ def choose_policy(
 ) -> Policy:
     """The policy of a configuration's spelling, with a cost table where it needs one: costs, else the directory's.
 
-    "auto" is schedule if there is a table that fits this machine, else fixed:4: over all loads schedule has measured
-    faster than price so far (docs/results). Raises ConfigError for a spelling that is wrong, or that needs a table
+    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for a spelling that is wrong, or that needs a table
     which is missing or was measured elsewhere.
     """
     path = engine_dir / PROFILE
@@ -276,7 +275,7 @@ def choose_policy(
             log.warning("%s; speculating with fixed:4 until then", error)
             costs = None
     if speculation == "auto":
-        speculation = "schedule" if costs is not None else f"fixed:{min(4, max_draft_len)}"
+        speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
     return make_policy(speculation, max_draft_len, costs, max_batch_size)
 
 
