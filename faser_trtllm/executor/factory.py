@@ -260,8 +260,8 @@ def choose_policy(
 ) -> Policy:
     """The policy of a configuration's spelling, with a cost table where it needs one: costs, else the directory's.
 
-    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for a spelling that is wrong, or that needs a table
-    which is missing or was measured elsewhere.
+    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for a spelling that is
+    wrong, or that needs a table which is missing or was measured elsewhere.
     """
     path = engine_dir / PROFILE
     if speculation.startswith(("off", "fixed", "schedule:")):
