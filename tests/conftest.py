@@ -1,6 +1,11 @@
 """Settings of every test: a property is judged by what it says, not by how long an example takes on a busy machine."""
 
+import signal
+
 from hypothesis import HealthCheck, settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; some tests interrupt themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("faser", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("faser")
