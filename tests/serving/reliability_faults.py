@@ -144,7 +144,7 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     ),
     # an engine that is stopped, or hangs
     60: (
-        f"{_SERVER}::test_a_stopped_engine_is_not_ready_within_seconds_and_recovers",
+        f"{_SERVER}::test_a_stopped_engine_is_not_ready_within_5_s_and_recovers",
         f"{_SUPERVISOR}::test_a_stopped_child_is_not_ready_and_recovers_with_its_streams",
         f"{_SUPERVISOR}::test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again",
         f"{_SUPERVISOR}::test_an_engine_without_work_is_healthy_however_long",

@@ -27,6 +27,7 @@ from tests.serving.triton import Server, fake_repository
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
+NOTICE_S = 5.5  # 4 s of silence, the second of the metrics' period, and a scrape
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,15 @@ def test_clients_that_do_not_read_hold_up_nobody_and_what_waits_for_them_is_boun
     assert generate_http(server.http_url, "abc", max_tokens=6).text == "abcabcabc"
 
 
-def test_a_stopped_engine_is_not_ready_within_seconds_and_recovers(server):
+def test_a_stopped_engine_is_not_ready_within_5_s_and_recovers(server):
+    """The best of three stops counts: a busy machine may be late to look."""
+    noticed_s = [_notice_of_a_stop_s(server)]
+    while len(noticed_s) < 3 and noticed_s[-1] >= NOTICE_S:
+        noticed_s.append(_notice_of_a_stop_s(server))
+    assert min(noticed_s) < NOTICE_S, noticed_s
+
+
+def _notice_of_a_stop_s(server):
     pid = server.pid_of("fake_engine")
     answer = Answer(server, 508)
     assert answer.started.wait(PATIENCE_S)
@@ -136,11 +145,9 @@ def test_a_stopped_engine_is_not_ready_within_seconds_and_recovers(server):
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: server.metric("faser_engine_ready") == 1)
-    assert noticed_s < 20, (
-        "4 s and the second of the metrics' period on an idle machine; the engine is not given up at 60"
-    )
     assert answer.wait().finish_reason == "length"
     assert server.pid_of("fake_engine") == pid
+    return noticed_s
 
 
 @pytest.mark.parametrize(
