@@ -36,7 +36,7 @@ class StepView:
 class DraftStop:
     """When drafting ends early, decided inside the one draft call.
 
-    A draft at place j (0 is the first pending one) with logit margin m (top-1 minus top-2) is estimated to be accepted
+    A draft at place j (0 is the first pending one) with margin m (Request.draft_margins) is estimated to be accepted
     with probability sigmoid(slope[j] * m + intercept[j]); survival is the product along the request. After each draft:
     the next one is expected to be worth its survival x prior[j + 1] - row_price[j + 1]. A request stops when that is
     negative; all stop when its sum over those that would go on is less than step_price[their number]. Arrays are

@@ -50,8 +50,10 @@ class Request:
     tokens[num_tokens : num_tokens + num_drafts]. capacity covers max_tokens and the pending drafts.
     num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
     num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
-    draft_margins [capacity] fp32: of the draft at that position, top-1 minus top-2 of the draft's edited logits before
-    temperature, at most 1e4. draft_candidates [capacity, NUM_CANDIDATES] int32: their best tokens, best first, -1 where
+    draft_margins [capacity] fp32: of the draft at that position, how much of its logit the choice of it could do
+    without, at most 1e4: top-1 minus top-2 of the draft's edited logits before temperature; for a request with a seed
+    temperature x the lead of the race (ops/draw.py race_lead), which is the same with the noise that draft and target
+    share. draft_candidates [capacity, NUM_CANDIDATES] int32: their best tokens, best first, -1 where
     fewer are possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which
     engines with segment boundaries want. Both are written by drafting, native or not, as are pending tokens.
     output_log_probs [num_output_tokens] and output_logits [num_output_tokens], each [vocab_size] fp32: what params asks

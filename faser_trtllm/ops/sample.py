@@ -18,7 +18,7 @@ from faser_trtllm.ops.arrays import (
     int32_at,
     logits_layout,
 )
-from faser_trtllm.ops.draw import draw_token, race_token
+from faser_trtllm.ops.draw import draw_token, race_lead, race_token
 from faser_trtllm.ops.law import RowStatus, edited_logits, next_token_probs_reference
 from faser_trtllm.ops.philox import Stream, uniform
 
@@ -90,17 +90,28 @@ def sample_draft_reference(
             tokens[i] = draw_token(q, uniform(int(entry["key"]), int(entry["draft_counter"]), Stream.DRAFT))
             entry["draft_counter"] += np.uint64(1)
         int32_at(int(entry["tokens"]), known + 1)[known] = tokens[i]
-        _keep_confidence(entry, edited_logits(sampling, slot, logits[i, :vocab_size], known)[1], known, int(tokens[i]))
+        edited = edited_logits(sampling, slot, logits[i, :vocab_size], known)[1]
+        if entry["mode"] == native.SEEDED:
+            margin = float(entry["temperature"]) * race_lead(q, int(entry["key"]), known)
+        else:
+            margin = _top_margin(edited)
+        _keep_confidence(entry, edited, known, int(tokens[i]), margin)
     return tokens
 
 
-def _keep_confidence(entry: np.void, edited: Float32Array, position: int, token: int) -> None:
+def _top_margin(edited: Float32Array) -> float:
+    if edited.size == 1:
+        return MAX_MARGIN
+    second, best = np.sort(edited)[-2:]
+    with np.errstate(over="ignore"):
+        return float(best - second)
+
+
+def _keep_confidence(entry: np.void, edited: Float32Array, position: int, token: int, margin: float) -> None:
     order = np.lexsort((np.arange(edited.size), -edited.astype(np.float64)))
     margins = float32_at(int(entry["draft_margins"]), position + 1)
     if margins.size:
-        best = edited[order[:2]]
-        with np.errstate(over="ignore"):
-            margins[position] = min(best[0] - best[1], np.float32(MAX_MARGIN)) if best.size > 1 else MAX_MARGIN
+        margins[position] = min(margin, MAX_MARGIN)
     candidates = int32_at(int(entry["draft_candidates"]), (position + 1) * NUM_CANDIDATES)
     if candidates.size:
         mine = candidates[position * NUM_CANDIDATES :]

@@ -1,11 +1,12 @@
 """Online, calibrated estimate of the probability that a draft is accepted.
 
-Place j of the pending drafts has p = sigmoid(slope[j] * margin + intercept[j]), margin being the draft's top-1 minus
-top-2 logit; a request adds a log-odds offset of its own. Only tested drafts are observations (right censoring: behind
-the first rejection, and behind the frontier, nothing is known). Fitted by damped Newton steps on sufficient statistics
-that are forgotten exponentially, as vLLM's adaptive verification does it (acceptance_estimator.py), which is recursive
-iteratively reweighted least squares. Everything learnt comes from tested, hence settled, tokens: an estimate for a
-pending draft depends on its own prefix only, which the exactness rule asks for.
+Place j of the pending drafts has p = sigmoid(slope[j] * margin + intercept[j]), margin being how much of its logit the
+draft's choice could do without (Request.draft_margins); a request adds a log-odds offset of its own. Only tested drafts
+are observations (right censoring: behind the first rejection, and behind the frontier, nothing is known). Fitted by
+damped Newton steps on sufficient statistics that are forgotten exponentially, as vLLM's adaptive verification does it
+(acceptance_estimator.py), which is recursive iteratively reweighted least squares. Everything learnt comes from tested,
+hence settled, tokens: an estimate for a pending draft depends on its own prefix only, which the exactness rule asks
+for.
 """
 
 from __future__ import annotations

@@ -37,27 +37,32 @@ int32_t draw_token(const float* weights, int32_t n, double u) {
   return -1;
 }
 
-int32_t race_token(const float* p, int32_t n, uint64_t key, uint64_t position) {
+int32_t race_token(const float* p, int32_t n, uint64_t key, uint64_t position, double* lead) {
   uint32_t words[kRaceTokens];
-  double best = std::numeric_limits<double>::infinity();
+  double best = std::numeric_limits<double>::infinity(), second = best;
+  const double& bound = lead == nullptr ? best : second;  // slower tokens do not matter
   int32_t token = -1;
   for (int32_t start = 0; start < n; start += kRaceTokens) {
     const int32_t size = std::min(kRaceTokens, n - start);
     if (!any_positive(p + start, size)) continue;
     race_words(key, position, start, words);
     // -log(1 - u) >= u: most tokens lose by the first bits of their number, without a logarithm.
-    if (!any_candidate(p + start, words, size, static_cast<float>(best) * kRoundUp)) continue;
+    if (!any_candidate(p + start, words, size, static_cast<float>(bound) * kRoundUp)) continue;
     for (int32_t i = 0; i < size; ++i) {
       const double weight = static_cast<double>(p[start + i]);
-      if (!(weight > 0.0) || !(static_cast<double>(words[i]) * 0x1p-32 < best * weight)) continue;
+      if (!(weight > 0.0) || !(static_cast<double>(words[i]) * 0x1p-32 < bound * weight)) continue;
       const double u = race_uniform(key, position, start + i, words[i]);
       const double time = -std::log1p(-u) / weight;
       if (time < best) {
+        second = best;
         best = time;
         token = start + i;
+      } else if (time < second) {
+        second = time;
       }
     }
   }
+  if (lead != nullptr) *lead = std::log(second / best);
   return token;
 }
 

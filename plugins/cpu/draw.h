@@ -12,7 +12,9 @@ int32_t draw_token(const float* weights, int32_t n, double u);
 
 // The exponential race: argmin over p_v > 0 of E_v / p_v, E_v = -log(U(key, position, v)), the lowest id on ties; its
 // law is p. Two laws that race with the same (key, position) agree as often as they can without knowing each other.
-int32_t race_token(const float* p, int32_t n, uint64_t key, uint64_t position);
+// lead: NULL, or set to log(time of the second / time of the winner), infinite if no other token runs: how much the
+// winner's log-probability could lose against all others without losing the race.
+int32_t race_token(const float* p, int32_t n, uint64_t key, uint64_t position, double* lead = nullptr);
 
 }  // namespace faser
 

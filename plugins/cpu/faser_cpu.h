@@ -126,7 +126,9 @@ typedef void (*faser_fill_masks)(int32_t num_requests, const int32_t* slots, con
 typedef struct {
   int32_t* tokens;       // committed tokens, then pending drafts; faser_draft appends to the latter
   float* draft_probs;    // FASER_SAMPLED: q of pending drafts, row (position % max_draft_len); else NULL
-  float* draft_margins;  // NULL, or by position: top-1 minus top-2 of the edited logits a draft was drawn from, <= 1e4
+  float* draft_margins;  // NULL, or by position: how much of the logit of the draft the choice of it could do without,
+                         // <= 1e4. Top-1 minus top-2 of the edited logits; FASER_SEEDED: temperature times the race's
+                         // lead (draw.h), which is the same with the noise added that draft and target share
   int32_t* draft_candidates;  // NULL, or by position: [FASER_NUM_CANDIDATES] best ids of those logits, best first, -1
                               // where fewer are possible; a draft that is not among them is put last
   const int32_t* end_ids;     // banned while fewer than min_tokens tokens were generated

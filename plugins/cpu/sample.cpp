@@ -17,9 +17,9 @@ namespace {
 constexpr float kLargestMargin = 1e4f;
 
 // What policies and early exit want to know of the draft at this position.
-void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t vocab_size, int32_t position,
-                     int32_t token) {
-  if (s.draft_margins != nullptr) s.draft_margins[position] = std::min(row.max - row.second, kLargestMargin);
+void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t vocab_size, int32_t position, int32_t token,
+                     float margin) {
+  if (s.draft_margins != nullptr) s.draft_margins[position] = std::min(margin, kLargestMargin);
   if (s.draft_candidates == nullptr) return;
   int32_t* candidates = s.draft_candidates + static_cast<size_t>(position) * FASER_NUM_CANDIDATES;
   int32_t* end = candidates + FASER_NUM_CANDIDATES;
@@ -32,22 +32,25 @@ void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t voca
 int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size, int32_t num_known,
                      int32_t max_draft_len) {
   EditedRow row;
-  const bool wants_second = s->draft_margins != nullptr;
-  if (edited_row(*s, logits, vocab_size, num_known, wants_second, &row) != FASER_ROW_OK) return -1;
+  const bool wants_margin = s->draft_margins != nullptr;
+  if (edited_row(*s, logits, vocab_size, num_known, wants_margin, &row) != FASER_ROW_OK) return -1;
   int32_t token = -1;
+  float margin = wants_margin ? row.max - row.second : 0.0f;
   if (s->mode == FASER_GREEDY) {
     token = first_index_of(row.x, vocab_size, row.max);
   } else if (s->mode == FASER_SEEDED) {
     float* q = probs_scratch(vocab_size);
     probs_of_row(*s, row, vocab_size, q);
-    token = race_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known));
+    double lead = 0.0;
+    token = race_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known), wants_margin ? &lead : nullptr);
+    margin = static_cast<float>(static_cast<double>(s->temperature) * lead);
   } else {
     float* q = s->draft_probs + static_cast<size_t>(num_known % max_draft_len) * static_cast<size_t>(vocab_size);
     probs_of_row(*s, row, vocab_size, q);
     token = draw_token(q, vocab_size, uniform(s->key, s->draft_counter++, kDraftStream));
   }
   s->tokens[num_known] = token;
-  keep_confidence(*s, row, vocab_size, num_known, token);
+  keep_confidence(*s, row, vocab_size, num_known, token, margin);
   return token;
 }
 

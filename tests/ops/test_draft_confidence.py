@@ -67,11 +67,36 @@ def test_a_draft_outside_the_candidates_is_put_last(path):
     num_outside = 0
     for seed in range(30):
         token, margin, candidates = draw(path, logits, mode=native.SEEDED, key=seed)
-        assert margin == np.float32(logits[0]) - np.float32(logits[1])
+        assert 0 < margin < 1e4
         assert candidates[:7] == list(range(7))
         assert candidates[7] == (7 if token < 8 else token)
         num_outside += token >= 8
     assert num_outside > 20
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_with_a_seed_the_margin_is_what_the_draft_s_logit_can_lose(path, temperature):
+    """Draft and target run the race with the same numbers: what counts is how far ahead the winner is."""
+    logits = np.random.default_rng(1).standard_normal(90).astype(np.float32)
+    margins = []
+    for seed in range(20):
+        fields = {"mode": native.SEEDED, "key": seed, "temperature": temperature}
+        token, margin, _ = draw(path, logits, **fields)
+        margins.append(margin)
+        for share, is_same in ((0.999, True), (1.001, False)):
+            weaker = logits.astype(np.float64)
+            weaker[token] -= share * margin
+            assert (draw(path, weaker.astype(np.float32), **fields)[0] == token) == is_same
+    assert max(margins) > 5 * min(margins)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_with_a_seed_what_top_k_leaves_out_does_not_run(path):
+    logits = [0, 3, -1, 5, 3, -2, 1, 0.5, -3, 4.25]
+    assert draw(path, logits, mode=native.SEEDED, key=5, top_k=1)[:2] == (3, 1e4)
+    assert draw(path, logits, mode=native.SEEDED, key=5, top_k=2)[1] < 1e4
+    assert draw(path, [2], mode=native.SEEDED, key=5)[:2] == (0, 1e4)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -112,4 +137,8 @@ def test_native_is_the_reference(data):
         "bad_words": data.draw(st.lists(st.tuples(st.integers(0, size - 1)), max_size=3)),
         "repetition_penalty": data.draw(st.sampled_from([1.0, 1.5])),
     }
-    assert draw(sample_draft, logits, **fields) == draw(sample_draft_reference, logits, **fields)
+    token, margin, candidates = draw(sample_draft, logits, **fields)
+    wanted_token, wanted_margin, wanted_candidates = draw(sample_draft_reference, logits, **fields)
+    assert (token, candidates) == (wanted_token, wanted_candidates)
+    # Two logarithms may differ in their last bits, which a close race shows.
+    assert margin == pytest.approx(wanted_margin, rel=1e-5, abs=1e-9 if fields["mode"] == native.SEEDED else 0)

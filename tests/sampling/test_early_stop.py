@@ -11,6 +11,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.draft_stop import goes_on, pending_margins
+from faser_trtllm.ops.draw import race_lead
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.harness import Harness
@@ -152,7 +153,12 @@ def test_margins_and_candidates_belong_to_their_drafts(harness):
         assert not request.draft_margins[end:].any()
         for position in range(first, end):
             top = np.sort(logits[position - 1])[::-1]
-            assert request.draft_margins[position] == top[0] - top[1]
+            if request.params.seed is None:
+                assert request.draft_margins[position] == top[0] - top[1]
+            else:  # the lead in the race
+                law = np.exp((logits[position - 1] - top[0]) / np.float32(request.params.temperature))
+                lead = race_lead(law / law.sum(), request.params.seed, position)
+                assert request.draft_margins[position] == pytest.approx(request.params.temperature * lead, rel=1e-4)
             candidates = request.draft_candidates[position].tolist()
             best = np.argsort(-logits[position - 1], kind="stable")[:NUM_CANDIDATES].tolist()
             drafted = int(request.tokens[position])
