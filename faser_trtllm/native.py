@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -137,6 +137,7 @@ class FaserDraftStop(Structure):
         ("prior", c_void_p),
         ("row_price", c_void_p),
         ("step_price", c_void_p),
+        ("stride", c_int32),
     ]
 
 

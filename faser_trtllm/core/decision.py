@@ -36,12 +36,13 @@ class StepView:
 class DraftStop:
     """When drafting ends early, decided inside the one draft call.
 
-    A draft at place j (0 is the first pending one) with margin m (Request.draft_margins) is estimated to be accepted
-    with probability sigmoid(slope[j] * m + intercept[j]); survival is the product along the request. After each draft:
-    the next one is expected to be worth its survival x prior[j + 1] - row_price[j + 1]. A request stops when that is
-    negative; all stop when its sum over those that would go on is less than step_price[their number]. Arrays are
-    float32: slope, intercept, prior and row_price [max_draft_len], step_price [max_batch_size + 1]; prices in tokens
-    (price x ms of a target row, and of a draft step).
+    A draft at place j (0 is the first pending one) with margin m (Request.draft_margins), of a request with
+    SamplingMode s, is estimated to be accepted with probability sigmoid(slope[s, j] * m + intercept[s, j]); survival is
+    the product along the request. After each draft: the next one is expected to be worth its survival x
+    prior[s, j + 1] - row_price[j + 1]. A request stops when that is negative; all stop when its sum over those that
+    would go on is less than step_price[their number]. Arrays are float32: slope, intercept and prior [NUM_MODES,
+    max_draft_len], row_price [max_draft_len], step_price [max_batch_size + 1]; prices in tokens (price x ms of a target
+    row, and of a draft step).
     """
 
     slope: npt.NDArray[np.float32]

@@ -76,6 +76,7 @@ class Request:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
         self.request_id = request_id
         self.params = params
+        self.sampling_mode = int(params.mode)
         self.prompt_len = int(prompt.size)
         self.max_num_tokens = min(max_seq_len, self.prompt_len + params.max_tokens)  # committed tokens, at most
         self.max_draft_len = min(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import IntEnum
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.errors import InvalidArgumentError
@@ -11,6 +12,18 @@ from faser_trtllm.errors import InvalidArgumentError
 MAX_STOP_WORDS = 64
 MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 4096
+
+
+class SamplingMode(IntEnum):
+    """How tokens are drawn, and so what makes a draft be accepted: being the argmax, winning the same race, or a coin
+    with min(1, p/q). faser_sampling_mode in plugins/cpu/faser_cpu.h."""
+
+    GREEDY = 0
+    SEEDED = 1
+    SAMPLED = 2
+
+
+NUM_MODES = len(SamplingMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,12 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.effective_temperature == 0.0
+
+    @property
+    def mode(self) -> SamplingMode:
+        if self.is_greedy:
+            return SamplingMode.GREEDY
+        return SamplingMode.SAMPLED if self.seed is None else SamplingMode.SEEDED
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidArgumentError, naming field, value and limit, if anything is out of range."""

@@ -14,6 +14,7 @@ from faser_trtllm import native
 from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.partition.core_set import CoreSet
@@ -255,13 +256,21 @@ class CpuEngine:
     def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
         struct = self._stop_struct
         if stop is not self._stop:
-            sizes = dict.fromkeys(("slope", "intercept", "prior", "row_price"), max_draft_len)
-            sizes["step_price"] = self._spec.max_batch_size + 1
-            for name, size in sizes.items():
+            shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+                ("slope", "intercept", "prior"), (NUM_MODES, max_draft_len)
+            )
+            shapes |= {"row_price": (max_draft_len,), "step_price": (self._spec.max_batch_size + 1,)}
+            for name, shape in shapes.items():
                 array = getattr(stop, name)
-                if array.dtype != np.float32 or array.size < size or not array.flags.c_contiguous:
-                    raise ValueError(f"{name} is {array.dtype} [{array.size}], need contiguous float32 [{size}]")
+                fits = array.ndim == len(shape) and all(has >= n for has, n in zip(array.shape, shape, strict=True))
+                if array.dtype != np.float32 or not fits or not array.flags.c_contiguous:
+                    raise ValueError(
+                        f"{name} is {array.dtype} {list(array.shape)}, need contiguous float32 {list(shape)}"
+                    )
                 setattr(struct, name, native.address_of_buffer(array))
+            struct.stride = stop.slope.shape[1]
+            if not struct.stride == stop.intercept.shape[1] == stop.prior.shape[1]:
+                raise ValueError("slope, intercept and prior are for different draft lengths")
             self._stop = stop  # keeps the arrays alive
         return ctypes.addressof(struct)
 

@@ -54,7 +54,7 @@ def draft_loop(
                 )
                 for i in active
             ]
-            kept = np.array(draft_stop.goes_on(stop, margins), bool)
+            kept = np.array(draft_stop.goes_on(stop, sampling["mode"][batch.slots[active]].tolist(), margins), bool)
             active, tokens = active[kept], tokens[kept]
         if not active.size:
             return num_drafted

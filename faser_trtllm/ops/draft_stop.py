@@ -15,33 +15,33 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.ops.arrays import Float32Array, float32_at
 
 
-def acceptance(stop: DraftStop, place: int, margin: float) -> float:
+def acceptance(stop: DraftStop, mode: int, place: int, margin: float) -> float:
     """Estimated probability that a draft at this place (0: the first pending one) with this margin is accepted."""
-    z = float(stop.slope[place]) * float(margin) + float(stop.intercept[place])
+    z = float(stop.slope[mode, place]) * float(margin) + float(stop.intercept[mode, place])
     if z >= 0:
         return 1.0 / (1.0 + math.exp(-z))
     e = math.exp(z)
     return e / (1.0 + e)
 
 
-def survival(stop: DraftStop, margins: Float32Array) -> float:
+def survival(stop: DraftStop, mode: int, margins: Float32Array) -> float:
     """Estimated probability that all drafts with these margins [num_pending], in order, are accepted."""
     product = 1.0
     for place, margin in enumerate(margins):
-        product *= acceptance(stop, place, float(margin))
+        product *= acceptance(stop, mode, place, float(margin))
     return product
 
 
-def goes_on(stop: DraftStop, margins: Sequence[Float32Array]) -> list[bool]:
+def goes_on(stop: DraftStop, modes: Sequence[int], margins: Sequence[Float32Array]) -> list[bool]:
     """After a draft step: which requests draft on.
 
-    margins[a] [num_pending] fp32: of all pending drafts of request a, the newest included, for the requests that have
-    just drafted a token and want another one, in the order of the batch.
+    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, the newest included.
+    For the requests that have just drafted a token and want another one, in the order of the batch.
     """
     worths = []
-    for pending in margins:
+    for mode, pending in zip(modes, margins, strict=True):
         place = len(pending)
-        worths.append(survival(stop, pending) * float(stop.prior[place]) - float(stop.row_price[place]))
+        worths.append(survival(stop, mode, pending) * float(stop.prior[mode, place]) - float(stop.row_price[place]))
     going = [worth >= 0.0 for worth in worths]
     gain = 0.0
     for worth in worths:

@@ -195,7 +195,7 @@ class PricePolicy:
             return DraftPlan(uniform.lengths)
         self._horizon = max(choice.lengths)
         if n > 1:
-            survival = self.estimator.expected_many(self.estimator.offsets(list(decoding)))
+            survival = self.estimator.expected_many(list(decoding))
             self._ratio = survival / np.maximum(survival[:, :1], 1e-9)
             self._ratio_of = self._plan_decoding
             if n <= FEW_REQUESTS:
@@ -218,7 +218,7 @@ class PricePolicy:
         if n == 1:
             request = decoding[0]
             survival = self.estimator.survival(request, num_pending[0])
-            expected = self.estimator.expected(self.estimator.offset(request))
+            expected = self.estimator.expected(request)
             ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
             return [stop_along(survival, ratio, costs.verify, self._price)]
         requests = list(decoding)
@@ -296,9 +296,9 @@ class PricePolicy:
         decoding, estimator = view.decoding, self.estimator
         if len(decoding) == 1:
             request = decoding[0]
-            expected = estimator.expected(estimator.offset(request))
+            expected = estimator.expected(request)
             return best_row(expected, base_tokens, costs, request.draft_limit), expected
-        survival = estimator.expected_many(estimator.offsets(list(decoding)))
+        survival = estimator.expected_many(list(decoding))
         expected = survival.mean(0).tolist()
         limits = [request.draft_limit for request in decoding]
         if min(limits) < self._max_draft_len:

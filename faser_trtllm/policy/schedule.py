@@ -48,7 +48,7 @@ class SchedulePolicy(StatelessPolicy):
         k = self._lengths.get(key)
         if k is None:
             costs = self._costs.costs(num_requests, num_requests, context_len)
-            expected = self.estimator.expected(0.0)
+            expected = self.estimator.population()
             choice = best_uniform(expected, num_requests, float(num_requests), costs, self._max_draft_len)
             k = self._lengths[key] = choice.lengths[0]
         return k

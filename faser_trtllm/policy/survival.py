@@ -1,12 +1,13 @@
 """Online, calibrated estimate of the probability that a draft is accepted.
 
-Place j of the pending drafts has p = sigmoid(slope[j] * margin + intercept[j]), margin being how much of its logit the
-draft's choice could do without (Request.draft_margins); a request adds a log-odds offset of its own. Only tested drafts
-are observations (right censoring: behind the first rejection, and behind the frontier, nothing is known). Fitted by
-damped Newton steps on sufficient statistics that are forgotten exponentially, as vLLM's adaptive verification does it
-(acceptance_estimator.py), which is recursive iteratively reweighted least squares. Everything learnt comes from tested,
-hence settled, tokens: an estimate for a pending draft depends on its own prefix only, which the exactness rule asks
-for.
+Place j of the pending drafts of requests with sampling mode s has p = sigmoid(slope[s, j] * margin + intercept[s, j]),
+margin being how much of its logit the draft's choice could do without (Request.draft_margins); a request adds a
+log-odds offset of its own. Where little was seen, the fit of all places, and then of all modes, stands in. Only tested
+drafts are observations (right censoring: behind the first rejection, and behind the frontier, nothing is known). Fitted
+by damped Newton steps on sufficient statistics that are forgotten exponentially, as vLLM's adaptive verification does
+it (acceptance_estimator.py), which is recursive iteratively reweighted least squares. Everything learnt comes from
+tested, hence settled, tokens: an estimate for a pending draft depends on its own prefix only, which the exactness rule
+asks for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.policy.base import StepOutcome
 
 FloatArray = npt.NDArray[np.float64]
@@ -25,7 +27,7 @@ Float32Array = npt.NDArray[np.float32]
 
 INITIAL_INTERCEPT = 1.5  # p = 0.82 before anything is known (vLLM's value)
 RIDGE = 1e-3
-MIN_OBSERVATIONS = 50  # fewer: the pooled fit of all places stands in
+MIN_OBSERVATIONS = 50  # fewer: a pooled fit stands in
 FLUSH_STEPS = 16  # steps after which requests' offsets are learnt (half as many until the population is), or
 FLUSH_OBSERVATIONS = 768  # tested drafts
 REFIT_FLUSHES = 4  # flushes after which the population is fitted, or
@@ -35,7 +37,7 @@ SETTLED = 1000  # tested drafts after which
 SETTLED_FLUSHES = 12  # is often enough
 MEMORY = 1500.0  # observations of a place after which old ones weigh 1 / e
 MAX_STEP = 1.0  # of slope and of intercept, per refit
-PRIOR_WEIGHT = 8.0  # pseudo-observations of the pooled rate in a place's rate
+PRIOR_WEIGHT = 8.0  # pseudo-observations of the pooled rate in a place's or mode's rate
 RATE_MEMORY = 400.0  # observations, for the rates by place
 OFFSET_PRECISION = 6.0  # of a request's log-odds offset: standard deviation 0.4 over requests
 OFFSET_MEMORY = 0.85  # per flush
@@ -73,7 +75,8 @@ def reliability(predicted: npt.ArrayLike, accepted: npt.ArrayLike, num_bins: int
 
 
 class SurvivalEstimator:
-    """One per policy. slope, intercept, prior: float32 [max_draft_len]; prior[j] is the rate at place j, margins aside.
+    """One per policy. slope, intercept, prior: float32 [NUM_MODES, max_draft_len]; prior[s, j] is the rate of requests
+    with sampling mode s at place j, margins aside.
 
     The arrays are replaced at a refit, never written in place; version counts the refits.
     """
@@ -81,18 +84,21 @@ class SurvivalEstimator:
     def __init__(self, max_draft_len: int, max_batch_size: int) -> None:
         k = max(1, max_draft_len)
         self._k = k
-        self._pooled = k  # index of the fit of all places together
-        self._theta = np.zeros((k + 1, 2))  # slope, intercept
+        self._cells = NUM_MODES + 1, k + 1  # a fit each: the last row is of all modes, the last column of all places
+        size = self._cells[0] * self._cells[1]
+        self._theta = np.zeros((size, 2))  # slope, intercept
         self._theta[:, 1] = INITIAL_INTERCEPT
-        self._info = np.zeros((k + 1, 2, 2))  # discounted information matrix
-        self._tested = np.zeros(k + 1)  # discounted counts for the rates
-        self._accepted = np.zeros(k + 1)
-        self._num_seen = np.zeros(k + 1)
+        self._info = np.zeros((size, 2, 2))  # discounted information matrix
+        self._tested = np.zeros(size)  # discounted counts for the rates
+        self._accepted = np.zeros(size)
+        self._num_seen = np.zeros(size)
         self._offset = np.zeros(max_batch_size)  # by slot
         self._offset_info = np.zeros(max_batch_size)
         self._owner: list[str | None] = [None] * max_batch_size
-        self._margins: list[float] = []  # of tested drafts; then by request: slot, tested, accepted
+        self._mode = np.zeros(max_batch_size, np.int64)
+        self._margins: list[float] = []  # of tested drafts; then by request: slot, mode, tested, accepted
         self._slots: list[int] = []
+        self._modes: list[int] = []
         self._tests: list[int] = []
         self._wins: list[int] = []
         self._steps = 0
@@ -110,7 +116,7 @@ class SurvivalEstimator:
     @property
     def is_settled(self) -> bool:
         """Whether so much was seen that not every step need be observed."""
-        return bool(self._num_seen[self._pooled] >= SETTLED)
+        return bool(self._num_seen[-1] >= SETTLED)
 
     def offset(self, request: Request) -> float:
         """The request's log-odds offset; 0 for a new one."""
@@ -125,10 +131,10 @@ class SurvivalEstimator:
         """Survival of the request's first num_pending drafts, non-increasing."""
         first = request.num_tokens
         margins = request.draft_margins[first : first + num_pending].tolist()
-        offset = self.offset(request)
+        offset, mode = self.offset(request), request.sampling_mode
         out: list[float] = []
         alive, exp = 1.0, math.exp
-        for margin, slope, intercept in zip(margins, self._slope_list, self._intercept_list, strict=False):
+        for margin, slope, intercept in zip(margins, self._slope_list[mode], self._intercept_list[mode], strict=False):
             x = slope * (margin if margin < MAX_MARGIN else MAX_MARGIN) + intercept + offset
             alive = alive / (1.0 + exp(-x)) if x > -40.0 else 0.0
             out.append(alive)
@@ -142,24 +148,28 @@ class SurvivalEstimator:
             if n:
                 row[:n] = request.draft_margins[request.num_tokens : request.num_tokens + n]
         np.minimum(margins, MAX_MARGIN, out=margins)
-        logits = margins * self.slope + self.intercept + self.offsets(requests)[:, None]
+        modes = [request.sampling_mode for request in requests]
+        logits = margins * self.slope[modes] + self.intercept[modes] + self.offsets(requests)[:, None]
         p = 1.0 / (1.0 + np.exp(-logits))
         p[np.arange(self._k) >= pending[:, None]] = 0.0
         return np.cumprod(p, axis=1, out=p)
 
-    def expected(self, offset: float) -> list[float]:
-        """Survival by place before drafting, from the rates and a request's offset."""
-        if offset == 0.0:
-            return self._survival_list
-        alive, out = 1.0, []
-        for logit in self._prior_logit_list:
+    def population(self) -> list[float]:
+        """Survival by place before drafting, of whatever requests there are."""
+        return self._survival_list
+
+    def expected(self, request: Request) -> list[float]:
+        """Survival by place before drafting, from the rates and the request's offset."""
+        offset, alive, out = self.offset(request), 1.0, []
+        for logit in self._prior_logit_list[request.sampling_mode]:
             alive *= _sigmoid(logit + offset)
             out.append(alive)
         return out
 
-    def expected_many(self, offsets: FloatArray) -> FloatArray:
+    def expected_many(self, requests: list[Request]) -> FloatArray:
         """expected() of many -> [num_requests, max_draft_len]."""
-        p = 1.0 / (1.0 + np.exp(-(offsets[:, None] + self._prior_logit)))
+        modes = [request.sampling_mode for request in requests]
+        p = 1.0 / (1.0 + np.exp(-(self.offsets(requests)[:, None] + self._prior_logit[modes])))
         return np.cumprod(p, axis=1, out=p)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -169,10 +179,12 @@ class SurvivalEstimator:
                 first = request.num_tokens
                 self._margins += request.draft_margins[first : first + tested].tolist()
                 self._slots.append(request.slot)
+                self._modes.append(request.sampling_mode)
                 self._tests.append(tested)
                 self._wins.append(accepted)
                 if self._owner[request.slot] != request.request_id:
                     self._owner[request.slot] = request.request_id
+                    self._mode[request.slot] = request.sampling_mode
                     self._offset[request.slot] = self._offset_info[request.slot] = 0.0
         self._steps += 1
         num_steps = FLUSH_STEPS if self.version > EARLY_REFITS else FLUSH_STEPS // 2
@@ -189,18 +201,20 @@ class SurvivalEstimator:
         """Offsets of the requests seen, then, when it is due, the population's fit."""
         tests = np.array(self._tests)
         slots = np.repeat(np.array(self._slots), tests)
+        modes = np.repeat(np.array(self._modes), tests)
         starts = np.repeat(np.cumsum(tests) - tests, tests)
         places = np.arange(starts.size) - starts
         won = (places < np.repeat(np.array(self._wins), tests)).astype(np.float64)
         margins = np.minimum(np.array(self._margins), MAX_MARGIN)
-        for buffer in (self._margins, self._slots, self._tests, self._wins):
+        for buffer in (self._margins, self._slots, self._modes, self._tests, self._wins):
             buffer.clear()
-        p = 1.0 / (1.0 + np.exp(-(self._logits(places, margins) + self._offset[slots])))
+        logits = margins * self.slope[modes, places] + self.intercept[modes, places]
+        p = 1.0 / (1.0 + np.exp(-(logits + self._offset[slots])))
         self._learn_offsets(slots, won - p, p * (1.0 - p))
-        self._kept.append((places, margins, won, p))
+        self._kept.append((modes * self._cells[1] + places, margins, won, p))
         self._num_kept += places.size
         self._num_flushes += 1
-        due = 1 if self.version <= EARLY_REFITS else REFIT_FLUSHES if self._num_seen[-1] < SETTLED else SETTLED_FLUSHES
+        due = 1 if self.version <= EARLY_REFITS else SETTLED_FLUSHES if self.is_settled else REFIT_FLUSHES
         if self._num_flushes >= due or self._num_kept >= REFIT_OBSERVATIONS:
             self._refit()
 
@@ -217,41 +231,40 @@ class SurvivalEstimator:
         self._offset = np.where(seen, moved, self._offset)
 
     def _refit(self) -> None:
-        places, margins, won, predicted = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
+        cells, margins, won, predicted = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
         self._kept.clear()
         self._num_kept = self._num_flushes = 0
         bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         for row, weights in zip(self._bins, (None, predicted, won), strict=True):
             row += np.bincount(bins, weights, minlength=NUM_BINS)
-        self._newton(np.full_like(places, self._pooled), margins, won)
-        self._newton(places, margins, won)
+        last_row, last_column = NUM_MODES * self._cells[1], self._k
+        places = cells % self._cells[1]
+        pooled = cells - places + last_column, last_row + places, np.full_like(cells, last_row + last_column)
+        self._newton(np.concatenate([cells, *pooled]), np.tile(margins, 4), np.tile(won, 4))
         self._publish()
         self._centre()
-
-    def _logits(self, places: npt.NDArray[np.int64], margins: FloatArray) -> FloatArray:
-        return np.asarray(margins * self.slope[places] + self.intercept[places])
 
     def _centre(self) -> None:
         """Offsets are about the requests' mean: what they share is the population's, which the fit has taken in.
 
-        Otherwise a single request's bad luck would count twice.
+        Otherwise a single request's bad luck would count twice. The population is that of the request's mode.
         """
-        info = self._offset_info
-        if info.any():
-            mean = float((info * self._offset).sum() / info.sum())
-            self._offset = self._offset - mean * info / (info + OFFSET_PRECISION)
+        info, modes = self._offset_info, self._mode
+        total = np.bincount(modes, info, minlength=NUM_MODES)
+        mean = np.bincount(modes, info * self._offset, minlength=NUM_MODES) / np.maximum(total, 1e-12)
+        self._offset = self._offset - mean[modes] * info / (info + OFFSET_PRECISION)
 
-    def _newton(self, places: npt.NDArray[np.int64], margins: FloatArray, won: FloatArray) -> None:
-        """One damped step per place that has news."""
-        size = self._k + 1
+    def _newton(self, cells: npt.NDArray[np.int64], margins: FloatArray, won: FloatArray) -> None:
+        """One damped step per cell that has news."""
+        size = len(self._theta)
         # Offsets are left out: the population's fit is that of a request with none.
-        theta = self._theta[places]
+        theta = self._theta[cells]
         p = 1.0 / (1.0 + np.exp(-(theta[:, 0] * margins + theta[:, 1])))
         weight = p * (1.0 - p)
         error = won - p
 
         def total(values: FloatArray | None) -> FloatArray:
-            return np.bincount(places, values, minlength=size).astype(np.float64)
+            return np.bincount(cells, values, minlength=size).astype(np.float64)
 
         n = total(None)
         fade = np.exp(-n / MEMORY)
@@ -272,21 +285,34 @@ class SurvivalEstimator:
         self._num_seen += n
 
     def _publish(self) -> None:
-        known = self._num_seen[: self._k] >= MIN_OBSERVATIONS
-        theta = np.where(known[:, None], self._theta[: self._k], self._theta[self._pooled])
-        start = _sigmoid(INITIAL_INTERCEPT)
-        pooled = (self._accepted[-1] + PRIOR_WEIGHT * start) / (self._tested[-1] + PRIOR_WEIGHT)
-        rates = (self._accepted[: self._k] + PRIOR_WEIGHT * pooled) / (self._tested[: self._k] + PRIOR_WEIGHT)
-        rates = np.clip(rates, 1e-3, 1.0 - 1e-3)
-        self.slope = theta[:, 0].astype(np.float32)
-        self.intercept = theta[:, 1].astype(np.float32)
-        self.prior = rates.astype(np.float32)
-        self._slope_list: list[float] = theta[:, 0].tolist()
-        self._intercept_list: list[float] = theta[:, 1].tolist()
-        self._prior_logit = np.log(rates / (1.0 - rates))
-        self._prior_logit_list: list[float] = self._prior_logit.tolist()
-        self._survival_list: list[float] = np.cumprod(rates).tolist()
+        known = (self._num_seen >= MIN_OBSERVATIONS).reshape(self._cells)[:, :, None]
+        theta = self._theta.reshape(*self._cells, 2)
+        # A place's own fit, else its mode's, else that of the place in all modes, else that of everything.
+        of_all_modes = np.where(known[-1, :-1], theta[-1, :-1], theta[-1, -1])
+        of_mode = np.where(known[:-1, -1:], theta[:-1, -1:], of_all_modes)
+        found = np.where(known[:-1, :-1], theta[:-1, :-1], of_mode)
+        rates = self._rates()
+        self.slope = np.ascontiguousarray(found[:, :, 0], np.float32)
+        self.intercept = np.ascontiguousarray(found[:, :, 1], np.float32)
+        self.prior = rates[:-1].astype(np.float32)
+        self._slope_list: list[list[float]] = found[:, :, 0].tolist()
+        self._intercept_list: list[list[float]] = found[:, :, 1].tolist()
+        self._prior_logit = np.log(rates[:-1] / (1.0 - rates[:-1]))
+        self._prior_logit_list: list[list[float]] = self._prior_logit.tolist()
+        self._survival_list: list[float] = np.cumprod(rates[-1]).tolist()
         self.version += 1
+
+    def _rates(self) -> FloatArray:
+        """[NUM_MODES + 1, max_draft_len], the last row of all modes: by place, drawn to what is known of more."""
+        tested, accepted = self._tested.reshape(self._cells), self._accepted.reshape(self._cells)
+
+        def drawn_to(rate: FloatArray | float, where: tuple[slice | int, slice | int]) -> FloatArray:
+            return np.asarray((accepted[where] + PRIOR_WEIGHT * rate) / (tested[where] + PRIOR_WEIGHT))
+
+        of_everything = drawn_to(_sigmoid(INITIAL_INTERCEPT), (-1, -1))
+        of_all_modes = drawn_to(of_everything, (-1, slice(-1)))
+        of_modes = drawn_to(drawn_to(of_everything, (slice(-1), -1))[:, None], (slice(-1), slice(-1)))
+        return np.clip(np.vstack([of_modes, of_all_modes]), 1e-3, 1.0 - 1e-3)
 
 
 def _sigmoid(x: float) -> float:

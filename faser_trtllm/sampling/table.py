@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.request import Request
-from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Float32Array, SamplingArray, address_of
 from faser_trtllm.sampling.guided_masks import GuidedMasks
 
@@ -50,7 +49,7 @@ class SamplingTable:
     def bind(self, slot: int, request: Request) -> None:
         """Let the slot sample as the request asks. The request's arrays must stay the same arrays."""
         params = request.params
-        mode = _mode(params)
+        mode = request.sampling_mode
         kept: list[npt.NDArray[Any]] = [request.tokens, request.draft_margins, request.draft_candidates]
         entry: dict[str, Any] = {
             "tokens": address_of(request.tokens, np.int32),
@@ -114,12 +113,6 @@ class SamplingTable:
             probs = np.zeros((self._max_draft_len, self._vocab_size), np.float32)
             self._draft_probs[slot] = probs
         return address_of(probs, np.float32)
-
-
-def _mode(params: SamplingParams) -> int:
-    if params.is_greedy:
-        return native.GREEDY
-    return native.SAMPLED if params.seed is None else native.SEEDED
 
 
 def _keep(kept: list[npt.NDArray[Any]], values: npt.ArrayLike, dtype: type[np.generic]) -> int:

@@ -37,9 +37,10 @@ int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_known, in
 }
 
 // ops/draft_stop.py computes the same, operation by operation.
-double acceptance(const faser_draft_stop& stop, int32_t place, float margin) {
+double acceptance(const faser_draft_stop& stop, int32_t mode, int32_t place, float margin) {
+  const int32_t at = mode * stop.stride + place;
   const double z =
-      static_cast<double>(stop.slope[place]) * static_cast<double>(margin) + static_cast<double>(stop.intercept[place]);
+      static_cast<double>(stop.slope[at]) * static_cast<double>(margin) + static_cast<double>(stop.intercept[at]);
   if (z >= 0) return 1.0 / (1.0 + std::exp(-z));
   const double e = std::exp(z);
   return e / (1.0 + e);
@@ -47,7 +48,9 @@ double acceptance(const faser_draft_stop& stop, int32_t place, float margin) {
 
 double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, int32_t num_tokens, int32_t num_drafts) {
   double survival = 1.0;
-  for (int32_t j = 0; j < num_drafts; ++j) survival *= acceptance(stop, j, s.draft_margins[num_tokens + j]);
+  for (int32_t j = 0; j < num_drafts; ++j) {
+    survival *= acceptance(stop, s.mode, j, s.draft_margins[num_tokens + j]);
+  }
   return survival;
 }
 
@@ -95,10 +98,11 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
       if (scratch.token_ids[a] < 0 || ++out_num_new[i] == num_new_drafts[i]) continue;
       if (stop != nullptr) {
         const int32_t place = num_drafts[i] + out_num_new[i] - 1;
-        const float margin = sampling[scratch.slots[a]].draft_margins[scratch.num_known[a]];
-        const double survival = scratch.survival[a] * faser::acceptance(*stop, place, margin);
-        const double worth =
-            survival * static_cast<double>(stop->prior[place + 1]) - static_cast<double>(stop->row_price[place + 1]);
+        const faser_sampling& s = sampling[scratch.slots[a]];
+        const float margin = s.draft_margins[scratch.num_known[a]];
+        const double survival = scratch.survival[a] * faser::acceptance(*stop, s.mode, place, margin);
+        const double prior = static_cast<double>(stop->prior[s.mode * stop->stride + place + 1]);
+        const double worth = survival * prior - static_cast<double>(stop->row_price[place + 1]);
         if (worth < 0.0) continue;
         scratch.survival[num_left] = survival;
         gain += worth;

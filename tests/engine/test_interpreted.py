@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
@@ -157,8 +158,9 @@ def test_drafting(
     """Greedy drafts are the reference's, and the stop rule is asked with the margins of all pending drafts."""
     asked: list[list[np.ndarray]] = []
 
-    def goes_on(stop: Any, margins: list[np.ndarray]) -> list[bool]:
+    def goes_on(stop: Any, modes: list[int], margins: list[np.ndarray]) -> list[bool]:
         assert stop is rule
+        assert modes == [native.GREEDY] * len(margins)
         asked.append([pending.copy() for pending in margins])
         return [len(pending) < most for pending in margins]
 

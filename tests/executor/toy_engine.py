@@ -141,7 +141,8 @@ class ToyEngine:
                     )
                     for i, _ in going
                 ]
-                going = [item for item, on in zip(going, draft_stop.goes_on(stop, margins), strict=True) if on]
+                modes = [int(sampling[batch.slots[i]]["mode"]) for i, _ in going]
+                going = [item for item, on in zip(going, draft_stop.goes_on(stop, modes, margins), strict=True) if on]
             active = [i for i, _ in going]
             if not active:
                 break

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.sampling_params import NUM_MODES, SamplingMode
 from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, survival
 from tests.ops.sampling_slots import Slots
+
+GREEDY, SEEDED, SAMPLED = SamplingMode
 
 
 def stop(
@@ -17,7 +20,15 @@ def stop(
     row_price=(0.0, 0.0, 0.0),
     step_price=(0, 0, 0, 0),
 ):
-    return DraftStop(*(np.array(values, np.float32) for values in (slope, intercept, prior, row_price, step_price)))
+    """slope, intercept and prior of greedy requests; those of the other modes would never draft on."""
+    greedy = slope, intercept, prior
+    others = (-9.0, -9.0, -9.0), (-9.0, -9.0, -9.0), (0.0, 0.0, 0.0)
+    laws = [np.array([mine, *[none] * (NUM_MODES - 1)], np.float32) for mine, none in zip(greedy, others, strict=True)]
+    return DraftStop(*laws, np.array(row_price, np.float32), np.array(step_price, np.float32))
+
+
+def going(rule, margins, modes=None):
+    return goes_on(rule, [GREEDY] * len(margins) if modes is None else modes, margins)
 
 
 def margins(*values):
@@ -26,36 +37,48 @@ def margins(*values):
 
 def test_acceptance_is_a_sigmoid_of_its_place():
     rule = stop(slope=(1.0, 2.0, 0.0), intercept=(0.5, -1.0, 0.0))
-    assert acceptance(rule, 0, 1.5) == pytest.approx(1 / (1 + math.exp(-2)))
-    assert acceptance(rule, 1, 0.25) == pytest.approx(1 / (1 + math.exp(0.5)))
-    assert acceptance(rule, 2, 7.0) == 0.5
-    assert survival(rule, margins(1.5, 0.25)) == acceptance(rule, 0, 1.5) * acceptance(rule, 1, 0.25)
-    assert survival(rule, margins()) == 1.0
+    assert acceptance(rule, GREEDY, 0, 1.5) == pytest.approx(1 / (1 + math.exp(-2)))
+    assert acceptance(rule, GREEDY, 1, 0.25) == pytest.approx(1 / (1 + math.exp(0.5)))
+    assert acceptance(rule, GREEDY, 2, 7.0) == 0.5
+    assert survival(rule, GREEDY, margins(1.5, 0.25)) == acceptance(rule, GREEDY, 0, 1.5) * acceptance(
+        rule, GREEDY, 1, 0.25
+    )
+    assert survival(rule, GREEDY, margins()) == 1.0
 
 
 def test_the_largest_margins_do_not_overflow():
     steep = stop(slope=(1e4, -1e4, 0.0))
-    assert acceptance(steep, 0, 1e4) == 1.0
-    assert acceptance(steep, 1, 1e4) == 0.0
+    assert acceptance(steep, GREEDY, 0, 1e4) == 1.0
+    assert acceptance(steep, GREEDY, 1, 1e4) == 0.0
 
 
 def test_a_request_stops_when_its_next_row_costs_more_than_it_is_worth():
     """At margin 0 each draft survives with 1/2, so the next ones are worth 1/2 x prior[1] and 1/4 x prior[2]."""
     rule = stop(row_price=(9, 0.25, 0.0625))
-    assert goes_on(rule, [margins(0), margins(0, 0), margins(0, -0.01)]) == [True, True, False]
-    assert goes_on(stop(row_price=(0, 0.26, 0)), [margins(0), margins(0, 0)]) == [False, True]
+    assert going(rule, [margins(0), margins(0, 0), margins(0, -0.01)]) == [True, True, False]
+    assert going(stop(row_price=(0, 0.26, 0)), [margins(0), margins(0, 0)]) == [False, True]
+
+
+def test_each_sampling_mode_has_its_own_law():
+    rule = stop(row_price=(0, 0.2, 0.2))
+    for law in (rule.slope, rule.intercept, rule.prior):
+        law[SEEDED] = 2 * law[GREEDY]
+    assert acceptance(rule, SEEDED, 0, 1.5) == acceptance(rule, GREEDY, 0, 3.0)
+    # 1/2 x prior: 1/4 and 1/2.
+    rule.row_price[1] = 0.3
+    assert going(rule, [margins(0)] * 3, [GREEDY, SEEDED, SAMPLED]) == [False, True, False]
 
 
 def test_all_stop_when_a_step_does_not_pay():
     """Gains: 1/2 x prior[1] and 1/4 x prior[2], so 0.25 and 0.0625."""
     both = [margins(0), margins(0, 0)]
-    assert goes_on(stop(step_price=(0, 0, 0.3125)), both) == [True, True]
-    assert goes_on(stop(step_price=(0, 0, 0.32)), both) == [False, False]
+    assert going(stop(step_price=(0, 0, 0.3125)), both) == [True, True]
+    assert going(stop(step_price=(0, 0, 0.32)), both) == [False, False]
     # Rows are paid before the step is; a request that stops counts neither in the gain nor in the price.
     dear = (0, 0.125, 0.1)
-    assert goes_on(stop(step_price=(0, 0.125, 9), row_price=dear), both) == [True, False]
-    assert goes_on(stop(step_price=(0, 0.13, 0), row_price=dear), both) == [False, False]
-    assert goes_on(stop(step_price=(1, 0, 0)), []) == []
+    assert going(stop(step_price=(0, 0.125, 9), row_price=dear), both) == [True, False]
+    assert going(stop(step_price=(0, 0.13, 0), row_price=dear), both) == [False, False]
+    assert going(stop(step_price=(1, 0, 0)), []) == []
 
 
 def test_margins_are_read_from_the_slot():

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from faser_trtllm.core.sampling_params import SamplingMode
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.survival import SurvivalEstimator, reliability
 from tests.policy.world import request
+
+GREEDY, SEEDED, SAMPLED = SamplingMode
 
 
 def _sigmoid(x):
@@ -42,8 +45,8 @@ def test_a_known_logistic_is_recovered_from_censored_observations():
         lambda i, j, m: _sigmoid(slope * m + intercept[j]),
     )
     for j in range(4):  # deeper places are reached less often
-        assert estimator.slope[j] == pytest.approx(slope, abs=0.25)
-        assert estimator.intercept[j] == pytest.approx(intercept[j], abs=0.35)
+        assert estimator.slope[GREEDY, j] == pytest.approx(slope, abs=0.25)
+        assert estimator.intercept[GREEDY, j] == pytest.approx(intercept[j], abs=0.35)
     assert estimator.reliability().ece < 0.03
 
 
@@ -51,8 +54,8 @@ def test_rates_by_place_are_the_marginal_ones():
     rng = np.random.default_rng(1)
     estimator = SurvivalEstimator(6, 4)
     feed(estimator, rng, [request(str(i), slot=i) for i in range(4)], 400, lambda i, j, m: 0.9 - 0.1 * min(j, 3))
-    assert estimator.prior[:3] == pytest.approx([0.9, 0.8, 0.7], abs=0.05)
-    assert estimator.expected(0.0)[1] == pytest.approx(0.72, abs=0.06)
+    assert estimator.prior[GREEDY, :3] == pytest.approx([0.9, 0.8, 0.7], abs=0.05)
+    assert estimator.population()[1] == pytest.approx(0.72, abs=0.06)
 
 
 def test_a_request_unlike_the_others_gets_an_offset_and_a_new_one_starts_from_the_population():
@@ -71,7 +74,7 @@ def test_one_request_is_not_counted_twice():
     estimator = SurvivalEstimator(6, 1)
     only = request("only", slot=0)
     feed(estimator, rng, [only], 600, lambda i, j, m: 0.4)
-    assert estimator.expected(estimator.offset(only))[0] == pytest.approx(0.4, abs=0.12)
+    assert estimator.expected(only)[0] == pytest.approx(0.4, abs=0.12)
 
 
 def test_a_change_is_followed():
@@ -80,7 +83,7 @@ def test_a_change_is_followed():
     requests = [request(str(i), slot=i) for i in range(4)]
     feed(estimator, rng, requests, 300, lambda i, j, m: 0.9)
     feed(estimator, rng, requests, 600, lambda i, j, m: 0.3)
-    assert estimator.prior[0] == pytest.approx(0.3, abs=0.08)
+    assert estimator.prior[GREEDY, 0] == pytest.approx(0.3, abs=0.08)
     assert (estimator.slope >= 0).all()
 
 
@@ -97,9 +100,33 @@ def test_one_and_many_agree_and_survival_never_rises():
         assert row[:n] == pytest.approx(estimator.survival(r, n), rel=1e-5)
         assert (row[n:] == 0).all()
         assert (np.diff(row) <= 0).all()
-        assert estimator.expected_many(estimator.offsets([r]))[0] == pytest.approx(
-            estimator.expected(estimator.offset(r)), rel=1e-5
-        )
+        assert estimator.expected_many([r])[0] == pytest.approx(estimator.expected(r), rel=1e-5)
+
+
+def test_each_sampling_mode_has_its_own_law_and_a_new_one_starts_from_all():
+    """Margins of seeded requests say less, and fewer of their drafts are accepted."""
+    rng = np.random.default_rng(7)
+    estimator = SurvivalEstimator(6, 4)
+    greedy, seeded = ([request(f"{mode}{i}", slot=2 * i + mode, mode=mode) for i in range(2)] for mode in (0, 1))
+    truth = {GREEDY: (2.0, -0.5), SEEDED: (0.8, -1.0)}
+    everyone = greedy + seeded
+    feed(
+        estimator,
+        rng,
+        everyone,
+        2000,
+        lambda i, j, m: _sigmoid(truth[everyone[i].sampling_mode][0] * m + truth[everyone[i].sampling_mode][1]),
+    )
+    for mode, (slope, intercept) in truth.items():
+        assert estimator.slope[mode, 0] == pytest.approx(slope, abs=0.3)
+        assert estimator.intercept[mode, 0] == pytest.approx(intercept, abs=0.3)
+    assert estimator.prior[GREEDY, 0] > estimator.prior[SEEDED, 0] + 0.1
+    assert max(abs(estimator.offset(r)) for r in everyone) < 0.4, "what a mode has in common is no request's offset"
+    assert estimator.reliability().ece < 0.03
+    # The third mode was never seen.
+    assert estimator.prior[SEEDED, 0] < estimator.prior[SAMPLED, 0] < estimator.prior[GREEDY, 0]
+    assert estimator.slope[SEEDED, 0] < estimator.slope[SAMPLED, 0] < estimator.slope[GREEDY, 0]
+    assert estimator.population()[0] == pytest.approx(float(estimator.prior[SAMPLED, 0]), abs=0.05)
 
 
 def test_a_lying_confidence_shows_in_the_diagram():

@@ -8,7 +8,7 @@ import numpy as np
 
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
 from faser_trtllm.core.request import Request
-from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.core.sampling_params import SamplingMode, SamplingParams
 from faser_trtllm.policy.base import Mode, StepOutcome, StepView
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 128, 129, 192, 256)
@@ -37,8 +37,18 @@ def cost_table(target=target_ms, draft=draft_ms) -> CostTable:
     return CostTable.fit(samples, Fingerprint("test", "test", 2, "test"))
 
 
-def request(name: str, max_draft_len: int = 8, max_tokens: int = 4000, slot: int = 0) -> Request:
-    made = Request(name, [1] * 8, SamplingParams(max_tokens=max_tokens), max_seq_len=5000, max_draft_len=max_draft_len)
+PARAMS = {
+    SamplingMode.GREEDY: {},
+    SamplingMode.SEEDED: {"temperature": 0.8, "seed": 1},
+    SamplingMode.SAMPLED: {"temperature": 0.8},
+}
+
+
+def request(
+    name: str, max_draft_len: int = 8, max_tokens: int = 4000, slot: int = 0, mode: int = SamplingMode.GREEDY
+) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, **PARAMS[SamplingMode(mode)])
+    made = Request(name, [1] * 8, params, max_seq_len=5000, max_draft_len=max_draft_len)
     made.slot = slot
     made.num_computed_tokens = made.num_tokens - 1
     return made
@@ -162,9 +172,11 @@ class World:
                     r = self.requests[i]
                     m = r.draft_margins[r.num_tokens : r.num_tokens + r.num_drafts + new[i]]
                     k = len(m)
-                    survival[i] = float(np.prod(1 / (1 + np.exp(-(stop.slope[:k] * m + stop.intercept[:k])))))
+                    slope, intercept = stop.slope[r.sampling_mode, :k], stop.intercept[r.sampling_mode, :k]
+                    survival[i] = float(np.prod(1 / (1 + np.exp(-(slope * m + intercept)))))
                 places = {i: self.requests[i].num_drafts + new[i] for i in going}
-                worth = {i: survival[i] * stop.prior[places[i]] - stop.row_price[places[i]] for i in going}
+                prior = {i: stop.prior[self.requests[i].sampling_mode, places[i]] for i in going}
+                worth = {i: survival[i] * prior[i] - stop.row_price[places[i]] for i in going}
                 going = [i for i in going if worth[i] >= 0.0]
                 if sum(worth[i] for i in going) < stop.step_price[len(going)]:
                     going = []

@@ -7,7 +7,7 @@ import pytest
 
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
-from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
 from faser_trtllm.engine.cpu import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.draft_stop import goes_on, pending_margins
@@ -21,6 +21,7 @@ VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 6, 5
 PARAMS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.3, "top_k": 20}, {}, {"temperature": 1.0}]
 NUM_TOKENS = [11, 5, 9, 20, 6]
 NUM_PENDING = [0, 1, 2, 0, 3]  # drafted by an earlier call
+LAWS = NUM_MODES, MAX_DRAFT_LEN
 NUM_NEW = [6, 5, 3, 0, 2]
 
 
@@ -82,7 +83,8 @@ class Rig:
                 pending_margins(self.table.array[self.slots[i]], self.requests[i].num_tokens, drafts[i])
                 for i in wanting
             ]
-            verdict = dict(zip(wanting, goes_on(stop, margins), strict=True))
+            modes = [self.requests[i].sampling_mode for i in wanting]
+            verdict = dict(zip(wanting, goes_on(stop, modes, margins), strict=True))
             going = [verdict.get(i, False) for i in range(NUM_SLOTS)]
         return drafted
 
@@ -91,9 +93,9 @@ def random_stop(seed):
     rng = np.random.default_rng(seed)
     price = rng.choice([0.0, 0.3, 0.8])
     return DraftStop(
-        rng.uniform(0, 2, MAX_DRAFT_LEN).astype(np.float32),
-        rng.uniform(-1, 1.5, MAX_DRAFT_LEN).astype(np.float32),
-        rng.uniform(0.3, 1, MAX_DRAFT_LEN).astype(np.float32),
+        rng.uniform(0, 2, LAWS).astype(np.float32),
+        rng.uniform(-1, 1.5, LAWS).astype(np.float32),
+        rng.uniform(0.3, 1, LAWS).astype(np.float32),
         rng.uniform(0, rng.choice([0.0, 0.3, 0.6]), MAX_DRAFT_LEN).astype(np.float32),
         (price * np.sqrt(np.arange(NUM_SLOTS + 1))).astype(np.float32),
     )
@@ -134,12 +136,12 @@ def flat(value, size=MAX_DRAFT_LEN):
 
 
 def test_the_ends_of_the_scale(harness):
-    never = DraftStop(flat(0), flat(0), flat(1), flat(0), flat(0, NUM_SLOTS + 1))
+    never = DraftStop(flat(0, LAWS), flat(0, LAWS), flat(1, LAWS), flat(0), flat(0, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, never) == NUM_NEW
-    too_dear = DraftStop(flat(0), flat(0), flat(1), flat(0), flat(100, NUM_SLOTS + 1))
+    too_dear = DraftStop(flat(0, LAWS), flat(0, LAWS), flat(1, LAWS), flat(0), flat(100, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, too_dear) == [1, 1, 1, 0, 1]
     # Each draft halves the survival: three halves reach 1/8, pending drafts included.
-    halving = DraftStop(flat(0), flat(0), flat(1), flat(0.2), flat(0, NUM_SLOTS + 1))
+    halving = DraftStop(flat(0, LAWS), flat(0, LAWS), flat(1, LAWS), flat(0.2), flat(0, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, halving) == [3, 2, 1, 0, 1]
 
 
@@ -178,11 +180,15 @@ def test_candidates_cost_no_memory_unless_wanted():
 
 def test_a_stop_of_the_wrong_size_or_without_margins_is_refused(harness):
     rig = Rig(harness)
-    short = DraftStop(flat(0), flat(0, 3), flat(1), flat(0), flat(0, NUM_SLOTS + 1))
-    with pytest.raises(ValueError, match=r"intercept is float32 \[3\], need contiguous float32 \[6\]"):
+    short = DraftStop(flat(0, LAWS), flat(0, (NUM_MODES, 3)), flat(1, LAWS), flat(0), flat(0, NUM_SLOTS + 1))
+    with pytest.raises(ValueError, match=r"intercept is float32 \[3, 3\], need contiguous float32 \[3, 6\]"):
         rig.draft(NUM_PENDING, NUM_NEW, short)
+    laws = flat(0, LAWS), flat(0, LAWS), flat(1, LAWS)
     with pytest.raises(ValueError, match="step_price"):
-        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(flat(0), flat(0), flat(1), flat(0), flat(0, NUM_SLOTS)))
+        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(*laws, flat(0), flat(0, NUM_SLOTS)))
+    wide = flat(0, (NUM_MODES, MAX_DRAFT_LEN + 1))
+    with pytest.raises(ValueError, match="different draft lengths"):
+        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(wide, *laws[1:], flat(0), flat(0, NUM_SLOTS + 1)))
     rig.table.array["draft_margins"][2] = 0
     with pytest.raises(InvalidArgumentError):
         rig.draft(NUM_PENDING, NUM_NEW, random_stop(0))
