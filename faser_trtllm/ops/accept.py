@@ -18,7 +18,7 @@ from faser_trtllm.ops.arrays import (
     int32_at,
     logits_layout,
 )
-from faser_trtllm.ops.draw import draw_token, race_token, residual
+from faser_trtllm.ops.draw import draw_token, race_lead, race_token, residual
 from faser_trtllm.ops.law import RowStatus, next_token_probs_reference
 from faser_trtllm.ops.philox import Stream, uniform
 from faser_trtllm.ops.sample import Uniform, draft_probs_row
@@ -153,9 +153,15 @@ def accept_reference(
     max_draft_len: int,
     *,
     uniform: Uniform = uniform,
+    leads: Float32Array | None = None,
 ) -> AcceptResult:
-    """accept in numpy; `uniform` can be replaced to enumerate the randomness."""
+    """accept in numpy; `uniform` can be replaced to enumerate the randomness.
+
+    leads [num_rows]: set to the lead (ops.draw.race_lead) of the race that drew a row's token, 0 where none did.
+    """
     n = slots.size
+    if leads is not None:
+        leads[:] = 0
     result = AcceptResult(np.zeros((n, max_draft_len + 1), np.int32), *np.zeros((4, n), np.int32))
     for i, slot in enumerate(slots.tolist()):
         entry = sampling[slot]
@@ -172,6 +178,8 @@ def accept_reference(
                 result.outcome[i] = Outcome.FAILED
                 break
             token, accepted = _test(entry, p, position, draft, max_draft_len, uniform)
+            if leads is not None and entry["mode"] == native.SEEDED:
+                leads[cu_logit_rows[i] + row] = race_lead(p, int(entry["key"]), position)
             result.token_ids[i, row] = token
             result.num_tokens[i] += 1
             if not accepted:

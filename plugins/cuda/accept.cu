@@ -14,9 +14,10 @@
 namespace faser {
 
 struct Verdict {
-  int32_t status;    // RowStatus
-  int32_t token;     // the draft if it was accepted, else the recovered or bonus token
-  int32_t accepted;  // 0 or 1
+  int32_t status;     // RowStatus
+  int32_t token;      // the draft if it was accepted, else the recovered or bonus token
+  int32_t accepted;   // 0 or 1
+  float lead = 0.0f;  // of the race that drew the token, where it is asked for
 };
 
 struct RowShared {
@@ -51,7 +52,7 @@ __device__ void make_law(const Sampling& s, const Row<T>& row, Law* law, RowShar
   law->scale = static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
 }
 
-template <typename T>
+template <bool kLead, typename T>
 __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position, bool has_draft, int32_t max_draft_len,
                          RowShared* shared) {
   const int32_t n = row.n;
@@ -79,8 +80,9 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
   const uint64_t index = static_cast<uint64_t>(position);
   const auto p = [&](int32_t v) { return law.probability(row[v], v); };
   if (s.mode == kSeeded) {
-    const int32_t token = race_token(n, s.key, index, p);
-    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft};
+    double lead = 0.0;
+    const int32_t token = race_token<kLead>(n, s.key, index, p, &lead);
+    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft, static_cast<float>(lead)};
   }
   const auto p_mass = [&](int32_t v) { return fixed_of(p(v), kProbabilityShift); };
   if (!has_draft) {
@@ -102,11 +104,12 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
   return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
 }
 
-template <typename T>
+template <bool kLead, typename T>
 __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const T* logits,
                            const int32_t* cu_logit_rows, const int32_t* num_tokens, const int32_t* num_drafts,
                            int32_t num_slots, int32_t num_requests, int32_t num_rows, int32_t vocab_size,
-                           int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts) {
+                           int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts,
+                           float* leads) {
   __shared__ RowShared shared;
   const int32_t row = blockIdx.x;
   const int32_t request = request_of_row(cu_logit_rows, num_requests, row);
@@ -131,12 +134,13 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
       }
       entries.edited = edited;
     }
-    if (verdict.status == kRowOk) verdict = judge(s, entries, position, has_draft, max_draft_len, &shared);
+    if (verdict.status == kRowOk) verdict = judge<kLead>(s, entries, position, has_draft, max_draft_len, &shared);
   }
   if (threadIdx.x == 0) {
     verdicts[3 * static_cast<int64_t>(row)] = verdict.status;
     verdicts[3 * static_cast<int64_t>(row) + 1] = verdict.token;
     verdicts[3 * static_cast<int64_t>(row) + 2] = verdict.accepted;
+    if constexpr (kLead) leads[row] = verdict.lead;
   }
 }
 
@@ -149,12 +153,24 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
       const faser::Sampling* sampling, const int32_t* slots, const T* logits, const int32_t* cu_logit_rows,            \
       const int32_t* num_tokens, const int32_t* num_drafts, int32_t num_slots, int32_t num_requests, int32_t num_rows, \
       int32_t vocab_size, int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts) {     \
-    faser::accept_row(sampling, slots, logits, cu_logit_rows, num_tokens, num_drafts, num_slots, num_requests,         \
-                      num_rows, vocab_size, logits_stride, max_draft_len, edited_logits, verdicts);                    \
+    faser::accept_row<false>(sampling, slots, logits, cu_logit_rows, num_tokens, num_drafts, num_slots, num_requests,  \
+                             num_rows, vocab_size, logits_stride, max_draft_len, edited_logits, verdicts, nullptr);    \
   }
 FASER_ACCEPT_ROWS(accept_rows_fp32, float)
 FASER_ACCEPT_ROWS(accept_rows_bf16, faser::bf16)
 FASER_ACCEPT_ROWS(accept_rows_fp16, faser::fp16)
+
+// As accept_rows_fp32; leads: fp32 [num_rows], log(time of the second / time of the winner) of the race that a seeded
+// row ran, 0 where a row of a request ran none. A kernel of its own, so that rows that are not asked pay nothing.
+extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
+    accept_rows_leads_fp32(const faser::Sampling* sampling, const int32_t* slots, const float* logits,
+                           const int32_t* cu_logit_rows, const int32_t* num_tokens, const int32_t* num_drafts,
+                           int32_t num_slots, int32_t num_requests, int32_t num_rows, int32_t vocab_size,
+                           int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts,
+                           float* leads) {
+  faser::accept_row<true>(sampling, slots, logits, cu_logit_rows, num_tokens, num_drafts, num_slots, num_requests,
+                          num_rows, vocab_size, logits_stride, max_draft_len, edited_logits, verdicts, leads);
+}
 
 // token_ids [num_requests, max_draft_len + 1], zero behind the num_committed first; the others [num_requests].
 extern "C" __global__ void accept(const faser::Sampling* sampling, const int32_t* slots, const int32_t* cu_logit_rows,

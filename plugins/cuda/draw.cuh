@@ -84,10 +84,12 @@ __host__ __device__ inline bool can_win_race(uint32_t word, float p, float bound
 // The exponential race: argmin over p_v > 0 of E_v / p_v, E_v = -log(1 - U(key, position, v)), the lowest id on ties;
 // -1 if no p is positive. p: index -> float. A first pass bounds the winner's time in fp32, so that only the few tokens
 // that can win get a logarithm in fp64.
-template <typename P>
-__device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p) {
+// lead: with kLead set to log(time of the second / time of the winner), infinite if no other token runs, 0 if none
+// does; what is bounded first is then the time of the second.
+template <bool kLead, typename P>
+__device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p, double* lead = nullptr) {
   const int32_t num_counters = (n + 63) / 64 * 16;
-  float bound = INFINITY;
+  float bound = INFINITY, second_bound = INFINITY;
   for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
     float probability[4];
     bool any = false;
@@ -99,12 +101,19 @@ __device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p) {
     if (!any) continue;
     const PhiloxWords words = race_words(key, position, counter);
     for (int word = 0; word < 4; ++word) {
-      if (probability[word] > 0.0f) bound = fminf(bound, race_time_above(words.word[word], probability[word]));
+      if (!(probability[word] > 0.0f)) continue;
+      const float above = race_time_above(words.word[word], probability[word]);
+      if constexpr (kLead) second_bound = fminf(second_bound, fmaxf(bound, above));
+      bound = fminf(bound, above);
     }
+  }
+  if constexpr (kLead) {
+    // Who has the least bound leaves it out; if several do, what remains is a looser bound, but one.
+    if (block_reduce(bits_of(bound), Min()) == bits_of(bound)) bound = second_bound;
   }
   bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(bound), Min())));
 
-  double best = INFINITY;
+  double best = INFINITY, second = INFINITY;
   int32_t best_token = -1;
   for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
     float probability[4];
@@ -122,8 +131,11 @@ __device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p) {
       const double u = race_uniform(key, position, token, words.word[word]);
       const double time = -log1p(-u) / static_cast<double>(probability[word]);
       if (time < best || (time == best && token < best_token)) {
+        second = best;
         best = time;
         best_token = token;
+      } else if (kLead && time < second) {
+        second = time;
       }
     }
   }
@@ -132,6 +144,15 @@ __device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p) {
   const uint64_t least = block_reduce(time_bits, Min());
   const bool wins = best_token >= 0 && time_bits == least;
   const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(best_token) : ~uint64_t{0}, Min());
+  if constexpr (kLead) {
+    const double behind = wins && token == static_cast<uint64_t>(best_token) ? second : best;
+    memcpy(&time_bits, &behind, sizeof time_bits);
+    const uint64_t next = block_reduce(time_bits, Min());
+    double winner_time, second_time;
+    memcpy(&winner_time, &least, sizeof least);
+    memcpy(&second_time, &next, sizeof next);
+    *lead = token == ~uint64_t{0} ? 0.0 : log(second_time / winner_time);
+  }
   return token == ~uint64_t{0} ? -1 : static_cast<int32_t>(token);
 }
 

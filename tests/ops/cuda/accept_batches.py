@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from faser_trtllm import native
-from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept
 from tests.ops.cuda.emulation import emulated
@@ -29,7 +29,17 @@ class SmallBlocks:
 
 
 def run(
-    launcher, sampling, slots, logits, vocab_size, cu_logit_rows, num_tokens, num_drafts, max_draft_len, edits=True
+    launcher,
+    sampling,
+    slots,
+    logits,
+    vocab_size,
+    cu_logit_rows,
+    num_tokens,
+    num_drafts,
+    max_draft_len,
+    edits=True,
+    leads=None,
 ):
     """accept with the arguments of the reference; a copy of what the device was given is host memory here."""
     n, num_rows = slots.size, logits.shape[0]
@@ -47,9 +57,16 @@ def run(
         result=AcceptResult(*(tensor[:-1] for tensor in memory)),
         verdicts=torch.full((num_rows, 3), 55, dtype=torch.int32),
         edited_logits=torch.full((num_rows, vocab_size), 55.0) if edits else None,
+        leads=None if leads is None else torch.from_numpy(leads),
     )
     assert all((tensor[-1] == 77).all() for tensor in memory), "written behind the last request"
     return AcceptResult(*(tensor[:-1].numpy() for tensor in memory))
+
+
+def deciding_rows(result, cu_logit_rows):
+    """Indices of the rows that were tested: a request's committed tokens and, if it failed, the row that did."""
+    tested = np.minimum(result.num_tokens + (result.outcome == Outcome.FAILED), np.diff(cu_logit_rows))
+    return [row for first, count in zip(cu_logit_rows, tested, strict=False) for row in range(first, first + count)]
 
 
 def int32(*values):

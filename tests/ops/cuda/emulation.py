@@ -66,12 +66,14 @@ def _host_compiler() -> str | None:
 
 @functools.cache
 def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
-    sources = [folder / f"{stem}.cu", *sorted(folder.glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
+    folders = list(dict.fromkeys((folder, source_dir())))
+    headers = [path for place in folders for path in sorted(place.glob("*.cuh"))]
+    sources = [folder / f"{stem}.cu", *headers, *sorted(EMULATOR_DIR.glob("*.h"))]
     # Without -fno-gnu-unique two builds of one stem would share static memory.
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-gnu-unique"]
     flags += ["-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
     flags += [f"-D{name}={value}" for name, value in defines]
-    flags += ["-I", str(folder), "-I", str(EMULATOR_DIR)]
+    flags += [argument for place in (*folders, EMULATOR_DIR) for argument in ("-I", str(place))]
     for include in include_dirs():
         flags += ["-isystem", str(include)]
     digest = hashlib.sha256(repr(flags).encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
