@@ -183,7 +183,7 @@ class DraftLoop:
                 draft_stop.pending_margins(call.entries[i], int(call.num_tokens[i]), int(call.pending[i] + drafted[i]))
                 for i in asked
             ]
-            goes_on[asked] = draft_stop.goes_on(stop, margins)
+            goes_on[asked] = draft_stop.goes_on(stop, call.entries["mode"][asked].tolist(), margins)
             if not goes_on.any():
                 break
             self._state.keep(goes_on, call.wanted - drafted)

@@ -15,7 +15,7 @@ from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import Request
-from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
 from faser_trtllm.engine.cuda_draft import DraftLaws
 from faser_trtllm.engine.cuda_graphs import GraphStore
 from faser_trtllm.engine.cuda_law import LawParameters, draft_law, draw
@@ -250,9 +250,10 @@ def test_the_device_drafts_what_the_host_would(pair, wanted: list[int], captured
 
 @pytest.mark.parametrize("step_price", [0.0, 1.2, 9.0])
 def test_a_stop_rule_stops_where_it_stops_on_the_host(pair, step_price: float) -> None:
-    ones = np.ones(4, np.float32)
+    ones = np.ones((NUM_MODES, 4), np.float32)
+    intercepts = np.array([[-0.5], [3.0], [0.0]], np.float32) * ones  # a seeded draft is trusted more than a greedy one
     stop = DraftStop(
-        0.5 * ones, -0.5 * ones, 0.9 * ones, 0.2 * ones, np.full(MAX_BATCH_SIZE + 1, step_price, np.float32)
+        0.5 * ones, intercepts, 0.9 * ones, 0.2 * ones[0], np.full(MAX_BATCH_SIZE + 1, step_price, np.float32)
     )
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         by_host = Drafting(engine, 5).run([4, 2, 4, 4, 4], by_host=True, stop=stop)
