@@ -217,6 +217,7 @@ class DraftLoop:
             result,
             state.verdicts[:size],
             None,
+            state.leads[:size],
         )
         token, is_drawn = result.token_ids[:, 0], result.num_tokens > 0
         if with_law:
@@ -229,9 +230,11 @@ class DraftLoop:
             self._laws.tensor.index_put_((slot.long(), row.long()), law)
         best = logits.topk(min(NUM_CANDIDATES, vocab_size))
         if vocab_size > 1:
-            margin = (best.values[:, 0] - best.values[:, 1]).clamp(max=MAX_MARGIN)
+            margin = best.values[:, 0] - best.values[:, 1]
         else:
             margin = torch.full_like(best.values[:, 0], MAX_MARGIN)
+        temperature = state.race_temperature[:size]
+        margin = torch.where(temperature > 0, temperature * state.leads[:size], margin).clamp(max=MAX_MARGIN)
         candidates = torch.where(best.values > -torch.inf, best.indices, -1).int()
         state.record(size, token, is_drawn, margin, candidates)
 

@@ -30,7 +30,8 @@ class DraftState:
     """Requests of one draft call, [max_batch_size] unless it says otherwise, and what each step drew.
 
     entries uint8 [max_batch_size, 136]: how they draw, without addresses. known int32: tokens they have, so also the
-    position of the next one. remaining int32: tokens they still want; 0 once they stopped. slots int32. Per step:
+    position of the next one. remaining int32: tokens they still want; 0 once they stopped. slots int32.
+    race_temperature fp32: of a seeded request, else 0. leads fp32: of the newest draw, 0 if it was no race. Per step:
     tokens, margins, candidates [max_draft_len, max_batch_size, ...]; token -1 where a request drew nothing.
     """
 
@@ -39,19 +40,21 @@ class DraftState:
 
         self._runtime = runtime
         batch, device = spec.max_batch_size, runtime.device
-        sizes = (batch * _ENTRY_INTS, *[batch] * 8, batch * max_blocks_per_seq, 1)
+        sizes = (batch * _ENTRY_INTS, *[batch] * 9, batch * max_blocks_per_seq, 1)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        entries, self.known, self.remaining, self.slots, self.is_sampled, *law, table, self._step = views
+        entries, self.known, self.remaining, self.slots, self.is_sampled, temperature, *law, table, self._step = views
         self.entries = entries.view(torch.uint8).view(batch, SAMPLING_DTYPE.itemsize)
+        self.race_temperature = temperature.view(torch.float32)
         inv_temperature, top_p, min_p = (section.view(torch.float32) for section in law[:3])
         self._law = (inv_temperature, top_p, min_p, law[3])
         self._block_table = table.view(batch, max_blocks_per_seq)
         self.iota = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self.zeros = torch.zeros(batch, dtype=torch.int32, device=device)
         self.verdicts = torch.zeros((batch, 3), dtype=torch.int32, device=device)
+        self.leads = torch.zeros(batch, dtype=torch.float32, device=device)
         self._result = [torch.zeros(batch, dtype=torch.int32, device=device) for _ in range(5)]
         self._token = torch.zeros(batch, dtype=torch.int32, device=device)
         width = min(NUM_CANDIDATES, spec.vocab_size)
@@ -78,7 +81,8 @@ class DraftState:
         filled = self._staging.fill()
         filled[:] = 0
         sections: list[Any] = [filled[start : start + size] for start, size in self._sections]
-        place, host_known, remaining, host_slots, is_sampled, inv_temperature, top_p, min_p, top_k, table, _ = sections
+        place, host_known, remaining, host_slots, is_sampled, race_temperature, *law, table, _ = sections
+        inv_temperature, top_p, min_p, top_k = law
         own = entries.copy()
         for name in ADDRESSES:
             own[name] = 0
@@ -89,6 +93,8 @@ class DraftState:
         host_known[:] = 1
         host_known[:n], remaining[:n], host_slots[:n] = known, wanted, slots
         is_sampled[:n] = entries["mode"] == native.SAMPLED
+        own_temperature = np.where(entries["mode"] == native.SEEDED, entries["temperature"], 0)
+        race_temperature[:n] = own_temperature.astype(np.float32).view(np.int32)
         largest = np.finfo(np.float32).max
         with np.errstate(divide="ignore", over="ignore"):
             inverse = np.float32(1) / entries["temperature"]

@@ -100,6 +100,7 @@ class Ops(Protocol):
         result: AcceptResult,
         verdicts: Tensor,
         edited_logits: Tensor | None,
+        leads: Tensor | None = None,
     ) -> None:
         """ops/cuda/accept.py."""
 
@@ -258,6 +259,7 @@ class KernelOps(_TorchOps):
         result: AcceptResult,
         verdicts: Tensor,
         edited_logits: Tensor | None,
+        leads: Tensor | None = None,
     ) -> None:
         accept.accept(
             self._launchers["accept"],
@@ -272,6 +274,7 @@ class KernelOps(_TorchOps):
             result=result,
             verdicts=verdicts,
             edited_logits=edited_logits,
+            leads=leads,
             stream=self._stream(),
         )
 
@@ -355,6 +358,7 @@ class ReferenceOps(_TorchOps):
         result: AcceptResult,
         verdicts: Tensor,
         edited_logits: Tensor | None,
+        leads: Tensor | None = None,
     ) -> None:
         import torch
 
@@ -378,3 +382,15 @@ class ReferenceOps(_TorchOps):
         refused = torch.from_numpy(is_idle[slots.numpy()])
         for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
             values[:n][refused] = value
+        if leads is not None:
+            host_accept.accept_reference(
+                table,
+                slots.numpy(),
+                logits.numpy(),
+                vocab_size,
+                cu_logit_rows.numpy(),
+                num_tokens.numpy(),
+                num_drafts.numpy(),
+                max_draft_len,
+                leads=leads.numpy(),
+            )

@@ -27,9 +27,11 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.ops.early_exit import early_exit_reference
+from faser_trtllm.ops.sample import MAX_MARGIN
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.serving.check import check_engine_dir
+from tests.engine.cuda_exact_ops import ExactOps
 from tests.engine.cuda_harness import MAX_BATCH_SIZE, WHOLE, build_pair, emulated_accept, one_thread, open_engine  # noqa: F401
 from tests.engine.harness import Harness
 from tests.ops.cuda.emulation import emulated
@@ -228,6 +230,15 @@ class Drafting:
         ]
 
 
+def assert_same_drafts(found, by_host) -> None:
+    """Counts, tokens, candidates and greedy margins to the bit; seeded margins (odd slots) up to the last bits of two
+    libraries' logarithms."""
+    assert found[0] == by_host[0]
+    for slot, (mine, wanted) in enumerate(zip(found[1], by_host[1], strict=True)):
+        assert (mine[0], mine[2]) == (wanted[0], wanted[2])
+        assert mine[1] == (pytest.approx(wanted[1], rel=1e-5) if slot % 2 else wanted[1])
+
+
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("wanted", [[4, 1, 3, 0, 2], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [4, 4, 4, 4, 4]])
 def test_the_device_drafts_what_the_host_would(pair, wanted: list[int], captured: bool) -> None:
@@ -237,7 +248,7 @@ def test_the_device_drafts_what_the_host_would(pair, wanted: list[int], captured
         if captured:
             engine.capture_graphs([WHOLE])
         drafting = Drafting(engine, 5)
-        assert drafting.run(wanted) == by_host
+        assert_same_drafts(drafting.run(wanted), by_host)
         # The KV of all drafts but the newest is there: the next pass over them gives what a pass from scratch does.
         request, count = drafting.requests[0], wanted[0]
         if count > 1:
@@ -258,7 +269,7 @@ def test_a_stop_rule_stops_where_it_stops_on_the_host(pair, step_price: float) -
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         by_host = Drafting(engine, 5).run([4, 2, 4, 4, 4], by_host=True, stop=stop)
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
-        assert Drafting(engine, 5).run([4, 2, 4, 4, 4], stop=stop) == by_host
+        assert_same_drafts(Drafting(engine, 5).run([4, 2, 4, 4, 4], stop=stop), by_host)
     assert sum(by_host[0]) < 18, "the rule stops somebody, so this tests something"
 
 
@@ -321,6 +332,17 @@ def kernel_ops() -> KernelOps:
     launchers["verify_attention"] = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     launchers["accept"] = emulated_accept()
     return KernelOps(launchers, lambda: 0, num_sms=4)
+
+
+@pytest.mark.parametrize(("params", "is_sure"), [({}, False), ({"min_p": 1.0}, True)])
+def test_the_kernel_gives_the_margins_of_the_host(pair, params: dict[str, float], is_sure: bool) -> None:
+    ops = ExactOps()
+    ops.accept = KernelOps({"accept": emulated_accept()}, lambda: 0, num_sms=4).accept  # type: ignore[method-assign]
+    with open_engine(pair.draft_path, max_draft_len=4) as engine:
+        by_host = Drafting(engine, 5, **params).run([2, 4, 1, 3, 0], by_host=True)
+    with open_engine(pair.draft_path, ops, max_draft_len=4) as engine:
+        assert_same_drafts(Drafting(engine, 5, **params).run([2, 4, 1, 3, 0]), by_host)
+    assert [margin == MAX_MARGIN for margin in by_host[1][1][1]] == [is_sure] * 4
 
 
 @pytest.mark.slow
