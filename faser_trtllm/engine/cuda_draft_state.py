@@ -29,7 +29,7 @@ _ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
 class DraftState:
     """Requests of one draft call, [max_batch_size] unless it says otherwise, and what each step drew.
 
-    entries uint8 [max_batch_size, 136]: how they draw, without addresses. known int32: tokens they have, so also the
+    entries uint8 [max_batch_size, 160]: how they draw, without addresses. known int32: tokens they have, so also the
     position of the next one. remaining int32: tokens they still want; 0 once they stopped. slots int32.
     race_temperature fp32: of a seeded request, else 0. leads fp32: of the newest draw, 0 if it was no race. Per step:
     tokens, margins, candidates [max_draft_len, max_batch_size, ...]; token -1 where a request drew nothing.

@@ -189,10 +189,11 @@ int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t
                            const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* num_known,
                            int32_t max_draft_len, int32_t* out_tokens);
 
-// When drafting ends early. A draft at place j (0: the first pending one) with margin m, of a request with sampling mode
-// s, is accepted with probability sigmoid(slope[s][j] * m + intercept[s][j]); survival is the product over a request's
-// pending drafts. After each draft the next one is worth survival * prior[s][j + 1] - row_price[j + 1]: a request stops
-// when that is negative; all stop when its sum over the requests that would go on is below step_price[their number].
+// When drafting ends early. A draft at place j (0: the first pending one) with margin m, of a request with sampling
+// mode s, is accepted with probability sigmoid(slope[s][j] * m + intercept[s][j]); survival is the product over a
+// request's pending drafts. After each draft the next one is worth survival * prior[s][j + 1] - row_price[j + 1]: a
+// request stops when that is negative; all stop when its sum over the requests that would go on is below
+// step_price[their number].
 typedef struct {
   const float *slope, *intercept, *prior;  // [modes, stride]
   const float* row_price;                  // [max_draft_len]

@@ -146,7 +146,7 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
 
 }  // namespace faser
 
-// sampling: [num_slots] entries of 136 bytes (sampling.cuh). logits: row r begins at r * logits_stride. edited_logits:
+// sampling: [num_slots] entries of 160 bytes (sampling.cuh). logits: row r begins at r * logits_stride. edited_logits:
 // fp32 [num_rows, vocab_size] of scratch, or null where no slot edits its logits. verdicts: int32 [num_rows, 3].
 #define FASER_ACCEPT_ROWS(NAME, T)                                                                                     \
   extern "C" __global__ void __launch_bounds__(faser::kThreads, 1) NAME(                                               \
