@@ -12,7 +12,7 @@ from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
 from faser_trtllm.policy.overheads import Overheads
-from faser_trtllm.policy.scales import Mood, ScalesByRows
+from faser_trtllm.policy.scales import DRAFT_SCALE, Mood, ScalesByRows
 
 MEMORY = 0.95  # per step, of the time between steps
 FEW_REQUESTS = 12
@@ -32,8 +32,8 @@ class MeasuredCosts:
         self._table = costs
         self._max_draft_len = max_draft_len
         self.mood = Mood()
-        self._draft = self.mood.new_scale()
-        self._late = self.mood.new_scale()  # of prompts, and of what else the draft model has missed
+        self._draft = self.mood.new_scale(DRAFT_SCALE)
+        self._late = self.mood.new_scale(DRAFT_SCALE)  # of prompts, and of what else the draft model has missed
         self._late_row_ms = costs.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
         self._verify = ScalesByRows(self.mood)
         self._decode = ScalesByRows(self.mood)  # of steps without drafts
@@ -63,7 +63,7 @@ class MeasuredCosts:
     @property
     def late_row_ms(self) -> float:
         """The draft's pass over tokens that it has missed (a prompt, mostly), per token."""
-        return self._late.published * self._late_row_ms
+        return self.mood.published(self._late) * self._late_row_ms
 
     def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, if it is known.
@@ -103,7 +103,7 @@ class MeasuredCosts:
             return costs.off_ms + self.late_ms(outcome)
         draft_ms = self.late_ms(outcome)
         if outcome.num_drafted:
-            draft_ms = self._draft.published * self._draft_ms(outcome, outcome.num_draft_rows, context_len)
+            draft_ms = self.mood.published(self._draft) * self._draft_ms(outcome, outcome.num_draft_rows, context_len)
         return float(costs.verify[num_slots]) + draft_ms + costs.overhead
 
     def _learn_pass(self, outcome: StepOutcome, context_len: float) -> bool:
@@ -126,7 +126,7 @@ class MeasuredCosts:
         usual_ms = 0.0
         if outcome.num_drafted:
             usual_ms = self._draft_ms(outcome, outcome.num_draft_rows - num_late, context_len)
-            usual_ms *= self._draft.published * self.mood.factor
+            usual_ms *= self.mood.published(self._draft) * self.mood.factor
         return self.mood.learn(self._late, outcome.draft_ms - usual_ms, num_late * self._late_row_ms, moves=False)
 
     def _draft_ms(self, outcome: StepOutcome, num_rows: int, context_len: float) -> float:
@@ -157,8 +157,8 @@ class MeasuredCosts:
         if base_rows == num_requests:
             scale = float(self._decode.curve(num_requests)[num_requests])
             off_ms = off + scale * self._table.decode_ms(num_requests, context_len)
-        draft = self._draft.published * draft[: num_requests + 1]
-        first = self._draft.published * first
+        draft = self.mood.published(self._draft) * draft[: num_requests + 1]
+        first = self.mood.published(self._draft) * first
         if num_requests <= FEW_REQUESTS:
             return StepCosts(verify.tolist(), first.tolist(), draft.tolist(), drafting, off_ms)
         return StepCosts(verify, first, draft, drafting, off_ms)

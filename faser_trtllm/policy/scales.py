@@ -2,10 +2,10 @@
 
 log(measured / predicted) = mood + scale of that kind of pass + noise. The mood is the machine's: neighbours, clock
 rates and temperature move it within seconds, for all passes alike, and no choice depends on it. The scales are the
-table's errors, which hold still. Both are followed by a Kalman filter of one value each, which shares what a pass
-teaches by how little is known of either: what changes while the same kind of pass runs on and on is mood; what differs
-between two kinds that take turns, or when one follows the other, is scale. What the target's scales share is mood too:
-a pass of a size that was never seen is believed to be as the table says, compared with the others.
+table's errors, which hold still. All are followed by one Kalman filter, with what is known of each together with the
+others: a pass after a rest tells of the mood and hardly of its scale; two kinds of passes one after the other tell how
+their scales compare. Scales are expected to be near 1 and like those of passes of about as many rows, so that a pass
+of a size that was never seen is believed to be as its neighbours are, and far from those, as the table says.
 """
 
 from __future__ import annotations
@@ -19,127 +19,153 @@ from faser_trtllm.policy.goodput import FloatArray
 # Variances of logs.
 NOISE = 0.01  # of one pass
 MOOD_PER_MS = 2e-4  # a random walk of 0.3 within half a second
-SCALE_PER_MS = 2e-7  # of 0.1 within a minute
-FIRST_MOOD, FIRST_SCALE = 1.0, 0.05
+FIRST_MOOD = 1.0
+TARGET_SCALE, DRAFT_SCALE = 0.02, 0.5  # before anything is known, and long after it was
+FORGET_MS = 200_000.0  # after so long a scale is as unknown as ever, but for 1 / e
+SETTLE_MS = 2000.0  # time goes by for scales in such steps
+LIKENESS_OCTAVES = 2.0  # of rows, over which the correlation of scales falls to 1 / e
 MAX_DEVIATION = 3.0  # in standard deviations; what is further off moves things no further
 MAX_GAP_MS = 10_000.0
 PUBLISH = 0.04  # change of a log that is worth new arrays
-CENTRE_EVERY = 64  # passes
-_PER_OCTAVE = 2  # scales by rows
+CHECK_EVERY = 64  # passes
+NUM_OCTAVES = 13  # 1 to 4096 rows
 
 
 class Scale:
-    """Of one kind of pass; published is what costs are multiplied by."""
+    """Of one kind of pass, or of one between two kinds: log scale = (1 - share) x state[index] + share x the next."""
 
-    __slots__ = ("log", "published", "seen_ms", "variance")
+    __slots__ = ("index", "share")
 
-    def __init__(self) -> None:  # use Mood.new_scale
-        self.log = 0.0
-        self.variance = FIRST_SCALE
-        self.seen_ms = 0.0
-        self.published = 1.0
+    def __init__(self, index: int, share: float = 0.0) -> None:
+        self.index = index
+        self.share = share
 
 
 class Mood:
-    """Of the machine; the one writer of the scales."""
+    """Of the machine, with all scales; the one writer of both."""
 
     def __init__(self) -> None:
-        self._log = 0.0
-        self._variance = FIRST_MOOD
-        self._now_ms = 0.0
-        self._scales: list[Scale] = []
-        self._target_scales: list[Scale] = []
+        self._log = np.zeros(1)  # the mood, then the scales
+        self._covariance = np.full((1, 1), FIRST_MOOD)
+        self._prior = np.zeros((1, 1))  # the scales' covariance, nothing known
+        self._published = np.zeros(1)
+        self._unsettled_ms = 0.0
         self._num_passes = 0
 
-    def new_scale(self, *, is_target: bool = False) -> Scale:
-        """is_target: of passes of the target model."""
-        scale = Scale()
-        self._scales.append(scale)
-        if is_target:
-            self._target_scales.append(scale)
-        return scale
+    def new_scale(self, variance: float) -> Scale:
+        return Scale(self.new_scales(np.full((1, 1), variance)))
+
+    def new_scales(self, covariance: FloatArray) -> int:
+        """Scales that are expected to go together as covariance [n, n] says -> index of the first."""
+        first = len(self._log)
+        size = first + len(covariance)
+        for name in ("_covariance", "_prior"):
+            grown = np.zeros((size, size))
+            grown[:first, :first] = getattr(self, name)
+            grown[first:, first:] = covariance
+            setattr(self, name, grown)
+        self._log = np.concatenate([self._log, np.zeros(len(covariance))])
+        self._published = np.concatenate([self._published, np.zeros(len(covariance))])
+        return first
 
     @property
     def factor(self) -> float:
         """How much slower than usual everything is just now."""
-        return math.exp(self._log)
+        return math.exp(self._log[0])
+
+    def published(self, scale: Scale) -> float:
+        """What costs are multiplied by."""
+        return math.exp(_mix(self._published, scale))
+
+    def published_logs(self, first: int, count: int) -> FloatArray:
+        return self._published[first : first + count]
 
     def pass_time(self, ms: float) -> None:
         """Time goes by, so things may have changed."""
         gap_ms = min(max(ms, 0.0), MAX_GAP_MS)
-        self._now_ms += gap_ms
-        self._variance = min(self._variance + MOOD_PER_MS * gap_ms, FIRST_MOOD)
+        self._covariance[0, 0] = min(self._covariance[0, 0] + MOOD_PER_MS * gap_ms, FIRST_MOOD)
+        self._unsettled_ms += gap_ms
+        if self._unsettled_ms >= SETTLE_MS:
+            kept = math.exp(-self._unsettled_ms / FORGET_MS)
+            self._unsettled_ms = 0.0
+            self._log[1:] *= kept
+            self._covariance[1:] *= kept
+            self._covariance[:, 1:] *= kept
+            self._covariance += (1.0 - kept * kept) * self._prior
 
     def learn(self, scale: Scale, measured_ms: float, predicted_ms: float, *, moves: bool = True) -> bool:
         """A pass of the scale's kind took measured_ms, where the table predicts predicted_ms. True: published is new.
 
-        moves: whether it tells of the mood, as the target's passes do; drafting may have been partly hidden.
+        moves: whether it tells of all else, as the target's passes do; drafting may have been partly hidden.
         """
         if measured_ms <= 0.0 or predicted_ms <= 0.0:
             return False
-        variance = min(scale.variance + SCALE_PER_MS * (self._now_ms - scale.seen_ms), FIRST_SCALE)
-        total = variance + self._variance + NOISE
+        covariance = self._covariance
+        with_kind = _mix(covariance, scale)
+        with_pass = covariance[0] + with_kind
+        of_mood, of_kind = float(with_pass[0]), float(_mix(with_pass, scale))
+        total = of_mood + of_kind + NOISE
         limit = MAX_DEVIATION * math.sqrt(total)
-        excess = math.log(measured_ms / predicted_ms) - scale.log - self._log
+        excess = math.log(measured_ms / predicted_ms) - float(self._log[0]) - float(_mix(self._log, scale))
         excess = min(max(excess, -limit), limit)
-        share, mood_share = variance / total, self._variance / total
-        scale.log += share * excess
-        scale.variance = variance * (1.0 - share)
-        scale.seen_ms = self._now_ms
         if moves:
-            self._log += mood_share * excess
-            self._variance *= 1.0 - mood_share
+            self._log += (excess / total) * with_pass
+            covariance -= np.multiply.outer(with_pass / total, with_pass)
+        else:
+            self._learn_alone(scale.index, excess, with_pass, total)
         self._num_passes += 1
-        if self._num_passes % CENTRE_EVERY == 0:
-            self._centre()
-        is_new = False
-        for each in self._scales if self._num_passes % CENTRE_EVERY == 0 else (scale,):
-            if abs(each.log - math.log(each.published)) > PUBLISH:
-                each.published = math.exp(each.log)
-                is_new = True
-        return is_new
+        return self._publish(scale)
 
-    def _centre(self) -> None:
-        weights = [1.0 / scale.variance for scale in self._target_scales]
-        if not weights:
-            return
-        mean = sum(w * s.log for w, s in zip(weights, self._target_scales, strict=True)) / sum(weights)
-        for scale in self._scales:
-            if scale.variance < FIRST_SCALE:
-                scale.log -= mean
-        self._log += mean
+    def _learn_alone(self, index: int, excess: float, with_pass: FloatArray, total: float) -> None:
+        """A gain for this scale only; the covariance is Joseph's form for it."""
+        gain = float(with_pass[index]) / total
+        self._log[index] += gain * excess
+        row = self._covariance[index] - gain * with_pass
+        row[index] += gain * (gain * total - float(with_pass[index]))
+        self._covariance[index] = row
+        self._covariance[:, index] = row
+
+    def _publish(self, scale: Scale) -> bool:
+        if self._num_passes % CHECK_EVERY:
+            change = abs(float(_mix(self._log, scale)) - float(_mix(self._published, scale)))
+        else:
+            change = float(np.abs(self._log - self._published)[1:].max())
+        if change <= PUBLISH:
+            return False
+        self._published = self._log.copy()
+        return True
 
 
 class ScalesByRows:
-    """Scales of passes by their number of rows, two to the octave: a table may be right where rows wait for memory and
-    wrong where they compute. Between sizes that were seen they are interpolated; beyond, what was learnt fades within
-    octaves and the table is believed, so that what it promises is tried.
-    """
+    """Scales of the target's passes by their number of rows, one to the octave and interpolated: a table may be right
+    where rows wait for memory and wrong where they compute."""
 
     def __init__(self, mood: Mood) -> None:
         self._mood = mood
-        self._scales: dict[int, Scale] = {}
+        places = np.arange(NUM_OCTAVES)
+        distance = np.abs(places[:, None] - places)
+        self._first = mood.new_scales(TARGET_SCALE * np.exp(-distance / LIKENESS_OCTAVES))
         self._curve = np.ones(1)
 
     def learn(self, num_rows: int, measured_ms: float, predicted_ms: float) -> bool:
         """True: published scales are new, perhaps others' too."""
-        return self._mood.learn(self._scale(round(_PER_OCTAVE * math.log2(num_rows))), measured_ms, predicted_ms)
+        share, place = math.modf(min(math.log2(num_rows), NUM_OCTAVES - 1))
+        return self._mood.learn(Scale(self._first + int(place), share), measured_ms, predicted_ms)
 
     def forget_curve(self) -> None:
         self._curve = np.ones(1)
 
-    def _scale(self, place: int) -> Scale:
-        found = self._scales.get(place)
-        if found is None:
-            found = self._scales[place] = self._mood.new_scale(is_target=True)
-        return found
-
     def curve(self, max_rows: int) -> FloatArray:
         """By what the table's passes of 0 to max_rows rows are multiplied."""
         if self._curve.size <= max_rows:
-            place = _PER_OCTAVE * np.log2(np.maximum(np.arange(max(max_rows, 64) + 1), 1))
-            known = sorted(self._scales)
-            logs = np.interp(place, known, [math.log(self._scales[k].published) for k in known]) if known else 0 * place
-            beyond = np.maximum(place - known[-1], known[0] - place) if known else 0 * place
-            self._curve = np.exp(logs * np.exp(-np.maximum(beyond, 0.0) / _PER_OCTAVE))
+            place = np.log2(np.maximum(np.arange(max(max_rows, 64) + 1), 1))
+            logs = self._mood.published_logs(self._first, NUM_OCTAVES)
+            self._curve = np.exp(np.interp(place, np.arange(NUM_OCTAVES), logs))
         return self._curve[: max_rows + 1]
+
+
+def _mix(values: FloatArray, scale: Scale) -> FloatArray:
+    """The scale's row of an array by state."""
+    if scale.share == 0.0:
+        return np.asarray(values[scale.index])
+    return np.asarray((1.0 - scale.share) * values[scale.index] + scale.share * values[scale.index + 1])
