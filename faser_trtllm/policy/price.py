@@ -136,7 +136,7 @@ class PricePolicy:
         elif self._plan_decoding != tuple(decoding):
             self._plan = self._carried_over(decoding)
         self._probing = False
-        if self._drafting or self.controller.is_trial:
+        if self._drafting or self.controller.is_trial or view.num_context_rows:  # prompts would be drafted for, too
             return self._plan
         lengths = self._probes.lengths(decoding, self._context_len, self._price)
         self._probing = lengths is not None
@@ -152,6 +152,7 @@ class PricePolicy:
 
     def _decide(self, view: StepView) -> DraftPlan:
         """The plan for the next steps."""
+        self._looks.pace(view.now_s, view.learning_s)
         decoding = view.decoding
         n = len(decoding)
         limit = max(request.draft_limit for request in decoding)
@@ -258,7 +259,7 @@ class PricePolicy:
 
     def wants_outcome(self, is_speculative: bool) -> bool:
         is_probe = is_speculative and not self._drafting
-        is_new = self.estimator.version <= JUDGED_REFITS
+        is_new = is_speculative and self.estimator.version <= JUDGED_REFITS
         return self._looks.ask(is_speculative, all_steps=is_new or is_probe or self.controller.is_trial)
 
     def observe(self, outcome: StepOutcome) -> None:

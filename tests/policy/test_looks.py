@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, LOOKS, TEST_EVERY, Looks
+from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, LOOKS, MAX_SHARE, MAX_STRETCH, TEST_EVERY, Looks
 
 
 def asked(looks, kinds, *, all_steps=False):
@@ -32,3 +32,28 @@ def test_the_first_pass_behind_the_draft_models_is_not_one_of_many():
     looks = Looks()
     assert asked(looks, [True, False, False, False], all_steps=True) == [1, None, 1, 1]
     assert asked(looks, [True, False], all_steps=False)[1] is None
+
+
+@pytest.mark.parametrize(("is_speculative", "cycle"), [(False, IDLE_CYCLE), (True, CYCLE)])
+def test_where_learning_takes_much_of_the_time_looks_are_rarer_and_weigh_more(is_speculative, cycle):
+    looks = Looks()
+    asked(looks, [is_speculative] * (1 if not is_speculative else cycle))
+    now_s = learning_s = 0.0
+
+    def go_on(share, num_cycles=8):
+        """Weights of so many cycles, the pace being told now and then, also within a cycle."""
+        nonlocal now_s, learning_s
+        weights = []
+        for _ in range(num_cycles * 4):
+            now_s, learning_s = now_s + 0.2, learning_s + 0.2 * share
+            looks.pace(now_s, learning_s)
+            weights += asked(looks, [is_speculative] * (cycle // 4))
+        return [w for w in weights if w]
+
+    assert set(go_on(0.5 * MAX_SHARE)) == {cycle // LOOKS}
+    slowed = go_on(2 * MAX_SHARE, num_cycles=40)
+    assert slowed[-1] == MAX_STRETCH * cycle // LOOKS
+    assert sorted(slowed) == slowed
+    assert sum(slowed) == pytest.approx(40 * cycle, abs=MAX_STRETCH * cycle)
+    assert go_on(0.5 * MAX_SHARE, num_cycles=40)[-1] == MAX_STRETCH * cycle // LOOKS
+    assert go_on(0.1 * MAX_SHARE, num_cycles=40)[-1] == cycle // LOOKS
