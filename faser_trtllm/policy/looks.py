@@ -22,7 +22,8 @@ class Looks:
     def __init__(self) -> None:
         self.step = 0  # number of the step asked for
         self.weight = 1
-        self._place = 0  # steps of the same kind since it began, or since the cycles were stretched
+        self._place = 0  # steps of the same kind since it began
+        self._began = 0  # its place when the cycles were stretched
         self._was_speculative = False
         self._stretch = self._wanted_stretch = 1
         self._paced_s = 0.0
@@ -40,11 +41,18 @@ class Looks:
         elif share < MAX_SHARE / 3:
             self._wanted_stretch = max(self._stretch // 2, 1)
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the step before was of the same kind: otherwise a model's weights have left the caches."""
+        return self._place > 0
+
     def ask(self, is_speculative: bool, *, all_steps: bool) -> bool:
         """all_steps: nothing is to be left out, but for the first pass without drafts: it comes after the draft model's
         and takes longer than those that follow."""
         self.step += 1
-        self._place = self._place + 1 if is_speculative == self._was_speculative else 0
+        self._place += 1
+        if is_speculative != self._was_speculative:
+            self._place = self._began = 0
         self._was_speculative = is_speculative
         self.weight = 1
         if not is_speculative and self._place == 0:
@@ -53,9 +61,10 @@ class Looks:
             return True
         first = 0 if is_speculative else 1
         cycle = (CYCLE if is_speculative else IDLE_CYCLE) * self._stretch
-        place = (self._place - first) % cycle
+        place = (self._place - self._began - first) % cycle
         if place == 0 and self._stretch != self._wanted_stretch:
             cycle = cycle // self._stretch * self._wanted_stretch
-            self._stretch, self._place = self._wanted_stretch, first
+            self._stretch = self._wanted_stretch
+            self._began = self._place - first
         self.weight = cycle // LOOKS if place < LOOKS else 0
         return place < LOOKS or (is_speculative and place % TEST_EVERY == 0)

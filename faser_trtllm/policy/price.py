@@ -63,6 +63,7 @@ class _Step:
     number: int
     outcome: StepOutcome
     weight: int
+    is_warm: bool
     arm: str
     promised: float
     planned_size: int
@@ -272,7 +273,9 @@ class PricePolicy:
         whole = outcome.mode is Mode.PING_PONG or len(outcome.decoding) == self._planned_size
         promised = self._promised if whole and outcome.num_context_rows == 0 and not self._probing else 0.0
         size, context_len = self._planned_size, self._context_len
-        self._unsettled.append(_Step(looks.step, outcome, looks.weight, self._arm, promised, size, context_len))
+        self._unsettled.append(
+            _Step(looks.step, outcome, looks.weight, looks.is_warm, self._arm, promised, size, context_len)
+        )
         while self._unsettled[0].number <= looks.step - self._settling_steps:
             settled = self._unsettled.popleft()
             following = self._unsettled[0]
@@ -283,7 +286,7 @@ class PricePolicy:
         if it was looked at."""
         outcome = step.outcome
         self._exits.observe(outcome)
-        ms = self._costs.observe(outcome, step.context_len, next_s)
+        ms = self._costs.observe(outcome, step.context_len, next_s, is_warm=step.is_warm)
         self._probes.save(step.weight, ms, is_idle=not outcome.num_drafted)
         if step.promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
             # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.

@@ -25,7 +25,7 @@ class SchedulePolicy(StatelessPolicy):
         self._context_len = 1.0
         self._num_idle = 0
         self._looks = Looks()
-        self._last: tuple[StepOutcome, float] | None = None  # until the next step tells when it was over
+        self._last: tuple[StepOutcome, float, bool] | None = None  # until the next step tells when it was over
 
     def plan(self, view: StepView) -> DraftPlan:
         n = len(view.decoding)
@@ -62,5 +62,6 @@ class SchedulePolicy(StatelessPolicy):
     def observe(self, outcome: StepOutcome) -> None:
         self.estimator.observe(outcome)
         if self._last is not None:
-            self._costs.observe(*self._last, outcome.now_s)
-        self._last = (outcome, self._context_len) if self._looks.weight else None
+            outcome_before, context_len, is_warm = self._last
+            self._costs.observe(outcome_before, context_len, outcome.now_s, is_warm=is_warm)
+        self._last = (outcome, self._context_len, self._looks.is_warm) if self._looks.weight else None

@@ -34,6 +34,14 @@ def test_the_first_pass_behind_the_draft_models_is_not_one_of_many():
     assert asked(looks, [True, False], all_steps=False)[1] is None
 
 
+def test_a_step_is_warm_behind_one_of_its_kind():
+    looks, warm = Looks(), []
+    for kind in (True, True, False, False, True, False):
+        looks.ask(kind, all_steps=True)
+        warm.append(looks.is_warm)
+    assert warm == [False, True, False, True, False, False]
+
+
 @pytest.mark.parametrize(("is_speculative", "cycle"), [(False, IDLE_CYCLE), (True, CYCLE)])
 def test_where_learning_takes_much_of_the_time_looks_are_rarer_and_weigh_more(is_speculative, cycle):
     looks = Looks()

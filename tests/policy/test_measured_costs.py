@@ -121,3 +121,22 @@ def test_the_time_between_steps_is_that_step_s_own():
         found_ms = costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3)
     assert found_ms * costs.mood.factor == pytest.approx(2.5)
     assert costs.costs(1, 1, 64.0).off_ms == pytest.approx(found_ms, rel=0.03)
+
+
+def test_a_draft_now_and_then_is_no_measure_of_drafting():
+    """Its weights were not in the caches: one of many takes what the table says."""
+    table = cost_table()
+    costs = MeasuredCosts(table, 8)
+    usual_ms = table.draft_rows_ms(2, 1, 64) + 2 * table.draft_step_ms(1, 64)
+
+    def draft(factor, is_warm):
+        found = outcome(4, table.verify_ms(4, 1, 64), num_drafted=3, draft_ms=factor * usual_ms, draft_rows=2)
+        costs.observe(found, 64.0, 0.0, is_warm=is_warm)
+
+    for _ in range(200):
+        teach(costs, 1, 1.0, steps=1)
+        draft(4.0, is_warm=False)
+    assert costs.costs(1, 1, 64.0).draft_step[1] == pytest.approx(table.draft_step_ms(1, 64), rel=0.05)
+    for _ in range(200):
+        draft(2.0, is_warm=True)
+    assert costs.costs(1, 1, 64.0).draft_step[1] == pytest.approx(2.0 * table.draft_step_ms(1, 64), rel=0.1)
