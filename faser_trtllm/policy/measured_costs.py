@@ -35,8 +35,7 @@ class MeasuredCosts:
         self._draft = self.mood.new_scale(DRAFT_SCALE)
         self._late = self.mood.new_scale(DRAFT_SCALE)  # of prompts, and of what else the draft model has missed
         self._late_row_ms = costs.draft_rows_ms(LATE_ROWS, 1, LATE_ROWS) / LATE_ROWS
-        self._verify = ScalesByRows(self.mood)
-        self._decode = ScalesByRows(self.mood)  # of steps without drafts
+        self._verify, self._decode = ScalesByRows.pair(self.mood)  # of steps with drafts and without
         self._overheads = Overheads(costs.overhead_ms)
         self._cache: dict[tuple[int, int, int], StepCosts] = {}
         self._observed_s: float | None = None

@@ -24,6 +24,7 @@ TARGET_SCALE, DRAFT_SCALE = 0.02, 0.5  # before anything is known, and long afte
 FORGET_MS = 200_000.0  # after so long a scale is as unknown as ever, but for 1 / e
 SETTLE_MS = 2000.0  # time goes by for scales in such steps
 LIKENESS_OCTAVES = 2.0  # of rows, over which the correlation of scales falls to 1 / e
+LIKENESS_WAYS = 0.8  # correlation of the scales of passes of the same size with drafts and without
 MAX_DEVIATION = 3.0  # in standard deviations; what is further off moves things no further
 MAX_GAP_MS = 10_000.0
 PUBLISH = 0.04  # change of a log that is worth new arrays
@@ -140,12 +141,20 @@ class ScalesByRows:
     """Scales of the target's passes by their number of rows, one to the octave and interpolated: a table may be right
     where rows wait for memory and wrong where they compute."""
 
-    def __init__(self, mood: Mood) -> None:
+    def __init__(self, mood: Mood, first: int) -> None:
+        """first: index of its first scale."""
         self._mood = mood
-        places = np.arange(NUM_OCTAVES)
-        distance = np.abs(places[:, None] - places)
-        self._first = mood.new_scales(TARGET_SCALE * np.exp(-distance / LIKENESS_OCTAVES))
+        self._first = first
         self._curve = np.ones(1)
+
+    @classmethod
+    def pair(cls, mood: Mood) -> tuple[ScalesByRows, ScalesByRows]:
+        """Of two ways to run the same passes, behind the draft model's and behind each other."""
+        places = np.arange(NUM_OCTAVES)
+        by_rows = np.exp(-np.abs(places[:, None] - places) / LIKENESS_OCTAVES)
+        by_way = np.array([[1.0, LIKENESS_WAYS], [LIKENESS_WAYS, 1.0]])
+        first = mood.new_scales(TARGET_SCALE * np.kron(by_way, by_rows))
+        return cls(mood, first), cls(mood, first + NUM_OCTAVES)
 
     def learn(self, num_rows: int, measured_ms: float, predicted_ms: float) -> bool:
         """True: published scales are new, perhaps others' too."""
