@@ -15,6 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Up to FEW_REQUESTS at once; with more, as many times more, since a step then brings so many tokens and all are as slow
+# as it is.
+FEW_REQUESTS = 8
 MEMORY_TOKENS = 2048.0  # of an arm's own measurements
 FADING_TOKENS = 16384.0  # of other arms, while an arm's measurements fade
 DOUBT_TOKENS = 512.0  # as if so many had come as predicted
@@ -32,9 +35,9 @@ class _Arm:
     tokens: float = 0.0  # measured, discounted
     expected: float = 0.0  # tokens that the prediction promised for the time measured, discounted
 
-    def factor(self, usual: float) -> float:
-        """usual: what is believed where nothing was measured."""
-        return (self.tokens + usual * DOUBT_TOKENS) / (self.expected + DOUBT_TOKENS)
+    def factor(self, usual: float, crowd: float) -> float:
+        """usual: what is believed where nothing was measured. crowd: as _Class has it."""
+        return (self.tokens + usual * crowd * DOUBT_TOKENS) / (self.expected + crowd * DOUBT_TOKENS)
 
     def add(self, num_tokens: float, expected: float) -> None:
         self.tokens += num_tokens
@@ -48,6 +51,7 @@ class _Arm:
 @dataclass
 class _Class:
     incumbent: str
+    crowd: float  # requests over FEW_REQUESTS, 1 at least
     arms: dict[str, _Arm] = field(default_factory=dict)
     dwelt: float = math.inf  # tokens since the incumbent took over
     num_unspent: float = 0.0  # tokens of which no share is saved for trials yet
@@ -75,9 +79,9 @@ class Controller:
         """
         self.is_trial = False
         self._settle()
-        state = self._classes.setdefault(_class_of(batch_size), _Class(self._default))
+        state = self._class(_class_of(batch_size))
         incumbent = state.incumbent
-        if incumbent in predicted and state.dwelt < DWELL_TOKENS:
+        if incumbent in predicted and state.dwelt < state.crowd * DWELL_TOKENS:
             return incumbent
         scores = {arm: predicted[arm] * self._factor(state, arm) for arm in self._margins if arm in predicted}
         if incumbent not in scores:  # for now: where it can run again, it is in charge again
@@ -131,10 +135,11 @@ class Controller:
     def _settle(self) -> None:
         """Take in what was recorded since the last choice."""
         for (class_id, arm), recent in self._recent.items():
-            state = self._classes.setdefault(class_id, _Class(self._default))
+            state = self._class(class_id)
             state.dwelt += recent.tokens
             state.num_unspent += recent.tokens
-            own, others = math.exp(-recent.tokens / MEMORY_TOKENS), math.exp(-recent.tokens / FADING_TOKENS)
+            num_tokens = recent.tokens / state.crowd
+            own, others = math.exp(-num_tokens / MEMORY_TOKENS), math.exp(-num_tokens / FADING_TOKENS)
             for arms in (state.arms, self._overall):
                 arms.setdefault(arm, _Arm())
                 for name, measured in arms.items():
@@ -144,9 +149,16 @@ class Controller:
 
     def _factor(self, state: _Class, arm: str) -> float:
         overall = self._overall.get(arm)
-        usual = 1.0 if overall is None else overall.factor(1.0)
+        usual = 1.0 if overall is None else overall.factor(1.0, state.crowd)
         measured = state.arms.get(arm)
-        return usual if measured is None else measured.factor(usual)
+        return usual if measured is None else measured.factor(usual, state.crowd)
+
+    def _class(self, class_id: int) -> _Class:
+        found = self._classes.get(class_id)
+        if found is None:
+            crowd = max(1.0, 2.0 ** (class_id / 3.0) / FEW_REQUESTS)
+            found = self._classes[class_id] = _Class(self._default, crowd)
+        return found
 
 
 def _class_of(batch_size: int) -> int:

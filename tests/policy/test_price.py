@@ -239,6 +239,19 @@ def test_what_it_costs_to_begin_makes_trials_rare():
     assert used["price", 500.0] < 0.5 * used["price", 0.0]
 
 
+def test_many_requests_are_judged_by_as_many_steps_as_a_few():
+    """A step that is slow by chance is slow for all its tokens, so eight times as many tokens say no more."""
+    found = []
+    for batch_size in (8, 64):
+        controller = Controller({"price": 0.0, "off": 0.0})
+        controller.choose(batch_size, {"price": 1.0, "off": 1.0})
+        for _ in range(5):
+            controller.record(batch_size, "price", 30 * batch_size, 1.0, 60.0 * batch_size)  # half of what was promised
+        found.append(controller.factor(batch_size, "price"))
+    assert found[0] == pytest.approx(found[1])
+    assert 0.5 < found[0] < 0.8
+
+
 def test_a_change_dwells():
     """Two arms that leapfrog each other with every step are not followed: a change costs the draft its catching up."""
     controller = Controller({"price": 0.0, "off": 0.0})
