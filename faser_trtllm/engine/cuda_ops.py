@@ -367,7 +367,7 @@ class ReferenceOps(_TorchOps):
         # The kernels refuse an entry without tokens, as a bucket's idle requests have; the host's test would read them.
         is_idle = table["tokens"] == 0
         table["tokens"][is_idle], table["repetition_penalty"][is_idle] = num_tokens.data_ptr(), 1.0
-        found = host_accept.accept(
+        arguments = (
             table,
             slots.numpy(),
             logits.numpy(),
@@ -377,20 +377,12 @@ class ReferenceOps(_TorchOps):
             num_drafts.numpy(),
             max_draft_len,
         )
+        if leads is None:
+            found = host_accept.accept(*arguments)
+        else:
+            found = host_accept.accept_reference(*arguments, leads=leads.numpy())
         for name in ("token_ids", "num_tokens", "num_accepted", "outcome", "row_status"):
             getattr(result, name)[:n].copy_(torch.from_numpy(getattr(found, name)))
         refused = torch.from_numpy(is_idle[slots.numpy()])
         for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
             values[:n][refused] = value
-        if leads is not None:
-            host_accept.accept_reference(
-                table,
-                slots.numpy(),
-                logits.numpy(),
-                vocab_size,
-                cu_logit_rows.numpy(),
-                num_tokens.numpy(),
-                num_drafts.numpy(),
-                max_draft_len,
-                leads=leads.numpy(),
-            )
