@@ -89,6 +89,27 @@ def test_lengths_stay_within_limits(batch_size, rate, max_draft_len, waiting, se
     assert max(max(lengths) for lengths in world.drafted_lengths) <= max_draft_len
 
 
+def _hopeless(num_requests=2):
+    """A policy for which drafting can never pay, and its requests."""
+    policy = make_policy("price", 8, cost_table(draft=lambda requests: 100.0), 32)
+    return policy, [request(str(i), slot=i) for i in range(num_requests)]
+
+
+def test_probes_wait_for_prompts_to_pass():
+    """The draft model would run the prompt, too, for a few drafts that only serve to learn."""
+    policy, requests = _hopeless()
+    for num_context_rows in (0, 64, 0, 64):
+        lengths = policy.plan(StepView(requests, num_context_rows, 0, 0.0)).lengths
+        assert any(lengths) == (num_context_rows == 0)
+
+
+def test_a_new_policy_that_drafts_nothing_does_not_look_at_every_step():
+    policy, requests = _hopeless()
+    policy.plan(StepView(requests, 64, 0, 0.0))
+    assert sum(policy.wants_outcome(False) for _ in range(320)) <= 20
+    assert sum(policy.wants_outcome(True) for _ in range(320)) == 320
+
+
 def test_waiting_prompts_make_drafts_dearer():
     world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.7))
     world.run(300)
