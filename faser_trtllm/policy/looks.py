@@ -43,7 +43,7 @@ class Looks:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the step before was of the same kind: otherwise a model's weights have left the caches."""
+        """Whether the step before was of the same kind: otherwise its passes take longer than those that follow."""
         return self._place > 0
 
     def ask(self, is_speculative: bool, *, all_steps: bool) -> bool:
