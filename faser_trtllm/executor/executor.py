@@ -196,6 +196,8 @@ class Executor:
         self._scheduler.check_integrity()
         running = {r.request_id: r.slot for r in self._scheduler.running}
         assert self._slots == running, "the sampling table is bound to requests that do not run"
+        bound = {slot for slot in range(len(self._sampling.array)) if self._sampling.is_bound(slot)}
+        assert bound == set(running.values()), "a running request has no entry of its own in the sampling table"
 
     def close(self) -> None:
         """End the thread and all requests (CANCELLED), and free the engines."""
@@ -274,8 +276,11 @@ class Executor:
             self._send(RequestOutput(request, (), FinishReason.CANCELLED))
 
     def _bind(self, plan: SchedulerOutput) -> None:
-        """Slots change hands: write the sampling table for the newcomers, forget the preempted."""
-        for request in plan.paused:
+        """Slots change hands: forget the preempted and the late, then write the table for the newcomers.
+
+        In this order: a newcomer may have a slot that another left in the same step.
+        """
+        for request in (*plan.paused, *plan.finished):
             self._release(request)
         for request in plan.admitted:
             self._slots[request.request_id] = request.slot

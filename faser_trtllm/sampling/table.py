@@ -96,6 +96,10 @@ class SamplingTable:
         self.guided.release(slot)
         self._kept[slot] = ()
 
+    def is_bound(self, slot: int) -> bool:
+        """Whether the slot has a request's entry."""
+        return bool(self.array["tokens"][slot])
+
     def draft_probs(self, slot: int) -> Float32Array:
         """The laws [max_draft_len, vocab_size] that pending drafts were drawn from; [0, vocab_size] if never
         needed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import itertools
 import logging
@@ -289,6 +290,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     threading.excepthook = _die_of_thread
+    faulthandler.enable()  # a crash in native code leaves the stacks of all threads in the log
     connection = Connection(socket.socket(fileno=args.fd))
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_before_start(connection))
     config: ServiceConfig = parse(ServiceConfig, msgspec.json.decode(args.config))

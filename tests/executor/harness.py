@@ -24,6 +24,8 @@ from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.registry import make_policy
 from tests.executor.toy_engine import ToyEngine, blend, make_table
 
+STEP_S = 0.001
+
 
 def toy_costs() -> CostTable:
     """A staircase of 4 rows, a draft at a tenth of the target, two lanes, and an exit model that says it pays."""
@@ -192,19 +194,36 @@ class Collector:
         return collect
 
 
-def run(setup: Setup, prompts: list[tuple[list[int], SamplingParams]], arrivals: list[int] | None = None) -> Collector:
-    """Run all requests to their end; arrivals[i] is the step before which request i is submitted."""
+def run(
+    setup: Setup,
+    prompts: list[tuple[list[int], SamplingParams]],
+    arrivals: list[int] | None = None,
+    cuts: list[tuple[str, int] | None] | None = None,
+) -> Collector:
+    """Run all requests to their end; arrivals[i] is the step before which request i is submitted.
+
+    cuts[i] is how and after how many steps request i ends early: by its deadline ("timeout") or by "cancel".
+    """
     executor, collector = setup.open(), Collector()
+    cut = dict(enumerate(cuts or []))
+    cancels: dict[int, list[str]] = {}
     waiting = sorted(enumerate(prompts), key=lambda item: arrivals[item[0]] if arrivals else 0)
     step = 0
     with executor:
         while True:
             while waiting and (not arrivals or arrivals[waiting[0][0]] <= step):
                 index, (prompt, params) = waiting.pop(0)
-                executor.submit(str(index), prompt, params, collector.sink(str(index)))
+                kind, num_steps = cut.get(index) or ("", 0)
+                # half a step, since the clock's sums are rounded
+                timeout_s = STEP_S * (num_steps + 0.5) if kind == "timeout" else None
+                executor.submit(str(index), prompt, params, collector.sink(str(index)), timeout_s=timeout_s)
+                if kind == "cancel":
+                    cancels.setdefault(step + num_steps, []).append(str(index))
+            for request_id in cancels.pop(step, ()):
+                executor.cancel(request_id)
             busy = executor.step()
             step += 1
-            setup.clock.advance(0.001)
+            setup.clock.advance(STEP_S)
             executor.check_integrity()
             assert step < 20_000, "the executor does not come to an end"
             if not busy and not waiting:

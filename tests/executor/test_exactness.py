@@ -18,6 +18,9 @@ POLICIES = ["fixed:1", "fixed:3", "fixed:4", "fixed:4:draft_ahead", "fixed:3:pin
 POLICIES += ["schedule", "gp_lcb", "price", "price:mode=draft_ahead", "price:mode=ping_pong,prune=on", "price:prune=on"]
 
 
+CUTS = {"timeout": "timeout", "cancel": "cancelled"}
+
+
 def greedy_reference(table, prompt, max_tokens, end_ids=()):
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens:
@@ -98,6 +101,31 @@ def test_seeded_text_is_a_function_of_seed_prompt_and_target(setup, data):
     plain = Setup(vocab_size=VOCAB, table_seed=setup.table_seed, max_batch_size=1)
     for index, request in enumerate(requests):
         assert speculative.tokens[str(index)] == run(plain, [request]).tokens["0"]
+
+
+def check_early_ends(setup, data):
+    """Requests cut by a deadline or a cancellation at any step have a beginning of their text; the others have all."""
+    requests, arrivals, cuts = [], [], []
+    for _ in range(data.draw(st.integers(2, 8))):
+        seeded = {"temperature": 0.8, "seed": data.draw(st.integers(0, 9)), "repetition_penalty": 1.3}
+        params = SamplingParams(max_tokens=data.draw(st.integers(1, 30)), **data.draw(st.sampled_from([{}, seeded])))
+        requests.append((data.draw(prompts), params))
+        arrivals.append(data.draw(st.integers(0, 6)))
+        cut = st.tuples(st.sampled_from(sorted(CUTS)), st.integers(0, 12))
+        cuts.append(data.draw(st.one_of(st.none(), cut)))
+    result = run(setup, requests, arrivals, cuts)
+    plain = Setup(vocab_size=VOCAB, table_seed=setup.table_seed, max_batch_size=1)
+    for index, (request, cut) in enumerate(zip(requests, cuts, strict=True)):
+        expected, tokens = run(plain, [request]).tokens["0"], result.tokens[str(index)]
+        reason = result.reasons[str(index)]
+        assert reason == "length" or (cut is not None and reason == CUTS[cut[0]])
+        assert tokens == (expected if reason == "length" else expected[: len(tokens)])
+
+
+@settings(max_examples=80)
+@given(setup=setups(), data=st.data())
+def test_requests_that_end_early_change_nothing_for_the_others(setup, data):
+    check_early_ends(setup, data)
 
 
 def _law_of_three(table, prompt, temperature):

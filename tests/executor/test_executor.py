@@ -241,6 +241,22 @@ def test_preempted_and_late_requests_are_timed_by_their_deadline():
     assert collector.reasons["a"] == "length"
 
 
+def test_a_late_request_leaves_its_slot_to_one_that_comes_in_the_same_step():
+    """The newcomer samples with what is its own, although the end of the late one is told after it."""
+    setup = Setup(max_batch_size=1, policy="fixed:3")
+    executor, collector = start(setup)
+    executor.submit("late", [1], SamplingParams(max_tokens=50), collector.sink("late"), timeout_s=1.0)
+    executor.submit("next", [2], SamplingParams(max_tokens=20), collector.sink("next"))
+    executor.step()
+    setup.clock.advance(2.0)
+    executor.step()
+    executor.check_integrity()
+    assert collector.reasons == {"late": "timeout"}
+    assert collector.tokens["next"], "the newcomer did not come in the same step, so this tests nothing"
+    finish(executor)
+    assert collector.tokens["next"] == greedy_reference(setup.target.table, [2], 20)
+
+
 def test_speculation_needs_fewer_passes_and_the_counts_add_up():
     requests = [([1, 2, 3], SamplingParams(max_tokens=40))]
     plain = Setup(noise=0.0)

@@ -350,6 +350,11 @@ class TestMisuse:
         with pytest.raises(InvalidArgumentError):
             self.accept(3, 2)
 
+    def test_a_slot_that_no_request_has(self):
+        self.slots.array[0] = 0
+        with pytest.raises(InvalidArgumentError):
+            self.accept(1, 0)
+
     def test_logits_of_another_kind(self):
         with pytest.raises(TypeError):
             self.accept(3, 2, np.zeros((3, 4)))

@@ -136,6 +136,13 @@ def test_more_drafts_than_their_memory_holds_are_refused(harness):
         bound.draft(harness)
 
 
+def test_a_slot_that_was_released_is_refused(harness):
+    bound = Bound([Case({}, 8, 0, 0, 2)])
+    bound.table.release(bound.slots[0])
+    with pytest.raises(InvalidArgumentError):
+        bound.draft(harness)
+
+
 def test_rows_that_do_not_reach_the_last_known_token_are_refused(harness):
     bound = Bound([Case({}, 8, 0, 0, 2)])
     with pytest.raises(InvalidArgumentError):

@@ -134,6 +134,15 @@ def test_kill_fails_all_streams_at_once_and_the_child_comes_back(engine_dir):
         assert supervisor.stats()["num_restarts"] == 1
 
 
+def test_a_crash_in_native_code_leaves_its_stacks_in_the_log(engine_dir, capfd):
+    with started(engine_dir) as supervisor:
+        os.kill(supervisor.pid, signal.SIGSEGV)
+        wait_until(lambda: supervisor.stats()["num_restarts"] == 1)
+    log = capfd.readouterr().err
+    assert "Segmentation fault" in log
+    assert "engine_process.py" in log, "the stacks of its threads"
+
+
 def test_a_request_that_kills_the_child_again_and_again_does_not_end_the_service(supervisor):
     for _ in range(2):
         assert Stream(supervisor, text=None, token_ids=(319,)).wait().code == "UNAVAILABLE"

@@ -18,7 +18,7 @@ from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
 from tests.checkpoints import make_pair
 from tests.executor.harness import Collector, Setup, run
-from tests.executor.test_exactness import VOCAB, greedy_reference, prompts, setups
+from tests.executor.test_exactness import VOCAB, check_early_ends, greedy_reference, prompts, setups
 from tests.trtllm import fakes, rules
 
 BATCH_MANAGER = "tensorrt_llm.bindings.internal.batch_manager"
@@ -64,6 +64,12 @@ def test_seeded_tokens_are_the_native_schedulers(setup, data):
     arrivals = [data.draw(st.integers(0, 12)) for _ in requests]
     theirs = run(replace(setup, scheduler="trtllm"), requests, arrivals)
     assert theirs.tokens == run(setup, requests, arrivals).tokens
+
+
+@settings(max_examples=40)
+@given(setup=setups(), data=st.data())
+def test_requests_that_end_early_change_nothing_for_the_others(setup, data):
+    check_early_ends(replace(setup, scheduler="trtllm"), data)
 
 
 def busy_setup(**options):
