@@ -99,7 +99,8 @@ Outcome accept_request(const faser_sampling& s, const float* logits, int32_t log
 // What indexes memory: the slot's own entry, sizes, and the draft tokens that the rows will look up.
 int32_t check_request(const faser_sampling& s, int32_t num_rows, int32_t num_tokens, int32_t num_drafts,
                       int32_t vocab_size, int32_t max_draft_len) {
-  if (s.tokens == nullptr || num_rows < 0 || num_tokens <= 0 || num_drafts < 0 || num_drafts > max_draft_len || num_rows > num_drafts + 1) {
+  if (s.tokens == nullptr || num_rows < 0 || num_tokens <= 0 || num_drafts < 0 || num_drafts > max_draft_len ||
+      num_rows > num_drafts + 1) {
     return FASER_BAD_ARGUMENT;
   }
   if (s.mode == FASER_SAMPLED && num_drafts > 0 && s.draft_probs == nullptr) return FASER_BAD_ARGUMENT;

@@ -66,7 +66,8 @@ int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t
   faser_fill_masks fill_masks = nullptr;
   for (int32_t i = 0; i < num_requests; ++i) {
     const faser_sampling& s = sampling[slots[i]];
-    if (s.tokens == nullptr || num_known[i] <= 0 || (s.mode == FASER_SAMPLED && s.draft_probs == nullptr)) return FASER_BAD_ARGUMENT;
+    if (s.tokens == nullptr || num_known[i] <= 0 || (s.mode == FASER_SAMPLED && s.draft_probs == nullptr))
+      return FASER_BAD_ARGUMENT;
     all_greedy &= s.mode == FASER_GREEDY;
     if (s.fill_masks != nullptr) fill_masks = s.fill_masks;
   }
