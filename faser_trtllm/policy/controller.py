@@ -5,8 +5,8 @@ with the best corrected prediction runs. Where little was measured, the arm's fa
 where that is little too. Measurements of an arm that does not run fade, so an arm that was unlucky, or that the machine
 has become kinder to, is tried again after a while. And a share of the tokens is spent on trials: a plan's time for
 another arm, the more often the closer it looks, so that a rival that nothing but an early misfortune speaks against
-gets its chance. Since `off` and the best uniform length are arms, what runs cannot stay below either of them for longer
-than its factor takes to tell.
+gets its chance; what a trial turns out to have lost is charged to that share. Since `off` and the best uniform length
+are arms, what runs cannot stay below either of them for longer than its factor takes to tell.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ FADING_TOKENS = 16384.0  # of other arms, while an arm's measurements fade
 DOUBT_TOKENS = 512.0  # as if so many had come as predicted
 DWELL_TOKENS = 512.0  # between two changes of the incumbent
 HYSTERESIS = 0.01
-TRIAL_SHARE = 0.006  # of the tokens may be lost in trials
+TRIAL_SHARE = 0.004  # of the tokens may be lost in trials
 TRIAL_STEPS = 16
 TOKENS_PER_STEP = 2.0  # of a request, about
 MIN_TRIAL_LOSS = 0.02  # of a trial's tokens, though the arm may look better than that
 MAX_SAVED_TRIALS = 2.0
+MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in between
 
 
 @dataclass
@@ -68,6 +69,9 @@ class Controller:
         self._overall: dict[str, _Arm] = {}  # of all classes
         self._recent: dict[tuple[int, str], _Arm] = {}  # by class and arm, since the last choice
         self.is_trial = False  # whether the last choice is for TRIAL_STEPS only
+        self.rate = 0.0  # tokens per ms that the incumbent is believed to bring, by the last choice
+        self._trial_of: tuple[_Class, str] | None = None  # whose last trial is not charged yet
+        self._trial_tokens = self._trial_loss = 0.0  # of it, as expected
 
     def choose(
         self, batch_size: int, predicted: Mapping[str, float], entry_tokens: Mapping[str, float] | None = None
@@ -84,6 +88,7 @@ class Controller:
         if incumbent in predicted and state.dwelt < state.crowd * DWELL_TOKENS:
             return incumbent
         scores = {arm: predicted[arm] * self._factor(state, arm) for arm in self._margins if arm in predicted}
+        self.rate = scores.get(incumbent, 0.0)
         if incumbent not in scores:  # for now: where it can run again, it is in charge again
             return max(scores, key=lambda arm: scores[arm])
         best, best_score = incumbent, scores[incumbent] * (1.0 + HYSTERESIS)
@@ -113,9 +118,19 @@ class Controller:
                 found, found_ratio = arm, saved / loss
         state.num_unspent = 0.0
         if found is not None:
-            state.saved[found] *= 1.0 - 1.0 / found_ratio
+            self._trial_loss = state.saved[found] / found_ratio
+            state.saved[found] -= self._trial_loss
+            self._trial_of, self._trial_tokens = (state, found), trial_tokens
             self.is_trial = True
         return found
+
+    def charge(self, num_lost: float) -> None:
+        """The last trial lost so many tokens, instead of what was expected; the arm saves for that, too."""
+        if self._trial_of is not None:
+            state, arm = self._trial_of
+            limit = MAX_TRIAL_LOSS * self._trial_tokens
+            state.saved[arm] -= min(max(num_lost, -limit), limit) - self._trial_loss
+            self._trial_of = None
 
     def record(self, batch_size: int, arm: str, num_tokens: int, predicted: float, ms: float) -> None:
         """A step of the arm committed num_tokens in ms, where predicted tokens per ms were promised."""

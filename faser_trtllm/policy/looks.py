@@ -9,9 +9,9 @@ from __future__ import annotations
 IDLE_CYCLE = 32  # steps without drafts, of which LOOKS in a row are looked at
 CYCLE = 12  # the same with drafts
 LOOKS = 2  # in a row, so that the time from one step to the next is seen
-TEST_EVERY = 4  # steps with drafts, of which one more's tested drafts are looked at
+TEST_EVERY = 4  # steps with drafts, times the stretch, of which one more's tested drafts are looked at
 MAX_STRETCH = 8  # of the cycles
-MAX_SHARE = 0.02  # of the time, for learning
+MAX_SHARE = 0.01  # of the time, for learning
 PACE_S = 0.1
 
 
@@ -67,4 +67,4 @@ class Looks:
             self._stretch = self._wanted_stretch
             self._began = self._place - first
         self.weight = cycle // LOOKS if place < LOOKS else 0
-        return place < LOOKS or (is_speculative and place % TEST_EVERY == 0)
+        return place < LOOKS or (is_speculative and place % (TEST_EVERY * self._stretch) == 0)

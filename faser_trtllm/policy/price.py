@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -45,13 +45,15 @@ from faser_trtllm.policy.measured_costs import FEW_REQUESTS, MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.probes import Probes
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
+from faser_trtllm.policy.trial import Trial
+from faser_trtllm.policy.urgency import urgency
 
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-MAX_URGENCY = 4.0
 PLAN_STEPS = 36  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 64  # the same for a plan that drafts nothing
+PLAN_S = 0.05  # a plan holds at least so long, too, so that planning takes less than 1 % of the time of short steps
 EXPIRED = 1 << 30
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
@@ -99,19 +101,23 @@ class PricePolicy:
         self._price = 0.0
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
-        self._probing = False
+        self._trial: Trial | None = None
+        self._probe: Trial | None = None
         self._looks = Looks()
         self._unsettled: deque[_Step] = deque()
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._plan = DraftPlan([])
         self._plan_age = EXPIRED
         self._plan_steps = PLAN_STEPS  # so long the plan holds
+        self._planned_s = 0.0
         self._planned_size = 0
         self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
         self._ratio_of: tuple[Request, ...] = ()
         self._ratio_lists: list[list[float]] = []  # up to where the price looks, for a few requests
         self._mean_ratio: list[float] = []
+        self._alone: Request | None = None  # whose expected acceptance by place _alone_ratio has, until the next plan
+        self._alone_ratio: list[float] = []
         self._ratio = np.ones((1, max_draft_len))  # expected survival by place over that of the first, by request
 
     @property
@@ -124,24 +130,33 @@ class PricePolicy:
         n = len(decoding)
         if n == 0:
             return DraftPlan([])
+        if self._trial is not None:
+            self._trial.step(view.now_s, has_prompts=view.num_context_rows > 0)
+        if self._probe is not None:
+            self._probe.step(view.now_s, has_prompts=False)
+            self._probes.charge(self._probe.lost_ms)
+            self._probe = None
         self._plan_age += 1
         prompts = view.num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
         size, planned = n + view.num_joining, self._planned_size
         resized = abs(size - planned) > planned // 8
-        is_old = self._plan_age >= self._plan_steps
+        age = self._plan_age
+        is_old = age >= EXPIRED or (age >= self._plan_steps and view.now_s >= self._planned_s + PLAN_S)
         if is_old or resized or prompts != self._plan_prompts:
             self._plan_age = EXPIRED if view.num_context_rows and not prompts else 0  # it suits this step only
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
         elif self._plan_decoding != tuple(decoding):
             self._plan = self._carried_over(decoding)
-        self._probing = False
         if self._drafting or self.controller.is_trial or view.num_context_rows:  # prompts would be drafted for, too
             return self._plan
         lengths = self._probes.lengths(decoding, self._context_len, self._price)
-        self._probing = lengths is not None
-        return self._plan if lengths is None else DraftPlan(lengths)
+        if lengths is None:
+            return self._plan
+        self._probe = Trial(self._price / self._costs.mood.factor)
+        self._probe.step(view.now_s, has_prompts=False)
+        return DraftPlan(lengths)
 
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
         """The plan for a batch that lost or won a few requests: newcomers get what is usual."""
@@ -154,6 +169,7 @@ class PricePolicy:
     def _decide(self, view: StepView) -> DraftPlan:
         """The plan for the next steps."""
         self._looks.pace(view.now_s, view.learning_s)
+        self._alone = None
         decoding = view.decoding
         n = len(decoding)
         limit = max(request.draft_limit for request in decoding)
@@ -181,14 +197,15 @@ class PricePolicy:
         # Who begins to draft pays for what the draft has missed of all requests at once.
         num_late = 0 if self._drafting else sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding)
         entry = choice.off_goodput * self._costs.late_row_ms * num_late
-        arm = self._arm = self.controller.choose(self._planned_size, predicted, dict.fromkeys(drafting, entry))
+        arm = self._arm = self._choose_arm(view, predicted, dict.fromkeys(drafting, entry))
         self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off"
-        self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
-        if self.controller.is_trial:
-            self._plan_steps = TRIAL_STEPS
+        self._plan_steps = TRIAL_STEPS
+        if not self.controller.is_trial:
+            self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
+            self._planned_s = view.now_s
         if not self._drafting:
             self._horizon = 0
             return DraftPlan([0] * n)
@@ -211,18 +228,29 @@ class PricePolicy:
         mode = Mode(arm) if arm in MODE_ARMS else self._mode
         return DraftPlan(wanted, stop, mode)
 
+    def _choose_arm(self, view: StepView, predicted: Mapping[str, float], entry_tokens: Mapping[str, float]) -> str:
+        if self._trial is not None:
+            self.controller.charge(self._trial.lost)
+        arm = self.controller.choose(self._planned_size, predicted, entry_tokens)
+        self._trial = Trial(self.controller.rate / self._costs.mood.factor) if self.controller.is_trial else None
+        if self._trial is not None:
+            self._trial.step(view.now_s, has_prompts=view.num_context_rows > 0)
+        return arm
+
     def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
-        if not self._drafting or self._probing or self._arm == "uniform":
+        if not self._drafting or self._probe is not None or self._arm == "uniform":
             return list(num_pending)
         decoding = view.decoding
         n = len(decoding)
         costs = self._costs.costs(n, n + view.num_context_rows, self._context_len)
         if n == 1:
             request = decoding[0]
+            if request is not self._alone:
+                expected = self.estimator.expected(request)
+                self._alone = request
+                self._alone_ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
             survival = self.estimator.survival(request, num_pending[0])
-            expected = self.estimator.expected(request)
-            ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
-            return [stop_along(survival, ratio, costs.verify, self._price)]
+            return [stop_along(survival, self._alone_ratio, costs.verify, self._price)]
         requests = list(decoding)
         weights = self._weights(view)
         if n <= FEW_REQUESTS and weights is None:
@@ -251,7 +279,7 @@ class PricePolicy:
         return top_prefixes_few(live, num_paying_few(ahead, costs.verify, self._price))
 
     def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
-        if not self._exits.active or num_rows == len(view.decoding) or self._probing:
+        if not self._exits.active or num_rows == len(view.decoding) or self._probe is not None:
             return ()
         return self._exits.boundaries(num_rows, len(view.decoding), self._context_len, self._price)
 
@@ -261,17 +289,23 @@ class PricePolicy:
     def wants_outcome(self, is_speculative: bool) -> bool:
         is_probe = is_speculative and not self._drafting
         is_new = is_speculative and self.estimator.version <= JUDGED_REFITS
-        return self._looks.ask(is_speculative, all_steps=is_new or is_probe or self.controller.is_trial)
+        looks = self._looks.ask(is_speculative, all_steps=is_new or is_probe or self.controller.is_trial)
+        if self._trial is not None and not looks:  # its first pass without drafts: a token each
+            self._trial.add(len(self._plan_decoding))
+        return looks
 
     def observe(self, outcome: StepOutcome) -> None:
         if outcome.num_drafted or any(outcome.num_pending):
             self.estimator.observe(outcome)  # looks at tested drafts only
+        tried = self._trial or self._probe
+        if tried is not None and outcome.num_context_rows == 0:
+            tried.add(_num_tokens(outcome))
         looks = self._looks
         if looks.weight == 0:
             return
         # In ping_pong a step verifies a part of the batch; the promise is tokens per ms all the same.
         whole = outcome.mode is Mode.PING_PONG or len(outcome.decoding) == self._planned_size
-        promised = self._promised if whole and outcome.num_context_rows == 0 and not self._probing else 0.0
+        promised = self._promised if whole and outcome.num_context_rows == 0 and self._probe is None else 0.0
         size, context_len = self._planned_size, self._context_len
         self._unsettled.append(
             _Step(looks.step, outcome, looks.weight, looks.is_warm, self._arm, promised, size, context_len)
@@ -325,20 +359,7 @@ class PricePolicy:
         return self._costs.late_row_ms * num_rows / max(1, num_output)
 
     def _weights(self, view: StepView) -> FloatArray | None:
-        """How much a token of each request counts: more where its deadline comes before its likely end; None if all 1.
-
-        Relative to the mean, so that urgency moves slots between requests and does not make drafts look cheap.
-        """
-        if all(request.deadline_s is None for request in view.decoding):
-            return None
-        pace = self._price / len(view.decoding)  # tokens per ms of one request
-        weights = np.ones(len(view.decoding))
-        for i, request in enumerate(view.decoding):
-            if request.deadline_s is not None and pace > 0.0:
-                slack_ms = max(1e3 * (request.deadline_s - view.now_s), 1.0)
-                needed_ms = self._costs.mood.factor * (request.max_num_tokens - request.num_tokens) / pace
-                weights[i] = min(MAX_URGENCY, max(1.0, needed_ms / slack_ms))
-        return weights / float(weights.mean())
+        return urgency(view, self._price, self._costs.mood.factor)
 
     def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
         """Drafting on must pay for the draft step and for the rows that it adds.

@@ -11,7 +11,7 @@ from faser_trtllm.policy.survival import SurvivalEstimator
 
 WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
 WARM_UP_LEN = 2
-SHARE = 0.006  # of the time
+SHARE = 0.004  # of the time
 LENGTH = 3
 MAX_LAG = 64  # tokens that the draft has missed, of all requests in a probe but the first
 MAX_SAVED_STEPS = 4.0
@@ -23,8 +23,7 @@ MIN_COST = 0.3  # of its time, however much it promises
 class Probes:
     """Saves a share of the time, and spends it on a few drafts for a few requests in turn.
 
-    A probe costs what it takes beyond the expected worth of its tokens, so where drafting nearly pays, probes are
-    frequent.
+    A probe costs what it takes beyond the worth of its tokens, so where drafting nearly pays, probes are frequent.
     """
 
     def __init__(self, max_draft_len: int, costs: MeasuredCosts, estimator: SurvivalEstimator) -> None:
@@ -33,6 +32,7 @@ class Probes:
         self._length = min(LENGTH, max_draft_len)
         self._warm_up_len = min(WARM_UP_LEN, max_draft_len)
         self._saved_ms = 0.0
+        self._spent_ms = 0.0  # for the last probe, which was not charged yet
         self._next_at_ms = 0.0
         self._num_probes = 0
 
@@ -40,6 +40,11 @@ class Probes:
         """So many steps took ms each. Where something is drafted there is nothing to save for."""
         saved_ms = self._saved_ms + (SHARE * num_steps * ms if is_idle else 0.0)
         self._saved_ms = min(saved_ms, MAX_SAVED_STEPS * ms)
+
+    def charge(self, lost_ms: float) -> None:
+        """What the last probe turned out to cost beyond the worth of its tokens, instead of what was expected."""
+        self._saved_ms += self._spent_ms - lost_ms
+        self._spent_ms = 0.0
 
     def lengths(self, decoding: Sequence[Request], context_len: float, price: float) -> list[int] | None:
         """Drafts per request, if it is time for a probe; price: tokens per ms of the step without."""
@@ -59,6 +64,7 @@ class Probes:
             self._next_at_ms = needed_ms
             return None
         self._saved_ms -= needed_ms
+        self._spent_ms = needed_ms
         self._next_at_ms = 0.0
         self._num_probes += 1
         return [self._length if i in chosen else 0 for i in range(n)]

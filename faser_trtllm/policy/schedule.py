@@ -31,6 +31,7 @@ class SchedulePolicy(StatelessPolicy):
         n = len(view.decoding)
         if n == 0:
             return DraftPlan([])
+        self._looks.pace(view.now_s, view.learning_s)
         self._context_len = sum(request.num_tokens for request in view.decoding) / n
         k = self.length(n, self._context_len)
         self._num_idle = 0 if k else self._num_idle + 1

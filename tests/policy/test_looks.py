@@ -47,6 +47,7 @@ def test_where_learning_takes_much_of_the_time_looks_are_rarer_and_weigh_more(is
     looks = Looks()
     asked(looks, [is_speculative] * (1 if not is_speculative else cycle))
     now_s = learning_s = 0.0
+    untimed = []  # looks at tested drafts only, by call
 
     def go_on(share, num_cycles=8):
         """Weights of so many cycles, the pace being told now and then, also within a cycle."""
@@ -56,12 +57,14 @@ def test_where_learning_takes_much_of_the_time_looks_are_rarer_and_weigh_more(is
             now_s, learning_s = now_s + 0.2, learning_s + 0.2 * share
             looks.pace(now_s, learning_s)
             weights += asked(looks, [is_speculative] * (cycle // 4))
+        untimed.append(weights.count(0))
         return [w for w in weights if w]
 
     assert set(go_on(0.5 * MAX_SHARE)) == {cycle // LOOKS}
     slowed = go_on(2 * MAX_SHARE, num_cycles=40)
     assert slowed[-1] == MAX_STRETCH * cycle // LOOKS
     assert sorted(slowed) == slowed
+    assert untimed[1] / 40 < untimed[0] / 8 or not is_speculative
     assert sum(slowed) == pytest.approx(40 * cycle, abs=MAX_STRETCH * cycle)
     assert go_on(0.5 * MAX_SHARE, num_cycles=40)[-1] == MAX_STRETCH * cycle // LOOKS
     assert go_on(0.1 * MAX_SHARE, num_cycles=40)[-1] == cycle // LOOKS

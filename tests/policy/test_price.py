@@ -309,7 +309,7 @@ def test_a_newcomer_counts_from_before_its_prompt():
         policy.controller.choose(4, {"price": 1.0, "off": 1.0})
         policy.controller.record(4, "off", 64, 1.0, 64.0)
     policy.controller._overall.clear()  # three knows nothing
-    lengths = [policy.plan(StepView(requests, 0, 0, 0.0)).lengths for _ in range(50)]
+    lengths = [policy.plan(StepView(requests, 0, 0, world.now_s + step)).lengths for step in range(50)]
     assert lengths[-1] == [0] * 4
     joined = policy.plan(StepView(requests[:3], 0, 1, 0.0, 1))
     assert joined.lengths == [0, 0, 0]
