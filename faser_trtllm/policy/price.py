@@ -128,14 +128,9 @@ class PricePolicy:
     def plan(self, view: StepView) -> DraftPlan:
         decoding = view.decoding
         n = len(decoding)
+        self._account(view)
         if n == 0:
             return DraftPlan([])
-        if self._trial is not None:
-            self._trial.step(view.now_s, has_prompts=view.num_context_rows > 0)
-        if self._probe is not None:
-            self._probe.step(view.now_s, has_prompts=False)
-            self._probes.charge(self._probe.lost_ms)
-            self._probe = None
         self._plan_age += 1
         prompts = view.num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
@@ -157,6 +152,19 @@ class PricePolicy:
         self._probe = Trial(self._price / self._costs.mood.factor)
         self._probe.step(view.now_s, has_prompts=False)
         return DraftPlan(lengths)
+
+    def _account(self, view: StepView) -> None:
+        """A step begins: what the one before cost a trial, or as a probe."""
+        if self._trial is not None:
+            if view.decoding:
+                self._trial.step(view.now_s, has_prompts=view.num_context_rows > 0)
+            else:
+                self._trial.pause()
+        if self._probe is not None:
+            if view.decoding:
+                self._probe.step(view.now_s, has_prompts=False)
+                self._probes.charge(self._probe.lost_ms)
+            self._probe = None
 
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
         """The plan for a batch that lost or won a few requests: newcomers get what is usual."""
@@ -299,7 +307,7 @@ class PricePolicy:
             self.estimator.observe(outcome)  # looks at tested drafts only
         tried = self._trial or self._probe
         if tried is not None and outcome.num_context_rows == 0:
-            tried.add(_num_tokens(outcome))
+            tried.add(outcome.num_tokens)
         looks = self._looks
         if looks.weight == 0:
             return
@@ -325,7 +333,7 @@ class PricePolicy:
         if step.promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
             # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
             ms -= self._costs.late_ms(outcome)
-            num_tokens = step.weight * _num_tokens(outcome)
+            num_tokens = step.weight * outcome.num_tokens
             self.controller.record(step.planned_size, step.arm, num_tokens, step.promised, step.weight * ms)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> tuple[Choice, list[float]]:
@@ -386,14 +394,3 @@ class PricePolicy:
 def _charged(goodput: float, prompt_ms: float) -> float:
     """Tokens per ms when each token also pays its share of the draft model's prompt rows."""
     return goodput / (1.0 + goodput * prompt_ms)
-
-
-def _num_tokens(outcome: StepOutcome) -> int:
-    """Tokens that the step committed: accepted drafts, and a recovered or bonus token unless drafts are carried on."""
-    total = 0
-    for pending, verified, tested, accepted in zip(
-        outcome.num_pending, outcome.num_verified, outcome.num_tested, outcome.num_accepted, strict=True
-    ):
-        carried = accepted == tested and pending > verified
-        total += accepted if carried else accepted + 1
-    return total

@@ -17,6 +17,7 @@ MAX_LAG = 64  # tokens that the draft has missed, of all requests in a probe but
 MAX_SAVED_STEPS = 4.0
 REQUESTS = 4
 RUN = 16  # probes in a row for the same requests, so that their catching up is paid once
+MAX_LOSS = 10.0  # of what was expected: more is somebody else's work in between
 MIN_COST = 0.3  # of its time, however much it promises
 
 
@@ -43,7 +44,7 @@ class Probes:
 
     def charge(self, lost_ms: float) -> None:
         """What the last probe turned out to cost beyond the worth of its tokens, instead of what was expected."""
-        self._saved_ms += self._spent_ms - lost_ms
+        self._saved_ms += self._spent_ms - min(lost_ms, MAX_LOSS * self._spent_ms)
         self._spent_ms = 0.0
 
     def lengths(self, decoding: Sequence[Request], context_len: float, price: float) -> list[int] | None:

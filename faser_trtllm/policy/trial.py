@@ -26,6 +26,10 @@ class Trial:
             self.lost += self.rate * 1e3 * (now_s - self._since_s)
         self._since_s = None if has_prompts else now_s
 
+    def pause(self) -> None:
+        """Nobody decodes; what time goes by is nobody's."""
+        self._since_s = None
+
     def add(self, num_tokens: int) -> None:
         """A step without prompts brought so many."""
         self.lost -= num_tokens

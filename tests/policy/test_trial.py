@@ -27,6 +27,31 @@ def test_steps_with_prompts_count_for_nothing():
     assert trial.lost == pytest.approx(2.0 * 2)
 
 
+def test_a_pause_is_nobody_s():
+    trial = Trial(2.0)
+    trial.step(0.0, has_prompts=False)
+    trial.pause()
+    trial.step(9.0, has_prompts=False)
+    trial.step(9.001, has_prompts=False)
+    assert trial.lost == pytest.approx(2.0)
+
+
+def test_a_rest_of_the_service_is_no_loss():
+    """Behind a probe or in a trial the last request ends, and the next one comes much later."""
+    world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.1), noise=0.05)
+    world.run(1500)
+    counts = []
+    for _ in range(2):
+        begun = len(world.drafted_lengths)
+        for _ in range(1000):
+            world.step()
+            if counts:
+                world.policy.plan(StepView([], 0, 0, world.now_s))
+                world.now_s += 10.0
+        counts.append(sum(any(lengths) for lengths in world.drafted_lengths[begun:]))
+    assert counts[1] > 0.3 * counts[0] > 0
+
+
 def test_a_trial_against_nothing_loses_no_time():
     trial = Trial(0.0)
     trial.step(0.0, has_prompts=False)
