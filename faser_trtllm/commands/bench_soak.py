@@ -38,6 +38,7 @@ def soak(
     http_share: Annotated[float, typer.Option("--http_share", help="of requests that come over HTTP")] = 0.15,
     cancel_share: Annotated[float, typer.Option("--cancel_share", help="of requests that the client cancels")] = 0.2,
     bad_share: Annotated[float, typer.Option("--bad_share", help="of requests that must be refused")] = 0.05,
+    late_share: Annotated[float, typer.Option("--late_share", help="of requests with a short deadline")] = 0.1,
     kill_period_s: Annotated[
         float, typer.Option("--kill_period_s", help="seconds between kills of the engine child; 0: none")
     ] = 120.0,
@@ -65,6 +66,7 @@ def soak(
         http_share=http_share,
         cancel_share=cancel_share,
         bad_share=bad_share,
+        late_share=late_share,
         kill_period_s=kill_period_s,
         warmup_s=warmup_s,
         max_growth_mib=max_growth_mib,

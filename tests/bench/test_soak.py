@@ -59,6 +59,26 @@ def test_every_answer_has_one_ending(request_, fields, was_down, ending) -> None
     assert bool(reason) == (ending is Ending.FAILED)
 
 
+LATE = "the request timed out in the queue, timeout_ms is 5; try again later or raise it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "ending"),
+    [
+        ({"text": "the text", "finish_reason": "length"}, Ending.FINISHED),
+        ({"text": "the", "finish_reason": "timeout"}, Ending.LATE),
+        ({"text": "the \ufffd", "finish_reason": "timeout"}, Ending.LATE),
+        ({"error": LATE}, Ending.LATE),
+        ({"text": "thy", "finish_reason": "timeout"}, Ending.FAILED),
+        ({"text": "the", "finish_reason": "length"}, Ending.FAILED),
+    ],
+)
+def test_only_requests_with_a_deadline_may_time_out(fields, ending) -> None:
+    assert judge(Plan(JOB, {"timeout_ms": 5.0}), answer(**fields), False)[0] is ending
+    without = Ending.FINISHED if ending is Ending.FINISHED else Ending.FAILED
+    assert judge(Plan(JOB), answer(**fields), False)[0] is without
+
+
 @given(st.floats(0, 30), st.floats(0, 10), st.one_of(st.none(), st.floats(0, 30)))
 def test_a_kill_concerns_what_was_open_before_the_recovery(sent_s: float, took_s: float, recovered_s) -> None:
     kill = Kill(10.0, 10.0, None if recovered_s is None else 10.0 + recovered_s)
@@ -90,11 +110,14 @@ def test_a_kill_ends_with_the_first_token_of_a_request_sent_after_it() -> None:
 
 
 def test_the_planner_keeps_its_shares_and_cancels_at_every_stage() -> None:
-    planner = Planner((JOB,), (BAD,), 0.2, 0.05, seed=3)
+    planner = Planner((JOB,), (BAD,), cancel_share=0.2, bad_share=0.05, late_share=0.1, seed=3)
     plans = [planner.next(1.0) for _ in range(4000)]
     kinds = [plan.kind for plan in plans]
     assert kinds.count("to cancel") == pytest.approx(800, abs=100)
     assert kinds.count("bad input") == pytest.approx(200, abs=60)
+    assert kinds.count("with a deadline") == pytest.approx(400, abs=80)
+    deadlines = [plan.fields["timeout_ms"] for plan in plans if plan.has_deadline]
+    assert 0.0 < min(deadlines) < 20.0 < 900.0 < max(deadlines) <= 1000.0
     cancellations = [plan.cancellation or Cancellation() for plan in plans]
     times = [c.after_s for c in cancellations if c.after_s is not None]
     assert min(times) < 0.02 < 0.9 < max(times)
@@ -224,7 +247,7 @@ def test_each_condition_can_fail(changes, names) -> None:
         ({"minutes": math.nan}, "minutes is nan"),
         ({"kill_period_s": -1.0}, "kill_period_s is -1, it must be 0 (no kills) or more"),
         ({"cancel_share": 1.5}, "cancel_share is 1.5, allowed is 0 to 1"),
-        ({"cancel_share": 0.9, "bad_share": 0.1}, "they must leave room for requests that finish"),
+        ({"cancel_share": 0.8, "bad_share": 0.1, "late_share": 0.1}, "they must leave room for requests that finish"),
         ({"concurrency": 0}, "concurrency is 0, it must be 1 or more"),
         ({"url": "localhost:8001"}, "--url, --http_url and --metrics_url go together"),
         ({"launcher_pid": os.getpid()}, "--launcher_pid is for a service at --url"),

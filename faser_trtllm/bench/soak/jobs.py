@@ -55,9 +55,15 @@ class Plan:
     cancellation: Cancellation | None = None
 
     @property
+    def has_deadline(self) -> bool:
+        return "timeout_ms" in self.fields
+
+    @property
     def kind(self) -> str:
         if isinstance(self.request, BadInput):
             return "bad input"
+        if self.has_deadline:
+            return "with a deadline"
         return "to finish" if self.cancellation is None else "to cancel"
 
 
@@ -65,16 +71,24 @@ class Planner:
     """Draws the requests of one worker."""
 
     def __init__(
-        self, jobs: tuple[Job, ...], bad_inputs: tuple[BadInput, ...], cancel_share: float, bad_share: float, seed: int
+        self,
+        jobs: tuple[Job, ...],
+        bad_inputs: tuple[BadInput, ...],
+        *,
+        cancel_share: float,
+        bad_share: float,
+        late_share: float,
+        seed: int,
     ) -> None:
         self._jobs = jobs
         self._bad_inputs = bad_inputs
         self._cancel_share = cancel_share
         self._bad_share = bad_share
+        self._late_share = late_share
         self._random = Random(seed)
 
     def next(self, usual_s: float) -> Plan:
-        """usual_s: what a request takes at present; a cancellation may come at any time of it."""
+        """usual_s: what a request takes at present; a cancellation or a deadline may come at any time of it."""
         random = self._random
         stream = random.random() < 0.9
         draw = random.random()
@@ -85,6 +99,8 @@ class Planner:
         fields = {**job.fields, "stream": stream, "exclude_input_in_output": True}
         if draw < self._bad_share + self._cancel_share:
             return Plan(job, fields, self._cancellation(usual_s))
+        if draw < self._bad_share + self._cancel_share + self._late_share:
+            return Plan(job, {**fields, "timeout_ms": 1e3 * random.uniform(0.001, max(0.002, usual_s))})
         return Plan(job, fields)
 
     def _cancellation(self, usual_s: float) -> Cancellation:

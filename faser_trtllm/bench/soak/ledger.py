@@ -19,6 +19,7 @@ MAX_TOLD_FAILURES = 20
 class Ending(str, Enum):
     FINISHED = "finished"  # with the text it must give
     CANCELLED = "cancelled"  # by the client; what had come was the beginning of that text
+    LATE = "timed out"  # its deadline passed; what had come was the beginning of that text
     REFUSED = "refused"  # bad input, with its sentence
     LOST = "lost to a kill"  # UNAVAILABLE while the engine child was down
     FAILED = "failed"  # anything else
@@ -67,6 +68,11 @@ def judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
             return Ending.FAILED, f"was served, but must be refused with {request.message!r}"
         if request.message in answer.error:
             return Ending.REFUSED, ""
+    elif plan.has_deadline and is_late(answer):
+        # What the deadline cut a character into ends in replacement characters.
+        if request.text.startswith(answer.text.rstrip("\ufffd")):
+            return Ending.LATE, ""
+        return Ending.FAILED, f"other text: {answer.text[-80:]!r}"
     elif not request.text.startswith(answer.text):
         return Ending.FAILED, f"other text: {answer.text[-80:]!r}"
     elif answer.was_cancelled:
@@ -85,6 +91,11 @@ def judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
 def is_loss(answer: Answer) -> bool:
     """What the service says to requests while its engine child is down."""
     return (answer.error or "").startswith(("the engine process stopped", "the engine process is starting again"))
+
+
+def is_late(answer: Answer) -> bool:
+    """With tokens a request past its deadline ends like others, without any it is an error."""
+    return answer.finish_reason == "timeout" or "the request timed out" in (answer.error or "")
 
 
 @dataclass

@@ -17,6 +17,7 @@ class SoakOptions:
     url, http_url, metrics_url: of a running service over the same engines; None starts one over engine_dir. With a
     service that was not started here nothing is killed and no process is watched unless launcher_pid names its
     `faser serve`.
+    late_share: of the requests, those with a deadline within the time that requests take.
     concurrency: requests in flight, None: one and a half times the engine's max_batch_size. http_share: of them.
     kill_period_s: between kills of the engine child; 0 kills nothing.
     max_growth_mib: bound for how much the resident memory of a process may grow over the run, by its slope.
@@ -36,6 +37,7 @@ class SoakOptions:
     http_share: float = 0.15
     cancel_share: float = 0.2
     bad_share: float = 0.05
+    late_share: float = 0.1
     kill_period_s: float = 120.0
     warmup_s: float = 40.0
     sample_period_s: float = 1.0
@@ -57,14 +59,15 @@ class SoakOptions:
                 raise InvalidArgumentError(f"{name} is {value:g}, it must be more than 0")
         if not 0.0 <= self.kill_period_s < math.inf:
             raise InvalidArgumentError(f"kill_period_s is {self.kill_period_s:g}, it must be 0 (no kills) or more")
-        for name in ("http_share", "cancel_share", "bad_share"):
+        for name in ("http_share", "cancel_share", "bad_share", "late_share"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise InvalidArgumentError(f"{name} is {value:g}, allowed is 0 to 1")
-        if self.cancel_share + self.bad_share >= 1.0:
+        others = self.cancel_share + self.bad_share + self.late_share
+        if others >= 1.0:
             raise InvalidArgumentError(
-                f"cancel_share and bad_share are {self.cancel_share + self.bad_share:g} together, they must leave "
-                "room for requests that finish; lower one"
+                f"cancel_share, bad_share and late_share are {others:g} together, they must leave room for requests "
+                "that finish; lower one"
             )
         if self.concurrency is not None and self.concurrency < 1:
             raise InvalidArgumentError(f"concurrency is {self.concurrency}, it must be 1 or more")

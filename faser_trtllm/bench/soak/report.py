@@ -150,8 +150,8 @@ def _memory(growths: Sequence[Growth]) -> str:
 def _notes(report: SoakReport) -> str:
     notes = [
         "Every request has one ending. finished: with exactly the text that the target alone gives in process, greedy "
-        "or with a seed. cancelled: what had come was the beginning of that text. refused: bad input, with the "
-        "sentence for it. lost to a kill: UNAVAILABLE between a kill and the recovery. failed: anything else.",
+        "or with a seed. cancelled, timed out: what had come was the beginning of that text. refused: bad input, with "
+        "the sentence for it. lost to a kill: UNAVAILABLE between a kill and the recovery. failed: anything else.",
         f"Cancelled before their first token, so in the queue or the prefill: {report.ledger.cancelled_early}.",
         "Growth by slope: the median slope between all pairs of samples, times the time; of the engine child over all "
         "its lives or within one, whichever is more, the first half of a life or 30 s left out.",

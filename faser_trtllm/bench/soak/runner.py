@@ -96,7 +96,14 @@ class _Soak:
         """Load for so long, with kills, until every request has ended."""
         options = self._options
         planners = [
-            Planner(self._jobs, self._bad_inputs, options.cancel_share, options.bad_share, seed * 1009 + number)
+            Planner(
+                self._jobs,
+                self._bad_inputs,
+                cancel_share=options.cancel_share,
+                bad_share=options.bad_share,
+                late_share=options.late_share,
+                seed=seed * 1009 + number,
+            )
             for number in range(self._concurrency)
         ]
         num_http = round(options.http_share * self._concurrency)
