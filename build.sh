@@ -15,11 +15,12 @@ die() {
 usage() {
   cat <<'TEXT'
 usage: ./build.sh COMMAND
-  setup   make .venv, compile the native library, install the package (needs Python 3.10 to 3.12 and a C++17 compiler)
-  demo    serve the bundled draft/target pair behind a real Triton server and stream text through tritonclient
-  test    lint, type checks and the whole test suite
-  lint    ruff, mypy and clang-format only
-  clean   remove .venv and what was built
+  setup     make .venv, compile the native library, install the package (needs Python 3.10 to 3.12 and a C++17 compiler)
+  demo      serve the bundled draft/target pair behind a real Triton server and stream text through tritonclient
+  test      lint, type checks and the whole test suite
+  lint      ruff, mypy and clang-format only
+  sanitize  tests that reach native code, with it compiled for AddressSanitizer and UBSan (takes pytest's arguments)
+  clean     remove .venv and what was built
 TEXT
 }
 
@@ -91,6 +92,16 @@ lint() {
   "$VENV/bin/clang-format" --dry-run --Werror $sources
 }
 
+# The sanitized library takes the usual one's place until the tests have ended.
+sanitize() {
+  local found
+  trap 'pip_install -e ".[serve]" -C cmake.define.FASER_SANITIZE=OFF' EXIT
+  pip_install -e ".[serve]" -C cmake.define.FASER_SANITIZE=ON
+  found="$("${CXX:-c++}" -print-file-name=libasan.so) $("${CXX:-c++}" -print-file-name=libubsan.so)"
+  LD_PRELOAD="$found" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1 \
+    "$PYTHON" -m pytest "$@"
+}
+
 case "${1:-}" in
   setup) setup ;;
   demo)
@@ -107,6 +118,12 @@ case "${1:-}" in
   lint)
     setup_tests
     lint
+    ;;
+  sanitize)
+    setup_tests
+    shift
+    [ $# -gt 0 ] || set -- --ignore tests/ops/cuda tests/ops tests/sampling tests/engine tests/executor tests/partition
+    sanitize "$@"
     ;;
   clean) rm -rf "$VENV" build faser_trtllm/_native engines/built .pytest_cache .mypy_cache .ruff_cache ;;
   *)
