@@ -10,7 +10,9 @@ counts known before drafting. The number of slots of a pass uses, beyond those, 
 margin only, which any slot of the request may know; for one request the frontier is decided place by place. Then slots
 are ranked by survival, non-increasing along a request, so a slot's own later drafts never outrank it. Drafts that get
 no row are tested by the row before them or stay pending: nothing untested is dropped. Times and the share of rows
-pruned tell something of drafts not yet tested, so they are learnt only when all drafts of their step are settled.
+pruned tell something of drafts not yet tested, so they are learnt only when all drafts of their step are settled. What
+a trial or a probe took is known at once; it decides only whether one more is made: when a pending draft is tested, that
+is, never whether.
 """
 
 from __future__ import annotations
