@@ -19,7 +19,7 @@ usage: ./build.sh COMMAND
   demo      serve the bundled draft/target pair behind a real Triton server and stream text through tritonclient
   test      lint, type checks and the whole test suite
   lint      ruff, mypy and clang-format only
-  sanitize  tests that reach native code, with it compiled for AddressSanitizer and UBSan (takes pytest's arguments)
+  sanitize  tests that reach native code, with it compiled by gcc for AddressSanitizer and UBSan (takes pytest's arguments)
   clean     remove .venv and what was built
 TEXT
 }
