@@ -30,6 +30,7 @@ class StepView:
     now_s: float
     num_joining: int = 0  # requests whose prompts are being run, or wait and will find a slot: they decode next
     learning_s: float = 0.0  # time that was spent so far on telling the policy outcomes
+    num_generated: int = 0  # tokens that decoding requests have got so far, all together, ended requests included
 
 
 @value

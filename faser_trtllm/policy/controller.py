@@ -1,27 +1,26 @@
 """Which way of running (an arm: price, uniform, off, an overlapped mode) is in charge, proven by measured goodput.
 
 A model predicts each arm's goodput; what was measured corrects it by one factor per arm and batch-size class. The arm
-with the best corrected prediction runs. Where little was measured, the arm's factor over all classes stands in, and 1
-where that is little too. Measurements of an arm that does not run fade, so an arm that was unlucky, or that the machine
-has become kinder to, is tried again after a while. And a share of the tokens is spent on trials: a plan's time for
-another arm, the more often the closer it looks, so that a rival that nothing but an early misfortune speaks against
-gets its chance; what a trial turns out to have lost is charged to that share. Since `off` and the best uniform length
-are arms, what runs cannot stay below either of them for longer than its factor takes to tell.
+with the best corrected prediction runs. log(factor) is a sum of normal beliefs: how wrong the model is of all drafting
+arms, how wrong beyond that of this one, and beyond that at this batch size. Each plan's measurement moves them by what
+is known of them and of its own noise. What is not measured for a while is forgotten, so an arm that was unlucky, or
+that the machine has become kinder to, is tried again. And a share of the tokens is spent on trials: a plan's time for
+another arm, once early and then the more often the closer it looks, so that a rival that nothing but a misfortune
+speaks against gets its chance; what a trial turns out to have lost is charged to that share. Since `off` and the best
+uniform length are arms, what runs cannot stay below either of them for longer than its factor takes to tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 # Up to FEW_REQUESTS at once; with more, as many times more, since a step then brings so many tokens and all are as slow
 # as it is.
 FEW_REQUESTS = 8
-MEMORY_TOKENS = 2048.0  # of an arm's own measurements
-FADING_TOKENS = 16384.0  # of other arms, while an arm's measurements fade
-DOUBT_TOKENS = 512.0  # as if so many had come as predicted
-DWELL_TOKENS = 512.0  # between two changes of the incumbent
+FADING_TOKENS = 32768.0  # after which what was believed counts 1 / e
+DWELL_TOKENS = 512.0  # between two changes of the incumbent, and before the first trials
 HYSTERESIS = 0.01
 TRIAL_SHARE = 0.004  # of the tokens may be lost in trials
 TRIAL_STEPS = 16
@@ -29,31 +28,44 @@ TOKENS_PER_STEP = 2.0  # of a request, about
 MIN_TRIAL_LOSS = 0.02  # of a trial's tokens, though the arm may look better than that
 MAX_SAVED_TRIALS = 2.0
 MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in between
+# Variances of log(measured / promised).
+OF_DRAFTING, OF_ARM, OF_CLASS = 0.05, 0.02, 0.01  # before anything is known
+OF_PLAN = 0.015  # of a plan, whose mood is known so well
+OF_TOKEN = 0.3  # of the number of tokens, over its mean
 
 
 @dataclass
-class _Arm:
-    tokens: float = 0.0  # measured, discounted
-    expected: float = 0.0  # tokens that the prediction promised for the time measured, discounted
+class _Belief:
+    """That something is normal about 0, until it was measured."""
 
-    def factor(self, usual: float, crowd: float) -> float:
-        """usual: what is believed where nothing was measured. crowd: as _Class has it."""
-        return (self.tokens + usual * crowd * DOUBT_TOKENS) / (self.expected + crowd * DOUBT_TOKENS)
+    prior: float  # variance
+    mean: float = 0.0
+    variance: float = 0.0
 
-    def add(self, num_tokens: float, expected: float) -> None:
-        self.tokens += num_tokens
-        self.expected += expected
+    def __post_init__(self) -> None:
+        self.variance = self.prior
 
-    def fade(self, share: float) -> None:
-        self.tokens *= share
-        self.expected *= share
+    def fade(self, kept: float) -> None:
+        self.mean *= kept
+        self.variance += (1.0 - kept * kept) * (self.prior - self.variance)
+
+
+def _learn(beliefs: Iterable[_Belief], measured: float, noise: float) -> None:
+    """Their sum was measured; each takes the part of the surprise that its variance has in all."""
+    beliefs = list(beliefs)
+    total = sum(belief.variance for belief in beliefs) + noise
+    surprise = measured - sum(belief.mean for belief in beliefs)
+    for belief in beliefs:
+        gain = belief.variance / total
+        belief.mean += gain * surprise
+        belief.variance -= gain * belief.variance
 
 
 @dataclass
 class _Class:
     incumbent: str
     crowd: float  # requests over FEW_REQUESTS, 1 at least
-    arms: dict[str, _Arm] = field(default_factory=dict)
+    arms: dict[str, _Belief] = field(default_factory=dict)
     dwelt: float = math.inf  # tokens since the incumbent took over
     num_unspent: float = 0.0  # tokens of which no share is saved for trials yet
     saved: dict[str, float] = field(default_factory=dict)  # tokens that trials of an arm may lose
@@ -66,8 +78,10 @@ class Controller:
         self._margins = dict(margins)
         self._default = next(iter(margins))
         self._classes: dict[int, _Class] = {}
-        self._overall: dict[str, _Arm] = {}  # of all classes
-        self._recent: dict[tuple[int, str], _Arm] = {}  # by class and arm, since the last choice
+        self._overall = {arm: _Belief(OF_ARM) for arm in margins}  # of all classes
+        self._drafting = _Belief(OF_DRAFTING)  # all arms but off
+        self._tried: set[str] = set()
+        self._num_tokens = 0.0
         self.is_trial = False  # whether the last choice is for TRIAL_STEPS only
         self.rate = 0.0  # tokens per ms that the incumbent is believed to bring, by the last choice
         self._trial_of: tuple[_Class, str] | None = None  # whose last trial is not charged yet
@@ -82,7 +96,6 @@ class Controller:
         with an arm, in tokens that could be generated meanwhile.
         """
         self.is_trial = False
-        self._settle()
         state = self._class(_class_of(batch_size))
         incumbent = state.incumbent
         if incumbent in predicted and state.dwelt < state.crowd * DWELL_TOKENS:
@@ -113,11 +126,14 @@ class Controller:
             gap = max(1.0 - score / scores[state.incumbent], MIN_TRIAL_LOSS)
             loss = gap * trial_tokens + entry_tokens.get(arm, 0.0)
             saved = min(state.saved.get(arm, 0.0) + share * state.num_unspent, MAX_SAVED_TRIALS * loss)
+            if arm not in self._tried and self._num_tokens >= state.crowd * DWELL_TOKENS:
+                saved = loss
             state.saved[arm] = saved
             if saved / loss >= found_ratio:
                 found, found_ratio = arm, saved / loss
         state.num_unspent = 0.0
         if found is not None:
+            self._tried.add(found)
             self._trial_loss = state.saved[found] / found_ratio
             state.saved[found] -= self._trial_loss
             self._trial_of, self._trial_tokens = (state, found), trial_tokens
@@ -132,41 +148,34 @@ class Controller:
             state.saved[arm] -= min(max(num_lost, -limit), limit) - self._trial_loss
             self._trial_of = None
 
-    def record(self, batch_size: int, arm: str, num_tokens: int, predicted: float, ms: float) -> None:
-        """A step of the arm committed num_tokens in ms, where predicted tokens per ms were promised."""
-        key = _class_of(batch_size), arm
-        recent = self._recent.get(key)
-        if recent is None:
-            recent = self._recent[key] = _Arm()
-        recent.add(num_tokens, predicted * ms)
+    def record(self, batch_size: int, arm: str, num_tokens: float, expected: float) -> None:
+        """Steps of the arm committed num_tokens, where so many were expected for the time they took."""
+        state = self._class(_class_of(batch_size))
+        state.dwelt += num_tokens
+        state.num_unspent += num_tokens
+        self._num_tokens += num_tokens
+        self._tried.add(arm)
+        kept = math.exp(-num_tokens / (state.crowd * FADING_TOKENS))
+        for belief in (self._drafting, *self._overall.values(), *state.arms.values()):
+            belief.fade(kept)
+        of_tokens = OF_TOKEN / num_tokens
+        surprise = math.log(num_tokens / expected) + 0.5 * of_tokens  # the mean of a log is below the mean's
+        _learn(self._beliefs(state, arm), surprise, OF_PLAN + of_tokens)
 
     def factor(self, batch_size: int, arm: str) -> float | None:
-        """Measured over predicted goodput of an arm, few measurements pulled towards its factor over all sizes; None if
-        it never ran at about this batch size."""
-        self._settle()
+        """Measured over predicted goodput of an arm, as believed; None if it never ran at about this batch size."""
         state = self._classes.get(_class_of(batch_size))
         return self._factor(state, arm) if state is not None and arm in state.arms else None
 
-    def _settle(self) -> None:
-        """Take in what was recorded since the last choice."""
-        for (class_id, arm), recent in self._recent.items():
-            state = self._class(class_id)
-            state.dwelt += recent.tokens
-            state.num_unspent += recent.tokens
-            num_tokens = recent.tokens / state.crowd
-            own, others = math.exp(-num_tokens / MEMORY_TOKENS), math.exp(-num_tokens / FADING_TOKENS)
-            for arms in (state.arms, self._overall):
-                arms.setdefault(arm, _Arm())
-                for name, measured in arms.items():
-                    measured.fade(own if name == arm else others)
-                arms[arm].add(recent.tokens, recent.expected)
-        self._recent.clear()
-
     def _factor(self, state: _Class, arm: str) -> float:
-        overall = self._overall.get(arm)
-        usual = 1.0 if overall is None else overall.factor(1.0, state.crowd)
-        measured = state.arms.get(arm)
-        return usual if measured is None else measured.factor(usual, state.crowd)
+        mean = self._overall[arm].mean + (0.0 if arm == "off" else self._drafting.mean)
+        if arm in state.arms:
+            mean += state.arms[arm].mean
+        return math.exp(mean)
+
+    def _beliefs(self, state: _Class, arm: str) -> list[_Belief]:
+        own = state.arms.setdefault(arm, _Belief(OF_CLASS))
+        return [self._overall[arm], own] if arm == "off" else [self._drafting, self._overall[arm], own]
 
     def _class(self, class_id: int) -> _Class:
         found = self._classes.get(class_id)

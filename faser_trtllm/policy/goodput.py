@@ -47,6 +47,16 @@ class Choice:
         return sum(self.lengths)
 
 
+def step_ms(lengths: Sequence[int], costs: StepCosts) -> float:
+    """Of a step that drafts and verifies so many tokens for each request."""
+    longest = max(lengths)
+    if longest == 0:
+        return costs.off_ms
+    active = [sum(length > place for length in lengths) for place in range(longest)]
+    draft_ms = float(costs.draft_first[active[0]]) + sum(float(costs.draft_step[count]) for count in active[1:])
+    return draft_ms + float(costs.verify[sum(lengths)]) + costs.overhead
+
+
 def best_uniform(
     survival: Sequence[float], num_requests: int, base_tokens: float, costs: StepCosts, max_length: int
 ) -> Choice:
@@ -89,6 +99,32 @@ def best_slots(survival: FloatArray, base_tokens: float, costs: StepCosts) -> Ch
         return Choice([0] * num_requests, off, off, 0.0)
     lengths = np.bincount(order[: best + 1] // max_length, minlength=num_requests).tolist()
     return Choice(lengths, float(goodput[best]), off, float(drafting[best]))
+
+
+def best_slots_few(
+    survival: Sequence[Sequence[float]], base_tokens: float, costs: StepCosts, limits: Sequence[int]
+) -> Choice:
+    """best_slots for a few requests, in a plain loop; limits[i]: of the slots of request i."""
+    off = base_tokens / costs.off_ms
+    slots: list[tuple[float, int, int]] = []
+    for i, (row, limit) in enumerate(zip(survival, limits, strict=True)):
+        slots += [(-alive, i, j) for j, alive in enumerate(row[:limit])]
+    slots.sort()
+    first, step, verify, overhead = costs.draft_first, costs.draft_step, costs.verify, costs.overhead
+    active = [0] * max([*limits, 1])
+    best, best_goodput, best_draft_ms = 0, off, 0.0
+    tokens, draft_ms = base_tokens, 0.0
+    for count, (minus, _, place) in enumerate(slots, 1):
+        tokens -= minus
+        active[place] = a = active[place] + 1
+        draft_ms += step[a] - step[a - 1] if place else first[a] - first[a - 1]
+        goodput = tokens / (draft_ms + verify[count] + overhead)
+        if goodput > best_goodput:
+            best, best_goodput, best_draft_ms = count, goodput, draft_ms
+    lengths = [0] * len(survival)
+    for _, i, _ in slots[:best]:
+        lengths[i] += 1
+    return Choice(lengths, float(best_goodput), float(off), float(best_draft_ms))
 
 
 def best_row(survival: Sequence[float], base_tokens: float, costs: StepCosts, max_length: int) -> Choice:

@@ -64,17 +64,17 @@ class MeasuredCosts:
         """The draft's pass over tokens that it has missed (a prompt, mostly), per token."""
         return self.mood.published(self._late) * self._late_row_ms
 
-    def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None, *, is_warm: bool = True) -> float:
+    def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, if it is known.
 
-        is_warm: the step before was of the same kind; a draft now and then takes several times what one of many does.
+        The step before must have been of the same kind: a draft now and then takes several times what one of many does.
         A step that somebody else's work held up counts as MAX_EXCESS times what it should have taken.
         """
         last_s, self._observed_s = self._observed_s, outcome.now_s
         self.mood.pass_time(max(outcome.step_ms, 0.0 if last_s is None else 1e3 * (outcome.now_s - last_s)))
         if outcome.mode is Mode.SERIAL:
-            is_new = outcome.num_context_rows == 0 and self._learn_pass(outcome, context_len, is_warm)
-            is_new |= is_warm and self._learn_late(outcome, context_len)
+            is_new = outcome.num_context_rows == 0 and self._learn_pass(outcome, context_len)
+            is_new |= self._learn_late(outcome, context_len)
             if is_new:
                 self._cache.clear()
                 self._verify.forget_curve()
@@ -87,7 +87,7 @@ class MeasuredCosts:
         if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
             overhead_ms = self._overheads.ms(len(outcome.decoding), drafting)
             return min(outcome.step_ms / slowness + overhead_ms, usual_ms)
-        if is_warm and self._overheads.learn(len(outcome.decoding), drafting, between / slowness):
+        if self._overheads.learn(len(outcome.decoding), drafting, between / slowness):
             self._cache.clear()
         return min(elapsed / slowness, usual_ms)
 
@@ -106,14 +106,14 @@ class MeasuredCosts:
             draft_ms = self.mood.published(self._draft) * self._draft_ms(outcome, outcome.num_draft_rows, context_len)
         return float(costs.verify[num_slots]) + draft_ms + costs.overhead
 
-    def _learn_pass(self, outcome: StepOutcome, context_len: float, is_warm: bool) -> bool:
+    def _learn_pass(self, outcome: StepOutcome, context_len: float) -> bool:
         num_rows, num_requests = outcome.num_rows, len(outcome.decoding)
         if not outcome.num_drafted and num_rows == num_requests:
             decode_ms = self._table.decode_ms(num_requests, context_len)
             return self._decode.learn(num_rows, outcome.verify_ms, decode_ms)
         verify = self._table.verify_ms_array(num_rows, num_requests, context_len)
         is_new = self._verify.learn(num_rows, outcome.verify_ms, float(verify[num_rows]))
-        if outcome.num_drafted and is_warm:
+        if outcome.num_drafted:
             is_new |= self._learn_rows(outcome)
             expected_ms = self._draft_ms(outcome, outcome.num_draft_rows, context_len)
             is_new |= self.mood.learn(self._draft, outcome.draft_ms, expected_ms, moves=False)

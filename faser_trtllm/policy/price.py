@@ -3,7 +3,8 @@
 plan() takes the expected survivals (rates by place, and each request's history) and finds the number of slots with the
 most goodput on the measured staircase, none included; that goodput is the price. Drafting stops, live, where the next
 draft step and its rows would cost more than they are worth at that price; frontier_lengths() ranks what was drafted by
-its live survival. A controller holds all that against drafting nothing and against the best uniform length.
+its live survival. A controller holds all that against drafting nothing and against the best uniform length, by what the
+steps of each plan took and brought.
 
 Why it is exact (DESIGN section 3): rates, offsets, costs and the price come from tested tokens of older steps and from
 counts known before drafting. The number of slots of a pass uses, beyond those, each request's first pending draft's
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,9 +36,11 @@ from faser_trtllm.policy.goodput import (
     StepCosts,
     best_row,
     best_slots,
+    best_slots_few,
     best_uniform,
     num_paying,
     num_paying_few,
+    step_ms,
     stop_along,
     top_prefixes,
     top_prefixes_few,
@@ -45,9 +48,9 @@ from faser_trtllm.policy.goodput import (
 from faser_trtllm.policy.looks import Looks
 from faser_trtllm.policy.measured_costs import FEW_REQUESTS, MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
+from faser_trtllm.policy.period import Period
 from faser_trtllm.policy.probes import Probes
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
-from faser_trtllm.policy.trial import Trial
 from faser_trtllm.policy.urgency import urgency
 
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
@@ -55,22 +58,31 @@ JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 PLAN_STEPS = 36  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 64  # the same for a plan that drafts nothing
-PLAN_S = 0.05  # a plan holds at least so long, too, so that planning takes less than 1 % of the time of short steps
+PLAN_S, IDLE_PLAN_S = 0.05, 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
 EXPIRED = 1 << 30
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
 @value
 class _Step:
-    """A step that was looked at. promised: goodput that the arm was predicted to have, 0 where it is not judged."""
+    """A step that was looked at."""
 
     number: int
     outcome: StepOutcome
     weight: int
-    is_warm: bool
+    context_len: float
+    next_s: float | None  # when the next step was planned, on the outcome's clock; None if there was none
+
+
+@value
+class _Promise:
+    """That an arm will do as predicted. lengths: of the drafts, with which a step was predicted to take step_ms; empty
+    where that is not known."""
+
     arm: str
-    promised: float
-    planned_size: int
+    size: int
+    lengths: Sequence[int]
+    step_ms: float
     context_len: float
 
 
@@ -99,20 +111,25 @@ class PricePolicy:
         self._pays = False  # whether the price's own choice drafts
         self._drafting = False  # whether the plan drafts
         self._arm = "price"
-        self._promised = 0.0  # goodput that the arm was predicted to have, 0 where it is not to be judged
+        self._promise: _Promise | None = None  # of the plan, None where it is not to be judged
         self._price = 0.0
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
-        self._trial: Trial | None = None
-        self._probe: Trial | None = None
+        self._period = Period()  # of the plan
+        self._probe: Period | None = None
+        self._num_steps = 0
         self._looks = Looks()
+        self._looked: StepOutcome | None = None  # at the step before
         self._unsettled: deque[_Step] = deque()
+        self._unjudged: deque[tuple[int, _Promise, Period]] = deque()  # with the number of the step after its last
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
         self._plan = DraftPlan([])
         self._plan_age = EXPIRED
         self._plan_steps = PLAN_STEPS  # so long the plan holds
-        self._planned_s = 0.0
+        self._plan_until_s = 0.0
         self._planned_size = 0
+        self._mean_len = 0  # of the drafts that the plan counts on, rounded
+        self._plan_tokens = 1.0  # per request and step, with so many
         self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
         self._ratio_of: tuple[Request, ...] = ()
@@ -130,51 +147,92 @@ class PricePolicy:
     def plan(self, view: StepView) -> DraftPlan:
         decoding = view.decoding
         n = len(decoding)
-        self._account(view)
+        slowness = self._costs.mood.factor
+        self._period.end_step(view, slowness)
+        if self._looked is not None:
+            next_s = view.now_s - view.learning_s if n else None
+            looked = _Step(self._looks.step, self._looked, self._looks.weight, self._context_len, next_s)
+            self._unsettled.append(looked)
+            self._looked = None
+        if self._probe is not None:
+            self._probe.end_step(view, slowness)
+            if n:
+                self._probes.charge(self._probe.lost_ms)
+            self._probe = None
         if n == 0:
             return DraftPlan([])
+        self._num_steps += 1
         self._plan_age += 1
         prompts = view.num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
         size, planned = n + view.num_joining, self._planned_size
         resized = abs(size - planned) > planned // 8
         age = self._plan_age
-        is_old = age >= EXPIRED or (age >= self._plan_steps and view.now_s >= self._planned_s + PLAN_S)
+        is_old = age >= EXPIRED or (age >= self._plan_steps and view.now_s >= self._plan_until_s)
         if is_old or resized or prompts != self._plan_prompts:
+            self._judge()
             self._plan_age = EXPIRED if view.num_context_rows and not prompts else 0  # it suits this step only
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
         elif self._plan_decoding != tuple(decoding):
             self._plan = self._carried_over(decoding)
-        if self._drafting or self.controller.is_trial or view.num_context_rows:  # prompts would be drafted for, too
+        if view.num_context_rows:  # prompts' time is nobody's, and they would be drafted for by a probe, too
             return self._plan
-        lengths = self._probes.lengths(decoding, self._context_len, self._price)
-        if lengths is None:
-            return self._plan
-        self._probe = Trial(self._price / self._costs.mood.factor)
-        self._probe.step(view.now_s, has_prompts=False)
-        return DraftPlan(lengths)
+        if not self._drafting and not self.controller.is_trial:
+            lengths = self._probes.lengths(decoding, self._context_len, self._price)
+            if lengths is not None:
+                self._probe = Period(self._price / slowness)
+                self._probe.begin_step(view)
+                return DraftPlan(lengths)
+        if n == self._planned_size:
+            self._period.begin_step(view)
+        return self._plan
 
-    def _account(self, view: StepView) -> None:
-        """A step begins: what the one before cost a trial, or as a probe."""
-        if self._trial is not None:
-            if view.decoding:
-                self._trial.step(view.now_s, has_prompts=view.num_context_rows > 0)
-            else:
-                self._trial.pause()
-        if self._probe is not None:
-            if view.decoding:
-                self._probe.step(view.now_s, has_prompts=False)
-                self._probes.charge(self._probe.lost_ms)
-            self._probe = None
+    def _judge(self) -> None:
+        """The plan ends: what it brought is charged to its trial now, and to its arm once all drafts are settled.
+
+        The promise is brought up to date with what was learnt of costs meanwhile, so that no factor corrects it again.
+        """
+        controller = self.controller
+        if controller.is_trial:
+            controller.charge(self._period.lost)
+        if self._promise is not None and self._period.tokens > 0 and self.estimator.version > JUDGED_REFITS:
+            self._unjudged.append((self._num_steps, self._promise, self._period))
+        while self._unjudged and self._unjudged[0][0] <= self._num_steps - self._settling_steps:
+            _, promise, period = self._unjudged.popleft()
+            expected = period.expected
+            if promise.lengths:
+                costs = self._costs.costs(len(promise.lengths), len(promise.lengths), promise.context_len)
+                expected *= promise.step_ms / step_ms(promise.lengths, costs)
+            controller.record(promise.size, promise.arm, period.tokens, expected)
 
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
-        """The plan for a batch that lost or won a few requests: newcomers get what is usual."""
+        """The plan for a batch that lost or won a few requests: newcomers get what is usual. Among few, what these
+        requests are expected to bring changes the goodput, so the price too."""
+        if not self._drafting:
+            self._plan_decoding = tuple(decoding)
+            return replace(self._plan, lengths=[0] * len(decoding))
         lengths = self._plan.lengths
         usual = round(sum(lengths) / len(lengths))
         known = dict(zip(self._plan_decoding, lengths, strict=True))
         self._plan_decoding = tuple(decoding)
-        return replace(self._plan, lengths=[known.get(request, usual) for request in decoding])
+        plan = replace(self._plan, lengths=[known.get(request, usual) for request in decoding])
+        if len(decoding) > FEW_REQUESTS:
+            return plan
+        tokens = self._expected_tokens(decoding)
+        ratio, self._plan_tokens = tokens / self._plan_tokens, tokens
+        self._price *= ratio
+        self._period.promise *= ratio
+        stop = plan.stop
+        if stop is None:
+            return plan
+        row_price, step_price = np.float32(ratio) * stop.row_price, np.float32(ratio) * stop.step_price
+        return replace(plan, stop=replace(stop, row_price=row_price, step_price=step_price))
+
+    def _expected_tokens(self, decoding: Sequence[Request]) -> float:
+        """Of a step, per request, if each drafted as many as the plan's mean."""
+        expected = self.estimator.expected
+        return 1.0 + sum(sum(expected(request)[: self._mean_len]) for request in decoding) / len(decoding)
 
     def _decide(self, view: StepView) -> DraftPlan:
         """The plan for the next steps."""
@@ -184,7 +242,8 @@ class PricePolicy:
         n = len(decoding)
         limit = max(request.draft_limit for request in decoding)
         if limit == 0:  # last tokens, or requests that want no drafts: that says nothing about drafting
-            self._drafting, self._promised, self._horizon, self._plan_age = False, 0.0, 0, EXPIRED
+            self._drafting, self._promise, self._horizon, self._plan_age = False, None, 0, EXPIRED
+            self._period = Period()
             return DraftPlan([0] * n)
         context_len = self._context_len = sum(request.num_tokens for request in decoding) / n
         costs = self._costs.costs(n, n + view.num_context_rows, context_len)
@@ -207,18 +266,29 @@ class PricePolicy:
         # Who begins to draft pays for what the draft has missed of all requests at once.
         num_late = 0 if self._drafting else sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding)
         entry = choice.off_goodput * self._costs.late_row_ms * num_late
-        arm = self._arm = self._choose_arm(view, predicted, dict.fromkeys(drafting, entry))
-        self._promised = goodput[arm] if view.num_context_rows == 0 else 0.0
+        arm = self.controller.choose(self._planned_size, predicted, dict.fromkeys(drafting, entry))
+        rate = self.controller.rate / self._costs.mood.factor
+        self._period = Period(rate, goodput[arm], is_change=arm != self._arm)
+        self._arm = arm
+        self._promise = None
+        if view.num_context_rows == 0:
+            lengths = {"off": [0] * n, "price": choice.lengths, "uniform": uniform.lengths}.get(arm, [])
+            predicted_ms = step_ms(lengths, costs) if lengths else 0.0
+            self._promise = _Promise(arm, self._planned_size, lengths, predicted_ms, context_len)
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off"
         self._plan_steps = TRIAL_STEPS
         if not self.controller.is_trial:
             self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
-            self._planned_s = view.now_s
+            self._plan_until_s = view.now_s + (PLAN_S if self._drafting else IDLE_PLAN_S)
         if not self._drafting:
             self._horizon = 0
             return DraftPlan([0] * n)
+        planned = uniform.lengths if arm == "uniform" else choice.lengths
+        if n <= FEW_REQUESTS:
+            self._mean_len = max(1, round(sum(planned) / n))
+            self._plan_tokens = self._expected_tokens(decoding)
         if arm == "uniform":
             self._horizon = uniform.lengths[0]
             return DraftPlan(uniform.lengths)
@@ -237,15 +307,6 @@ class PricePolicy:
             wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in choice.lengths]
         mode = Mode(arm) if arm in MODE_ARMS else self._mode
         return DraftPlan(wanted, stop, mode)
-
-    def _choose_arm(self, view: StepView, predicted: Mapping[str, float], entry_tokens: Mapping[str, float]) -> str:
-        if self._trial is not None:
-            self.controller.charge(self._trial.lost)
-        arm = self.controller.choose(self._planned_size, predicted, entry_tokens)
-        self._trial = Trial(self.controller.rate / self._costs.mood.factor) if self.controller.is_trial else None
-        if self._trial is not None:
-            self._trial.step(view.now_s, has_prompts=view.num_context_rows > 0)
-        return arm
 
     def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
         if not self._drafting or self._probe is not None or self._arm == "uniform":
@@ -299,44 +360,21 @@ class PricePolicy:
     def wants_outcome(self, is_speculative: bool) -> bool:
         is_probe = is_speculative and not self._drafting
         is_new = is_speculative and self.estimator.version <= JUDGED_REFITS
-        looks = self._looks.ask(is_speculative, all_steps=is_new or is_probe or self.controller.is_trial)
-        if self._trial is not None and not looks:  # its first pass without drafts: a token each
-            self._trial.add(len(self._plan_decoding))
-        return looks
+        return self._looks.ask(is_speculative, all_tests=is_new or is_probe)
 
     def observe(self, outcome: StepOutcome) -> None:
         if outcome.num_drafted or any(outcome.num_pending):
             self.estimator.observe(outcome)  # looks at tested drafts only
-        tried = self._trial or self._probe
-        if tried is not None and outcome.num_context_rows == 0:
-            tried.add(outcome.num_tokens)
-        looks = self._looks
-        if looks.weight == 0:
-            return
-        # In ping_pong a step verifies a part of the batch; the promise is tokens per ms all the same.
-        whole = outcome.mode is Mode.PING_PONG or len(outcome.decoding) == self._planned_size
-        promised = self._promised if whole and outcome.num_context_rows == 0 and self._probe is None else 0.0
-        size, context_len = self._planned_size, self._context_len
-        self._unsettled.append(
-            _Step(looks.step, outcome, looks.weight, looks.is_warm, self._arm, promised, size, context_len)
-        )
-        while self._unsettled[0].number <= looks.step - self._settling_steps:
-            settled = self._unsettled.popleft()
-            following = self._unsettled[0]
-            self._learn(settled, following.outcome.now_s if following.number == settled.number + 1 else None)
+        if self._looks.weight:
+            self._looked = outcome
+        while self._unsettled and self._unsettled[0].number <= self._looks.step - self._settling_steps:
+            self._learn(self._unsettled.popleft())
 
-    def _learn(self, step: _Step, next_s: float | None) -> None:
-        """What a step cost, once all the drafts that were pending in it are tested. next_s: when the next was planned,
-        if it was looked at."""
-        outcome = step.outcome
-        self._exits.observe(outcome)
-        ms = self._costs.observe(outcome, step.context_len, next_s, is_warm=step.is_warm)
-        self._probes.save(step.weight, ms, is_idle=not outcome.num_drafted)
-        if step.promised > 0.0 and self.estimator.version > JUDGED_REFITS:  # the first promises rest on nothing
-            # What newcomers cost the draft is charged to the choice of an arm as a mean, not to the step it fell into.
-            ms -= self._costs.late_ms(outcome)
-            num_tokens = step.weight * outcome.num_tokens
-            self.controller.record(step.planned_size, step.arm, num_tokens, step.promised, step.weight * ms)
+    def _learn(self, step: _Step) -> None:
+        """What a step cost, once all the drafts that were pending in it are tested."""
+        self._exits.observe(step.outcome)
+        ms = self._costs.observe(step.outcome, step.context_len, step.next_s)
+        self._probes.save(step.weight, ms, is_idle=not step.outcome.num_drafted)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> tuple[Choice, list[float]]:
         """-> the slots with the most goodput; the mean survival of these requests by place, which a uniform length is
@@ -346,12 +384,16 @@ class PricePolicy:
             request = decoding[0]
             expected = estimator.expected(request)
             return best_row(expected, base_tokens, costs, request.draft_limit), expected
+        limits = [request.draft_limit for request in decoding]
+        weights = self._weights(view)
+        if weights is None and len(decoding) <= FEW_REQUESTS:
+            rows = [estimator.expected(request) for request in decoding]
+            expected = [sum(place) / len(rows) for place in zip(*rows, strict=True)]
+            return best_slots_few(rows, base_tokens, costs, limits), expected
         survival = estimator.expected_many(list(decoding))
         expected = survival.mean(0).tolist()
-        limits = [request.draft_limit for request in decoding]
         if min(limits) < self._max_draft_len:
             survival[np.arange(survival.shape[1]) >= np.array(limits)[:, None]] = 0.0
-        weights = self._weights(view)
         if weights is not None:
             survival *= weights[:, None]
         return best_slots(survival, base_tokens, costs), expected

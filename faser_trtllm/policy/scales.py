@@ -1,11 +1,13 @@
 """How much slower than a table says things turn out to be, learnt pass by pass, on a machine whose speed changes.
 
-log(measured / predicted) = mood + scale of that kind of pass + noise. The mood is the machine's: neighbours, clock
-rates and temperature move it within seconds, for all passes alike, and no choice depends on it. The scales are the
-table's errors, which hold still. All are followed by one Kalman filter, with what is known of each together with the
-others: a pass after a rest tells of the mood and hardly of its scale; two kinds of passes one after the other tell how
-their scales compare. Scales are expected to be near 1 and like those of passes of about as many rows, so that a pass
-of a size that was never seen is believed to be as its neighbours are, and far from those, as the table says.
+log(measured / predicted) = mood + scale of that kind of pass + noise. The mood is the machine's, for all passes alike,
+and no choice depends on it: a swing, which neighbours and clock rates move within milliseconds and which returns (an
+Ornstein-Uhlenbeck process), about a level, which drifts within minutes. Since swings return, two ways to run can be
+compared by what they took in the mean, not only where they change. The scales are the table's errors, which hold still.
+All are followed by one Kalman filter, with what is known of each together with the others: a pass after a rest tells of
+the mood and hardly of its scale; two kinds of passes one after the other tell how their scales compare. Scales are
+expected to be near 1 and like those of passes of about as many rows, so that a pass of a size that was never seen is
+believed to be as its neighbours are, and far from those, as the table says.
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ import numpy as np
 from faser_trtllm.policy.goodput import FloatArray
 
 # Variances of logs.
-NOISE = 0.01  # of one pass
-MOOD_PER_MS = 2e-4  # a random walk of 0.3 within half a second
-FIRST_MOOD = 1.0
-TARGET_SCALE, DRAFT_SCALE = 0.02, 0.5  # before anything is known, and long after it was
+NOISE, SHORT_NOISE = 0.005, 0.025  # of one pass; the second if it is short, halved at 1 ms
+SWING = 0.02
+SWING_MS = 200.0  # after so long a swing is 1 / e of what it was
+FIRST_LEVEL = 0.1
+LEVEL_PER_MS = 1e-6  # a random walk of 0.1 within ten seconds
+TARGET_SCALE, DRAFT_SCALE = 0.04, 0.5  # before anything is known, and long after it was
 FORGET_MS = 200_000.0  # after so long a scale is as unknown as ever, but for 1 / e
 SETTLE_MS = 2000.0  # time goes by for scales in such steps
 LIKENESS_OCTAVES = 2.0  # of rows, over which the correlation of scales falls to 1 / e
-LIKENESS_WAYS = 0.8  # correlation of the scales of passes of the same size with drafts and without
-MAX_DEVIATION = 3.0  # in standard deviations; what is further off moves things no further
+LIKENESS_WAYS = 0.6  # correlation of the scales of passes of the same size with drafts and without
+MAX_DEVIATION = 2.5  # in standard deviations; what is further off moves things no further
 MAX_GAP_MS = 10_000.0
 PUBLISH = 0.04  # change of a log that is worth new arrays
 CHECK_EVERY = 64  # passes
@@ -46,10 +50,11 @@ class Mood:
     """Of the machine, with all scales; the one writer of both."""
 
     def __init__(self) -> None:
-        self._log = np.zeros(1)  # the mood, then the scales
-        self._covariance = np.full((1, 1), FIRST_MOOD)
-        self._prior = np.zeros((1, 1))  # the scales' covariance, nothing known
-        self._published = np.zeros(1)
+        self.factor = 1.0  # how much slower than usual everything is just now
+        self._log = np.zeros(2)  # the swing, the level, then the scales
+        self._covariance = np.diag([SWING, FIRST_LEVEL])
+        self._prior = np.zeros((2, 2))  # the scales' covariance, nothing known
+        self._published = np.zeros(2)
         self._unsettled_ms = 0.0
         self._num_passes = 0
 
@@ -69,11 +74,6 @@ class Mood:
         self._published = np.concatenate([self._published, np.zeros(len(covariance))])
         return first
 
-    @property
-    def factor(self) -> float:
-        """How much slower than usual everything is just now."""
-        return math.exp(self._log[0])
-
     def published(self, scale: Scale) -> float:
         """What costs are multiplied by."""
         return math.exp(_mix(self._published, scale))
@@ -84,15 +84,22 @@ class Mood:
     def pass_time(self, ms: float) -> None:
         """Time goes by, so things may have changed."""
         gap_ms = min(max(ms, 0.0), MAX_GAP_MS)
-        self._covariance[0, 0] = min(self._covariance[0, 0] + MOOD_PER_MS * gap_ms, FIRST_MOOD)
+        covariance = self._covariance
+        kept = math.exp(-gap_ms / SWING_MS)
+        self._log[0] *= kept
+        covariance[0] *= kept
+        covariance[1:, 0] = covariance[0, 1:]
+        covariance[0, 0] = kept * covariance[0, 0] + (1.0 - kept * kept) * SWING
+        covariance[1, 1] = min(covariance[1, 1] + LEVEL_PER_MS * gap_ms, FIRST_LEVEL)
         self._unsettled_ms += gap_ms
         if self._unsettled_ms >= SETTLE_MS:
             kept = math.exp(-self._unsettled_ms / FORGET_MS)
             self._unsettled_ms = 0.0
-            self._log[1:] *= kept
-            self._covariance[1:] *= kept
-            self._covariance[:, 1:] *= kept
-            self._covariance += (1.0 - kept * kept) * self._prior
+            self._log[2:] *= kept
+            covariance[2:] *= kept
+            covariance[:, 2:] *= kept
+            covariance += (1.0 - kept * kept) * self._prior
+        self._note_factor()
 
     def learn(self, scale: Scale, measured_ms: float, predicted_ms: float, *, moves: bool = True) -> bool:
         """A pass of the scale's kind took measured_ms, where the table predicts predicted_ms. True: published is new.
@@ -102,20 +109,23 @@ class Mood:
         if measured_ms <= 0.0 or predicted_ms <= 0.0:
             return False
         covariance = self._covariance
-        with_kind = _mix(covariance, scale)
-        with_pass = covariance[0] + with_kind
-        of_mood, of_kind = float(with_pass[0]), float(_mix(with_pass, scale))
-        total = of_mood + of_kind + NOISE
+        with_pass = covariance[0] + covariance[1] + _mix(covariance, scale)
+        total = float(with_pass[0] + with_pass[1] + _mix(with_pass, scale))
+        total += NOISE + SHORT_NOISE / (1.0 + measured_ms)
         limit = MAX_DEVIATION * math.sqrt(total)
-        excess = math.log(measured_ms / predicted_ms) - float(self._log[0]) - float(_mix(self._log, scale))
+        excess = math.log(measured_ms / predicted_ms) - float(self._log[0] + self._log[1] + _mix(self._log, scale))
         excess = min(max(excess, -limit), limit)
         if moves:
             self._log += (excess / total) * with_pass
             covariance -= np.multiply.outer(with_pass / total, with_pass)
+            self._note_factor()
         else:
             self._learn_alone(scale.index, excess, with_pass, total)
         self._num_passes += 1
         return self._publish(scale)
+
+    def _note_factor(self) -> None:
+        self.factor = math.exp(self._log[0] + self._log[1])
 
     def _learn_alone(self, index: int, excess: float, with_pass: FloatArray, total: float) -> None:
         """A gain for this scale only; the covariance is Joseph's form for it."""
@@ -130,7 +140,7 @@ class Mood:
         if self._num_passes % CHECK_EVERY:
             change = abs(float(_mix(self._log, scale)) - float(_mix(self._published, scale)))
         else:
-            change = float(np.abs(self._log - self._published)[1:].max())
+            change = float(np.abs(self._log - self._published)[2:].max())
         if change <= PUBLISH:
             return False
         self._published = self._log.copy()

@@ -25,12 +25,15 @@ class SchedulePolicy(StatelessPolicy):
         self._context_len = 1.0
         self._num_idle = 0
         self._looks = Looks()
-        self._last: tuple[StepOutcome, float, bool] | None = None  # until the next step tells when it was over
+        self._looked: tuple[StepOutcome, float] | None = None  # the last step that was timed, and its context length
+        self._next_s: float | None = None  # when the step after it was planned
 
     def plan(self, view: StepView) -> DraftPlan:
         n = len(view.decoding)
         if n == 0:
             return DraftPlan([])
+        if self._looked is not None and self._next_s is None:
+            self._next_s = view.now_s - view.learning_s
         self._looks.pace(view.now_s, view.learning_s)
         self._context_len = sum(request.num_tokens for request in view.decoding) / n
         k = self.length(n, self._context_len)
@@ -55,14 +58,11 @@ class SchedulePolicy(StatelessPolicy):
         return k
 
     def wants_outcome(self, is_speculative: bool) -> bool:
-        wanted = self._looks.ask(is_speculative, all_steps=is_speculative and not self.estimator.is_settled)
-        if not wanted:
-            self._last = None
-        return wanted
+        return self._looks.ask(is_speculative, all_tests=is_speculative and not self.estimator.is_settled)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.estimator.observe(outcome)
-        if self._last is not None:
-            outcome_before, context_len, is_warm = self._last
-            self._costs.observe(outcome_before, context_len, outcome.now_s, is_warm=is_warm)
-        self._last = (outcome, self._context_len, self._looks.is_warm) if self._looks.weight else None
+        if self._looked is not None:
+            self._costs.observe(*self._looked, self._next_s)
+        self._looked = (outcome, self._context_len) if self._looks.weight else None
+        self._next_s = None

@@ -40,6 +40,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self._learning_s = 0.0
+        self._num_generated = 0
         self._may_expire = False  # whether any request has a deadline
 
     @property
@@ -172,6 +173,7 @@ class Scheduler:
                 self.finish(request, reason, result.failed[index] or None)
             else:
                 self._rewind(scheduled)
+            self._num_generated += len(new_token_ids)
             if new_token_ids or reason is not None:
                 outputs.append(RequestOutput(request, new_token_ids, reason))
         return outputs
@@ -200,6 +202,7 @@ class Scheduler:
             self._clock.now_s(),
             len(contexts) + min(num_waiting, len(self._free_slots)),
             self._learning_s,
+            self._num_generated,
         )
 
     def _has_ample_blocks(self) -> bool:

@@ -81,6 +81,7 @@ class DraftCore:
         self._known: OrderedDict[int, Request] = OrderedDict()  # who was asked for last is at the end
         self._free_slots = list(range(spec.max_batch_size))
         self._last: _LastStep | None = None
+        self._num_generated = 0  # tokens of requests that were asked for again
         self.num_reused_drafts = 0  # proposed without drafting in the step, as they had been drafted ahead
         self.num_dropped_drafts = 0  # drafted ahead behind what was then rejected
 
@@ -98,7 +99,8 @@ class DraftCore:
         planned: Sequence[int] = ()
         proposed: Sequence[int] = ()
         if requests:
-            view = StepView(requests, sum(len(one.token_ids) for one in coming), 0, self._clock.now_s())
+            num_coming = sum(len(one.token_ids) for one in coming)
+            view = StepView(requests, num_coming, 0, self._clock.now_s(), num_generated=self._num_generated)
             plan = self._policy.plan(view)
             planned = plan.lengths
             drafts = self._draft(view, plan)
@@ -239,6 +241,7 @@ class DraftCore:
                 continue
             new = np.asarray(one.token_ids[request.num_tokens :], np.int64)
             if new.size:
+                self._num_generated += new.size
                 accepted = min(length, _num_agreed(request, new), new.size - 1)
                 rows.append((request, pending, length, accepted + (accepted < length), accepted))
         if not rows:

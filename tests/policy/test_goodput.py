@@ -11,9 +11,11 @@ from faser_trtllm.policy.goodput import (
     StepCosts,
     best_row,
     best_slots,
+    best_slots_few,
     best_uniform,
     num_paying,
     num_paying_few,
+    step_ms,
     stop_along,
     top_prefixes,
     top_prefixes_few,
@@ -52,6 +54,22 @@ def test_the_best_slots_are_the_best_of_all_top_survival_cuts(case):
     assert choice.goodput == pytest.approx(best)
     assert _goodput(survival, choice.lengths, costs) == pytest.approx(best)
     assert choice.off_goodput == pytest.approx(_goodput(survival, [0] * n, costs))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.data())
+def test_a_few_requests_get_the_same_slots_without_numpy(case, data):
+    survival, costs = case
+    n, k = survival.shape
+    limits = [data.draw(st.integers(0, k)) for _ in range(n)]
+    allowed = np.where(np.arange(k) < np.array(limits)[:, None], survival, 0.0)
+    choice, few = best_slots(allowed, float(n), costs), best_slots_few(survival.tolist(), float(n), costs, limits)
+    assert few.goodput == pytest.approx(choice.goodput)
+    assert few.off_goodput == pytest.approx(choice.off_goodput)
+    assert _goodput(allowed, few.lengths, costs) == pytest.approx(choice.goodput)
+    assert step_ms(few.lengths, costs) == pytest.approx(
+        few.draft_ms + costs.verify[few.num_slots] + costs.overhead if few.num_slots else costs.off_ms
+    )
 
 
 @settings(max_examples=100, deadline=None)

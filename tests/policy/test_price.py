@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.policy.base import ExitView, StepView
-from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
-from faser_trtllm.policy.price import PricePolicy
+from faser_trtllm.policy.controller import TRIAL_STEPS, Controller, _Belief, _class_of
+from faser_trtllm.policy.price import MARGINS, PricePolicy
 from faser_trtllm.policy.registry import make_policy
 from tests.policy.world import ROWS, World, constant, cost_table, draft_ms, logistic, request, target_ms
 
@@ -183,7 +183,7 @@ def test_a_mode_that_promises_and_does_not_keep_is_given_up():
     for _ in range(1000):
         arm = controller.choose(32, {"price": 1.0, "draft_ahead": 1.5})
         used.append(arm)
-        controller.record(32, arm, 32, {"price": 1.0, "draft_ahead": 1.5}[arm], 32.0 if arm == "price" else 40.0)
+        controller.record(32, arm, 32, 32.0 if arm == "price" else 60.0)
     assert 10 < used.count("draft_ahead") < 100
     assert used[-1] == "price"
 
@@ -192,7 +192,7 @@ def test_a_mode_that_keeps_its_promise_stays():
     controller = Controller({"price": 0.0, "draft_ahead": 0.03})
     for _ in range(300):
         arm = controller.choose(32, {"price": 1.0, "draft_ahead": 1.2})
-        controller.record(32, arm, 32, {"price": 1.0, "draft_ahead": 1.2}[arm], 32.0 if arm == "price" else 27.0)
+        controller.record(32, arm, 32, 32.0 if arm == "price" else 1.2 * 27.0)
     assert arm == "draft_ahead"
     assert controller.choose(32, {"price": 1.0}) == "price"  # it cannot run any more
 
@@ -202,11 +202,11 @@ def test_an_arm_that_was_unlucky_is_tried_again():
     controller = Controller({"price": 0.0, "off": 0.0})
     predicted = {"price": 1.1, "off": 1.0}
     while controller.choose(4, predicted) == "price":
-        controller.record(4, "price", 8, 1.1, 9.0)
+        controller.record(4, "price", 8, 9.9)
     used = []
     for _ in range(40000):
         used.append(controller.choose(4, predicted))
-        controller.record(4, used[-1], 8, predicted[used[-1]], 8.0 / predicted[used[-1]])
+        controller.record(4, used[-1], 8, 8.0)
     assert used[0] == "off"
     assert used[-1] == "price"
 
@@ -216,7 +216,7 @@ def test_a_small_difference_does_not_change_the_incumbent():
     for predicted in ({"price": 1.0, "off": 1.005}, {"price": 1.0, "off": 0.99}) * 200:
         arm = controller.choose(4, predicted)
         assert arm == "price" or controller.is_trial
-        controller.record(4, arm, 8, 1.0, 8.0)
+        controller.record(4, arm, 8, 8.0)
 
 
 def _lives(controller, predicted, real, steps=4000):
@@ -228,7 +228,7 @@ def _lives(controller, predicted, real, steps=4000):
             left = TRIAL_STEPS if controller.is_trial else 1
         left -= 1
         used[arm] += 1
-        controller.record(4, arm, 8, predicted[arm], 8.0 / real[arm])
+        controller.record(4, arm, 8, 8.0 * predicted[arm] / real[arm])
     return used
 
 
@@ -256,21 +256,21 @@ def test_what_it_costs_to_begin_makes_trials_rare():
         for _ in range(2000):
             arm = controller.choose(4, predicted, {"price": entry})
             used[arm, entry] += 1
-            controller.record(4, arm, 8, predicted[arm], 8.0 / predicted[arm])
+            controller.record(4, arm, 8, 8.0)
     assert used["price", 500.0] < 0.5 * used["price", 0.0]
 
 
 def test_many_requests_are_judged_by_as_many_steps_as_a_few():
-    """A step that is slow by chance is slow for all its tokens, so eight times as many tokens say no more."""
+    """A step that is slow by chance is slow for all its tokens, so eight times as many tokens say hardly more."""
     found = []
     for batch_size in (8, 64):
         controller = Controller({"price": 0.0, "off": 0.0})
         controller.choose(batch_size, {"price": 1.0, "off": 1.0})
         for _ in range(5):
-            controller.record(batch_size, "price", 30 * batch_size, 1.0, 60.0 * batch_size)  # half of what was promised
+            controller.record(batch_size, "price", 30 * batch_size, 60.0 * batch_size)  # half of what was promised
         found.append(controller.factor(batch_size, "price"))
-    assert found[0] == pytest.approx(found[1])
-    assert 0.5 < found[0] < 0.8
+    assert found[0] == pytest.approx(found[1], rel=0.01)
+    assert 0.5 < found[0] < 0.6
 
 
 def test_a_change_dwells():
@@ -280,7 +280,7 @@ def test_a_change_dwells():
     for step in range(400):
         predicted = {"price": 1.0, "off": 1.2 if step % 2 else 0.8}
         used.append(controller.choose(4, predicted))
-        controller.record(4, used[-1], 8, predicted[used[-1]], 8.0)
+        controller.record(4, used[-1], 8, 8.0 * predicted[used[-1]])
     changes = sum(a != b for a, b in itertools.pairwise(used))
     assert 1 <= changes <= 8
 
@@ -303,12 +303,10 @@ def test_a_newcomer_counts_from_before_its_prompt():
     world = World(PricePolicy(8, cost_table(), 32), 4, logistic(1.0, 0.5))
     world.run(200)  # past the warm-up, in which something is drafted whatever the estimate says
     policy, requests = world.policy, world.requests
-    for _ in range(200):  # at four, drafting does not keep its promise
-        for arm in ("price", "uniform"):
-            policy.controller.record(4, arm, 64, 1.0, 1280.0)
-        policy.controller.choose(4, {"price": 1.0, "off": 1.0})
-        policy.controller.record(4, "off", 64, 1.0, 64.0)
-    policy.controller._overall.clear()  # three knows nothing
+    at_four = policy.controller._class(_class_of(4))  # there, drafting does not keep its promise
+    for arm in ("price", "uniform"):
+        at_four.arms[arm] = _Belief(1.0, mean=-3.0)
+    policy.controller._tried.update(MARGINS)
     lengths = [policy.plan(StepView(requests, 0, 0, world.now_s + step)).lengths for step in range(50)]
     assert lengths[-1] == [0] * 4
     joined = policy.plan(StepView(requests[:3], 0, 1, 0.0, 1))
@@ -320,6 +318,7 @@ def test_last_tokens_decide_nothing():
     """A request that may draft no more is no reason to give drafting up for those that come after it."""
     policy = PricePolicy(8, cost_table(), 32)
     World(policy, 4, logistic(1.0, 0.5)).run(200)  # past the warm-up
+    policy.controller._tried.update(MARGINS)  # no early trial falls into the next two plans
     ending, fresh = request("ending", max_draft_len=0), request("fresh")
     assert policy.plan(StepView([ending], 0, 0, 0.0)).lengths == [0]
     assert policy.plan(StepView([fresh], 0, 0, 0.1)).lengths[0] > 3  # no mere probe

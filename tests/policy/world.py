@@ -93,7 +93,7 @@ class World:
         return (self.num_tokens - tokens) / (self.nominal_ms - start_ms)
 
     def step(self):
-        view = StepView(self.requests, 0, self.num_waiting, self.now_s)
+        view = StepView(self.requests, 0, self.num_waiting, self.now_s, num_generated=self.num_tokens)
         plan = self.policy.plan(view)
         assert plan.mode is Mode.SERIAL
         new, spent_ms = self._draft(plan)

@@ -1,4 +1,4 @@
-"""Trials and probes are charged what they turned out to cost, so that they keep to their share of the time."""
+"""A plan is judged by what its steps took and brought; trials and probes pay what they turned out to cost."""
 
 import itertools
 
@@ -6,34 +6,59 @@ import pytest
 
 from faser_trtllm.policy.base import StepView
 from faser_trtllm.policy.controller import TRIAL_SHARE, TRIAL_STEPS, Controller
+from faser_trtllm.policy.period import MAX_EXCESS, WARM_UP_STEPS, Period
 from faser_trtllm.policy.price import PLAN_S, PLAN_STEPS, PricePolicy
-from faser_trtllm.policy.trial import Trial
 from tests.policy.world import World, constant, cost_table
 
 
-def test_a_trial_loses_what_the_other_arm_would_have_brought():
-    trial = Trial(2.0)  # tokens per ms
-    for now_s in (10.0, 10.003, 10.006):
-        trial.step(now_s, has_prompts=False)
-    trial.add(5)
-    assert trial.lost == pytest.approx(2.0 * 6 - 5)
-    assert trial.lost_ms == pytest.approx(6 - 2.5)
+def at(now_s, num_generated=0, learning_s=0.0):
+    return StepView([], 0, 0, now_s, learning_s=learning_s, num_generated=num_generated)
 
 
-def test_steps_with_prompts_count_for_nothing():
-    trial = Trial(2.0)
-    for now_s, has_prompts in ((0.0, True), (0.5, False), (0.502, True), (1.0, True), (2.0, False)):
-        trial.step(now_s, has_prompts=has_prompts)
-    assert trial.lost == pytest.approx(2.0 * 2)
+def steps(period, views, slowness=1.0):
+    for view, following in itertools.pairwise(views):
+        period.begin_step(view)
+        period.end_step(following, slowness)
 
 
-def test_a_pause_is_nobody_s():
-    trial = Trial(2.0)
-    trial.step(0.0, has_prompts=False)
-    trial.pause()
-    trial.step(9.0, has_prompts=False)
-    trial.step(9.001, has_prompts=False)
-    assert trial.lost == pytest.approx(2.0)
+def test_a_period_has_the_tokens_and_the_time_of_its_steps():
+    period = Period(2.0, 0.7)  # tokens per ms of the arm in charge, and promised
+    steps(period, [at(10.0, 100), at(10.003, 102), at(10.006, 105)], slowness=1.5)
+    assert period.tokens == 5
+    assert period.expected == pytest.approx(0.7 * 6 / 1.5)
+    assert period.lost == pytest.approx(2.0 * 6 - 5)
+    assert period.lost_ms == pytest.approx(6 - 2.5)
+
+
+def test_steps_that_are_not_begun_count_for_nothing():
+    """Those with prompts, and pauses."""
+    period = Period(2.0, 1.0)
+    period.end_step(at(0.5, 10), 1.0)
+    steps(period, [at(0.5, 10), at(0.502, 13)])
+    period.end_step(at(9.0, 99), 1.0)
+    steps(period, [at(9.0, 99), at(9.001, 100)])
+    assert (period.tokens, period.expected, period.lost) == (4, pytest.approx(3.0), pytest.approx(2.0))
+
+
+def test_learning_is_not_the_arm_s_fault_but_part_of_a_trial_s_price():
+    period = Period(1.0, 1.0)
+    steps(period, [at(0.0), at(0.010, 5, learning_s=0.004)])
+    assert period.expected == pytest.approx(6.0)
+    assert period.lost == pytest.approx(10 - 5)
+
+
+def test_the_first_steps_after_a_change_are_paid_and_not_judged():
+    period = Period(1.0, 1.0, is_change=True)
+    views = [at(0.001 * i, 2 * i) for i in range(WARM_UP_STEPS + 4)]
+    steps(period, views)
+    assert (period.tokens, period.expected) == (6, pytest.approx(3.0))
+    assert period.lost == pytest.approx(-(WARM_UP_STEPS + 3))
+
+
+def test_a_step_that_somebody_else_held_up_counts_for_a_few():
+    period = Period(1.0, 1.0)
+    steps(period, [at(0.0), at(0.001, 1), at(0.002, 2), at(2.0, 3)])
+    assert period.expected == pytest.approx(2 + MAX_EXCESS)
 
 
 def test_a_rest_of_the_service_is_no_loss():
@@ -46,17 +71,16 @@ def test_a_rest_of_the_service_is_no_loss():
         for _ in range(1000):
             world.step()
             if counts:
-                world.policy.plan(StepView([], 0, 0, world.now_s))
+                world.policy.plan(StepView([], 0, 0, world.now_s, num_generated=world.num_tokens))
                 world.now_s += 10.0
         counts.append(sum(any(lengths) for lengths in world.drafted_lengths[begun:]))
     assert counts[1] > 0.3 * counts[0] > 0
 
 
 def test_a_trial_against_nothing_loses_no_time():
-    trial = Trial(0.0)
-    trial.step(0.0, has_prompts=False)
-    trial.step(1.0, has_prompts=False)
-    assert trial.lost_ms == 0.0
+    period = Period(0.0)
+    steps(period, [at(0.0), at(1.0)])
+    assert period.lost_ms == 0.0
 
 
 def _tokens_lost(excess, steps=40_000):
@@ -71,7 +95,7 @@ def _tokens_lost(excess, steps=40_000):
             arm = controller.choose(4, predicted)
             left = TRIAL_STEPS if controller.is_trial else 1
         left -= 1
-        controller.record(4, arm, 8, predicted[arm], 8.0 / predicted[arm])
+        controller.record(4, arm, 8, 8.0)
     return lost / (8 * steps)
 
 
@@ -86,7 +110,7 @@ def test_one_hiccup_does_not_end_all_trials():
     for count in range(2):
         for _ in range(6000):
             arm = controller.choose(4, predicted)
-            controller.record(4, arm, 8, predicted[arm], 8.0 / predicted[arm])
+            controller.record(4, arm, 8, 8.0)
             if controller.is_trial:
                 break
         assert controller.is_trial, f"no trial after {count}"
@@ -130,6 +154,6 @@ def test_a_plan_holds_for_its_steps_and_for_its_time():
         ages, now_s = [], world.now_s
         for _ in range(3 * wanted):
             now_s += step_s
-            policy.plan(StepView(world.requests, 0, 0, now_s))
+            policy.plan(StepView(world.requests, 0, 0, now_s, num_generated=world.num_tokens))
             ages.append(0 if policy.controller.is_trial else policy._plan_age)
         assert max(ages) == pytest.approx(wanted - 1, abs=1)
