@@ -21,10 +21,15 @@ from faser_trtllm.errors import ConfigError
 
 FORMAT = 1
 ALL = "all"  # the partition with every core; others: "verify" and "draft", the lanes of an overlapped step
-CONTEXT_BUCKET = 64  # tokens
+CONTEXT_BUCKET = 16  # tokens
 CACHE_SIZE = 2048
 
 FloatArray = npt.NDArray[np.float64]
+
+
+def context_bucket(context_len: float) -> int:
+    """Which multiple of CONTEXT_BUCKET is nearest."""
+    return max(0, round(context_len / CONTEXT_BUCKET))
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ class CostTable:
         return self._curve(kind, partition).at(num_rows, num_requests, context_len)
 
     def verify_ms_array(self, max_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
-        """verify_ms for 0 to at least max_rows rows; cached, read-only, context rounded up to a bucket of 64."""
+        """verify_ms for 0 to at least max_rows rows; cached, read-only, context rounded to CONTEXT_BUCKET."""
         return self._array("verify", max_rows, num_requests, context_len, partition)
 
     def draft_step_ms_array(self, max_requests: int, context_len: float, partition: str = ALL) -> FloatArray:
@@ -312,7 +317,7 @@ class CostTable:
             raise ValueError(f"no {kind} was measured on the partition {partition!r}") from None
 
     def _array(self, kind: str, max_rows: int, num_requests: int, context_len: float, partition: str) -> FloatArray:
-        bucket = -int(-context_len // CONTEXT_BUCKET)
+        bucket = context_bucket(context_len)
         key = (f"{kind}@{partition}", num_requests, bucket)
         array = self._cache.get(key)
         if array is None or array.size <= max_rows:
@@ -320,7 +325,7 @@ class CostTable:
                 self._cache.clear()
             curve = self._curve(kind, partition)
             size = max(max_rows, 64)
-            context = max(0, bucket) * CONTEXT_BUCKET
+            context = bucket * CONTEXT_BUCKET
             if kind == "draft_step":  # a row per request
                 array = curve.over_rows(size, 0, context)
                 array[1:] += curve.per_request_ms * np.arange(1, size + 1)

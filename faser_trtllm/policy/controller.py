@@ -66,7 +66,7 @@ class _Class:
     incumbent: str
     crowd: float  # requests over FEW_REQUESTS, 1 at least
     arms: dict[str, _Belief] = field(default_factory=dict)
-    dwelt: float = math.inf  # tokens since the incumbent took over
+    taken_over: float = -math.inf  # when the incumbent did, in tokens of all classes
     num_unspent: float = 0.0  # tokens of which no share is saved for trials yet
     saved: dict[str, float] = field(default_factory=dict)  # tokens that trials of an arm may lose
 
@@ -98,7 +98,7 @@ class Controller:
         self.is_trial = False
         state = self._class(_class_of(batch_size))
         incumbent = state.incumbent
-        if incumbent in predicted and state.dwelt < state.crowd * DWELL_TOKENS:
+        if incumbent in predicted and self._num_tokens < state.taken_over + state.crowd * DWELL_TOKENS:
             return incumbent
         scores = {arm: predicted[arm] * self._factor(state, arm) for arm in self._margins if arm in predicted}
         self.rate = scores.get(incumbent, 0.0)
@@ -109,7 +109,7 @@ class Controller:
             if arm != incumbent and score * (1.0 - self._margins[arm] + self._margins[incumbent]) > best_score:
                 best, best_score = arm, score * (1.0 - self._margins[arm] + self._margins[incumbent])
         if best != state.incumbent:
-            state.incumbent, state.dwelt = best, 0.0
+            state.incumbent, state.taken_over = best, self._num_tokens
             return best
         return self._trial(state, batch_size, scores, entry_tokens or {}) or best
 
@@ -151,7 +151,6 @@ class Controller:
     def record(self, batch_size: int, arm: str, num_tokens: float, expected: float) -> None:
         """Steps of the arm committed num_tokens, where so many were expected for the time they took."""
         state = self._class(_class_of(batch_size))
-        state.dwelt += num_tokens
         state.num_unspent += num_tokens
         self._num_tokens += num_tokens
         self._tried.add(arm)

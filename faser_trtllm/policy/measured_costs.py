@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable
+from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable, context_bucket
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
 from faser_trtllm.policy.overheads import Overheads
@@ -51,12 +51,13 @@ class MeasuredCosts:
 
         Lists for a few requests, which a plain loop reads faster; arrays otherwise.
         """
-        key = (num_requests, base_rows, int(context_len) // CONTEXT_BUCKET)
+        bucket = context_bucket(context_len)
+        key = (num_requests, base_rows, bucket)
         found = self._cache.get(key)
         if found is None:
             if len(self._cache) >= CACHE_SIZE:
                 self._cache.clear()
-            found = self._cache[key] = self._make(num_requests, base_rows, context_len)
+            found = self._cache[key] = self._make(num_requests, base_rows, float(bucket * CONTEXT_BUCKET))
         return found
 
     @property

@@ -56,8 +56,8 @@ from faser_trtllm.policy.urgency import urgency
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-PLAN_STEPS = 36  # a plan holds so long: what it rests on is learnt no faster
-IDLE_PLAN_STEPS = 64  # the same for a plan that drafts nothing
+PLAN_STEPS = 16  # a plan holds so long: what it rests on is learnt no faster
+IDLE_PLAN_STEPS = 24  # the same for a plan that drafts nothing
 PLAN_S, IDLE_PLAN_S = 0.05, 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
 EXPIRED = 1 << 30
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
@@ -209,6 +209,7 @@ class PricePolicy:
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
         """The plan for a batch that lost or won a few requests: newcomers get what is usual. Among few, what these
         requests are expected to bring changes the goodput, so the price too."""
+        self._context_len = sum(request.num_tokens for request in decoding) / len(decoding)
         if not self._drafting:
             self._plan_decoding = tuple(decoding)
             return replace(self._plan, lengths=[0] * len(decoding))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.cost_table import CostTable, context_bucket
 from faser_trtllm.policy.base import DraftPlan, StatelessPolicy, StepOutcome, StepView
 from faser_trtllm.policy.goodput import best_uniform
 from faser_trtllm.policy.looks import Looks
@@ -48,7 +48,7 @@ class SchedulePolicy(StatelessPolicy):
         if self._version != self.estimator.version:
             self._version = self.estimator.version
             self._lengths.clear()
-        key = (num_requests, int(context_len) // 64)
+        key = (num_requests, context_bucket(context_len))
         k = self._lengths.get(key)
         if k is None:
             costs = self._costs.costs(num_requests, num_requests, context_len)

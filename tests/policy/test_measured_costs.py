@@ -2,6 +2,7 @@
 
 import pytest
 
+from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.measured_costs import MeasuredCosts
 from tests.policy.world import cost_table, request
@@ -121,3 +122,23 @@ def test_the_time_between_steps_is_that_step_s_own():
         found_ms = costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3)
     assert found_ms * costs.mood.factor == pytest.approx(2.5)
     assert costs.costs(1, 1, 64.0).off_ms == pytest.approx(found_ms, rel=0.03)
+
+
+def test_what_a_step_costs_does_not_depend_on_the_contexts_asked_for_before():
+    """Contexts of a bucket share their costs: those of its middle, with drafts and without."""
+    samples = [
+        CostSample(kind, n, n, context, 1.0 + 0.1 * n + 0.002 * n * context)
+        for kind in ("verify", "decode", "draft_step", "draft_rows")
+        for n in (1, 8, 32, 64)
+        for context in (16, 64, 256)
+    ]
+    table = CostTable.fit(samples, Fingerprint("test", "test", 2, "test"))
+    for context in range(60, 140, 3):
+        used, fresh = MeasuredCosts(table, 1), MeasuredCosts(table, 1)
+        for before in range(1, context):
+            used.costs(32, 32, float(before))
+        found, wanted = used.costs(32, 32, float(context)), fresh.costs(32, 32, float(context))
+        assert found.off_ms == wanted.off_ms
+        assert found.off_ms == pytest.approx(table.decode_ms(32, context), rel=0.08)
+        assert found.verify[0] == pytest.approx(table.verify_ms(32, 32, context), rel=0.08)
+        assert found.draft_first[32] == pytest.approx(table.draft_rows_ms(48, 32, context), rel=0.1)

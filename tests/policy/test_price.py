@@ -303,9 +303,10 @@ def test_a_newcomer_counts_from_before_its_prompt():
     world = World(PricePolicy(8, cost_table(), 32), 4, logistic(1.0, 0.5))
     world.run(200)  # past the warm-up, in which something is drafted whatever the estimate says
     policy, requests = world.policy, world.requests
+    policy.controller._classes.clear()
     at_four = policy.controller._class(_class_of(4))  # there, drafting does not keep its promise
     for arm in ("price", "uniform"):
-        at_four.arms[arm] = _Belief(1.0, mean=-3.0)
+        at_four.arms[arm] = _Belief(1e-9, mean=-3.0)
     policy.controller._tried.update(MARGINS)
     lengths = [policy.plan(StepView(requests, 0, 0, world.now_s + step)).lengths for step in range(50)]
     assert lengths[-1] == [0] * 4
