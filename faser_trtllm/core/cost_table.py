@@ -212,7 +212,7 @@ class CostTable:
         curve = self._curve("draft_rows", partition)
         n = np.arange(max_requests + 1, dtype=np.float64)
         rows = rows_per_request * n
-        by_rows = curve.over_rows(int(rows[-1]) + 1, 0, context_len)
+        by_rows = self._array("draft_rows", int(rows[-1]) + 1, 0, context_len, partition)
         found: FloatArray = np.interp(rows, np.arange(by_rows.size), by_rows)
         return found + (curve.per_request_ms + curve.per_request_context_ms * context_len) * n
 

@@ -19,18 +19,19 @@ from dataclasses import dataclass, field
 # Up to FEW_REQUESTS at once; with more, as many times more, since a step then brings so many tokens and all are as slow
 # as it is.
 FEW_REQUESTS = 8
-FADING_TOKENS = 32768.0  # after which what was believed counts 1 / e
+FADING_TOKENS = 131072.0  # after which what was believed counts 1 / e
 DWELL_TOKENS = 512.0  # between two changes of the incumbent, and before the first trials
 HYSTERESIS = 0.01
-TRIAL_SHARE = 0.004  # of the tokens may be lost in trials
+TRIAL_SHARE = 0.01  # of the tokens may be lost in trials, as far as rivals are likely to be better
+MIN_LIKELIHOOD = 0.05  # of an arm's being better, for its trials
 TRIAL_STEPS = 16
 TOKENS_PER_STEP = 2.0  # of a request, about
 MIN_TRIAL_LOSS = 0.02  # of a trial's tokens, though the arm may look better than that
 MAX_SAVED_TRIALS = 2.0
 MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in between
 # Variances of log(measured / promised).
-OF_DRAFTING, OF_ARM, OF_CLASS = 0.05, 0.02, 0.01  # before anything is known
-OF_PLAN = 0.015  # of a plan, whose mood is known so well
+OF_DRAFTING, OF_ARM, OF_CLASS = 0.03, 0.02, 0.005  # before anything is known
+OF_PLAN = 0.02  # of a plan, whose mood is known so well
 OF_TOKEN = 0.3  # of the number of tokens, over its mean
 
 
@@ -118,14 +119,15 @@ class Controller:
     ) -> str | None:
         """An arm to be tried now: each saves for its own trials, so that cheap ones do not eat up dear ones' share."""
         trial_tokens = TRIAL_STEPS * TOKENS_PER_STEP * batch_size
-        share = TRIAL_SHARE / max(1, len(scores) - 1)
+        rivals = {arm: self._likelihood(state, arm, scores) for arm in scores if arm != state.incumbent}
+        share = TRIAL_SHARE / max(1.0, sum(rivals.values()))
         found, found_ratio = None, 1.0
-        for arm, score in scores.items():
-            if arm == state.incumbent:
-                continue
+        for arm, likelihood in rivals.items():
+            score = scores[arm]
             gap = max(1.0 - score / scores[state.incumbent], MIN_TRIAL_LOSS)
             loss = gap * trial_tokens + entry_tokens.get(arm, 0.0)
-            saved = min(state.saved.get(arm, 0.0) + share * state.num_unspent, MAX_SAVED_TRIALS * loss)
+            saved = state.saved.get(arm, 0.0) + share * likelihood * state.num_unspent
+            saved = min(saved, MAX_SAVED_TRIALS * loss)
             if arm not in self._tried and self._num_tokens >= state.crowd * DWELL_TOKENS:
                 saved = loss
             state.saved[arm] = saved
@@ -161,20 +163,27 @@ class Controller:
         surprise = math.log(num_tokens / expected) + 0.5 * of_tokens  # the mean of a log is below the mean's
         _learn(self._beliefs(state, arm), surprise, OF_PLAN + of_tokens)
 
-    def factor(self, batch_size: int, arm: str) -> float | None:
-        """Measured over predicted goodput of an arm, as believed; None if it never ran at about this batch size."""
-        state = self._classes.get(_class_of(batch_size))
-        return self._factor(state, arm) if state is not None and arm in state.arms else None
-
     def _factor(self, state: _Class, arm: str) -> float:
         mean = self._overall[arm].mean + (0.0 if arm == "off" else self._drafting.mean)
         if arm in state.arms:
             mean += state.arms[arm].mean
         return math.exp(mean)
 
+    def _likelihood(self, state: _Class, arm: str, scores: Mapping[str, float]) -> float:
+        """That the arm is better than the incumbent: 1 where it is as likely as not, MIN_LIKELIHOOD at least."""
+        pair = arm, state.incumbent
+        variance = sum(belief.variance for one in pair for belief in self._own(state, one))
+        if "off" in pair:
+            variance += self._drafting.variance
+        ahead = math.log(scores[arm] / scores[state.incumbent])
+        return min(1.0, max(MIN_LIKELIHOOD, math.erfc(-ahead / math.sqrt(2.0 * variance))))
+
     def _beliefs(self, state: _Class, arm: str) -> list[_Belief]:
-        own = state.arms.setdefault(arm, _Belief(OF_CLASS))
-        return [self._overall[arm], own] if arm == "off" else [self._drafting, self._overall[arm], own]
+        own = self._own(state, arm)
+        return own if arm == "off" else [self._drafting, *own]
+
+    def _own(self, state: _Class, arm: str) -> list[_Belief]:
+        return [self._overall[arm], state.arms.setdefault(arm, _Belief(OF_CLASS))]
 
     def _class(self, class_id: int) -> _Class:
         found = self._classes.get(class_id)

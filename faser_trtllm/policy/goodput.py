@@ -58,18 +58,23 @@ def step_ms(lengths: Sequence[int], costs: StepCosts) -> float:
 
 
 def best_uniform(
-    survival: Sequence[float], num_requests: int, base_tokens: float, costs: StepCosts, max_length: int
+    survival: Sequence[float],
+    num_requests: int,
+    base_tokens: float,
+    costs: StepCosts,
+    max_length: int,
+    min_length: int = 0,
 ) -> Choice:
     """The one length for all requests with the most goodput (TurboSpec's and the best schedule's question)."""
     off = base_tokens / costs.off_ms
-    best, best_goodput = 0, off
+    best, best_goodput = min_length, 0.0 if min_length else off
     tokens, step = base_tokens, costs.draft_step[num_requests]
     draft_ms = best_draft_ms = 0.0
     for k in range(1, max_length + 1):
         tokens += num_requests * survival[k - 1]
         draft_ms += step if k > 1 else costs.draft_first[num_requests]
         ms = draft_ms + costs.verify[k * num_requests] + costs.overhead
-        if tokens / ms > best_goodput:
+        if k >= min_length and tokens / ms > best_goodput:
             best, best_goodput, best_draft_ms = k, tokens / ms, draft_ms
     return Choice([best] * num_requests, float(best_goodput), float(off), float(best_draft_ms))
 

@@ -257,9 +257,9 @@ class PricePolicy:
         goodput, drafting = {"off": choice.off_goodput}, {}
         if pays:
             drafting["price"] = choice.goodput
-        uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len))
-        if uniform.lengths[0]:
-            drafting["uniform"] = uniform.goodput
+        # Also where the model says that no length pays: it may be wrong, which only a trial can show.
+        uniform = best_uniform(expected, n, base_tokens, costs, min(limit, self._max_draft_len), min_length=1)
+        drafting["uniform"] = uniform.goodput
         if self._auto_mode and pays and self._costs.table.interference:
             drafting |= predict_modes(self._costs.table, choice, n, n + view.num_context_rows, context_len, expected)
         goodput |= drafting

@@ -248,6 +248,13 @@ def test_trials_of_a_worse_arm_cost_one_percent(gap):
     assert used["uniform"] >= TRIAL_STEPS
 
 
+def test_a_rival_that_may_well_be_better_is_tried_more_often():
+    predicted = {"price": 1.0, "uniform": 0.97, "off": 0.6}
+    used = _lives(Controller(dict.fromkeys(predicted, 0.0)), predicted, predicted, steps=20_000)
+    assert used["uniform"] > 20 * used["off"] > 0
+    assert used["uniform"] * 0.03 + used["off"] * 0.4 <= 0.012 * used.total()
+
+
 def test_what_it_costs_to_begin_makes_trials_rare():
     predicted = {"off": 1.0, "price": 0.98}
     used = Counter()
@@ -268,7 +275,7 @@ def test_many_requests_are_judged_by_as_many_steps_as_a_few():
         controller.choose(batch_size, {"price": 1.0, "off": 1.0})
         for _ in range(5):
             controller.record(batch_size, "price", 30 * batch_size, 60.0 * batch_size)  # half of what was promised
-        found.append(controller.factor(batch_size, "price"))
+        found.append(controller._factor(controller._class(_class_of(batch_size)), "price"))
     assert found[0] == pytest.approx(found[1], rel=0.01)
     assert 0.5 < found[0] < 0.6
 
