@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,32 @@ def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Summary:
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} rounds against {len(baseline)}, ratios need the same rounds")
     return summarize([value / base for value, base in zip(values, baseline, strict=True)])
+
+
+@dataclass(frozen=True)
+class MeanRatio:
+    """A geometric mean of ratios, and its standard error as a share of it (nan of less than two ratios)."""
+
+    mean: float
+    error: float
+
+
+def ratio_to_best(values: Sequence[float], rivals: Sequence[Sequence[float]]) -> MeanRatio:
+    """Round by round against the rival that is best in the other rounds.
+
+    The best of several in the very rounds that it is compared in is the luckiest too, by about its noise; picked by
+    the other rounds, it is not. Two rounds at least.
+    """
+    num_rounds = min(len(values), *(len(rival) for rival in rivals))
+    if num_rounds < 2:
+        raise ValueError(f"{num_rounds} rounds, 2 are needed to pick a rival by the others")
+    logs = [[math.log(rate) for rate in rival[:num_rounds]] for rival in rivals]
+    ratios = []
+    for number, value in enumerate(values[:num_rounds]):
+        best = max(logs, key=lambda rival: sum(rival) - rival[number])
+        ratios.append(math.log(value) - best[number])
+    error = statistics.stdev(ratios) / math.sqrt(num_rounds)
+    return MeanRatio(math.exp(statistics.fmean(ratios)), error)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ SETTLED = 1000  # tested drafts after which
 SETTLED_FLUSHES = 12  # is often enough
 MEMORY = 1500.0  # observations of a place after which old ones weigh 1 / e
 MAX_STEP = 1.0  # of slope and of intercept, per refit
+INITIAL_WEIGHT = 8.0  # pseudo-observations of the initial rate in that of everything
 PRIOR_WEIGHT = 40.0  # pseudo-observations of the pooled rate in a place's or mode's rate: those of a request are alike
 RATE_MEMORY = 400.0  # observations, for the rates by place
 FADING = 6400.0  # observations of whatever place and mode, after which an unlucky one that is not drafted is forgotten
@@ -307,12 +308,13 @@ class SurvivalEstimator:
         """[NUM_MODES + 1, max_draft_len], the last row of all modes: by place, drawn to what is known of more."""
         tested, accepted = self._tested.reshape(self._cells), self._accepted.reshape(self._cells)
 
-        def drawn_to(rate: FloatArray | float, where: tuple[slice | int, slice | int]) -> FloatArray:
-            return np.asarray((accepted[where] + PRIOR_WEIGHT * rate) / (tested[where] + PRIOR_WEIGHT))
+        def drawn_to(rate: FloatArray | float, where: tuple[slice | int, slice | int], weight: float) -> FloatArray:
+            return np.asarray((accepted[where] + weight * rate) / (tested[where] + weight))
 
-        of_everything = drawn_to(_sigmoid(INITIAL_INTERCEPT), (-1, -1))
-        of_all_modes = drawn_to(of_everything, (-1, slice(-1)))
-        of_modes = drawn_to(drawn_to(of_everything, (slice(-1), -1))[:, None], (slice(-1), slice(-1)))
+        of_everything = drawn_to(_sigmoid(INITIAL_INTERCEPT), (-1, -1), INITIAL_WEIGHT)
+        of_all_modes = drawn_to(of_everything, (-1, slice(-1)), PRIOR_WEIGHT)
+        of_each = drawn_to(of_everything, (slice(-1), -1), PRIOR_WEIGHT)
+        of_modes = drawn_to(of_each[:, None], (slice(-1), slice(-1)), PRIOR_WEIGHT)
         return np.clip(np.vstack([of_modes, of_all_modes]), 1e-3, 1.0 - 1e-3)
 
 

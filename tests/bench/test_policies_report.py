@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from faser_trtllm.bench.policies.report import (
     geometric_mean,
     percentile,
 )
+from faser_trtllm.bench.stats import ratio_to_best
 
 RATES = {
     "concurrency 1": {"off": 100, "fixed:2": 150, "fixed:4": 200, "schedule": 190, "price": 198},
@@ -78,6 +80,26 @@ def test_ratio_to_the_best_rival() -> None:
     assert report.ratio_to_best(4, "concurrency 1", "price") == pytest.approx(198 / 200)
     assert report.ratio_to_best(4, "concurrency 8", "price") == pytest.approx(360 / 400)
     assert report.ratio_to_best(4, "bursty", "missing") is None
+
+
+def test_a_round_s_rival_is_picked_by_the_other_rounds() -> None:
+    """Two rivals that are equally fast in the mean: the best of both in each round would be 1.1."""
+    found = ratio_to_best([1.0, 1.0, 1.0, 1.0], [[1.1, 0.9, 1.1, 0.9], [0.9, 1.1, 0.9, 1.1]])
+    assert found.mean > 1.0
+    better = ratio_to_best([1.0, 1.0, 1.0], [[0.5, 0.5, 0.5], [1.2, 1.3, 1.4]])
+    assert better.mean == pytest.approx((1.2 * 1.3 * 1.4) ** (-1 / 3))
+    assert better.error == pytest.approx(statistics.stdev(map(math.log, (1.2, 1.3, 1.4))) / math.sqrt(3))
+    with pytest.raises(ValueError, match="2 are needed"):
+        ratio_to_best([1.0], [[1.0]])
+
+
+def test_the_mean_ratios_are_shown_with_their_errors() -> None:
+    report = make_report()
+    found = report.mean_ratio_to_best(4, "concurrency 1", "price")
+    if found is None:
+        pytest.fail("the report has two rounds")
+    assert f"{found.mean:.3f} ± {found.error:.3f}" in render_markdown(report)
+    assert report.mean_ratio_to_best(4, "concurrency 1", "missing") is None
 
 
 def test_ablation_is_a_geometric_mean_over_workloads() -> None:

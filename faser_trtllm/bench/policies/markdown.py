@@ -17,7 +17,7 @@ WANTED_ORACLE = 0.9
 def render_markdown(report: PolicyBenchReport) -> str:
     sections = [_head(report), _exactness(report), _goals(report), _ablation(report)]
     for expand in report.forms():
-        sections += [_throughput(report, expand)]
+        sections += [_mean_ratios(report, expand), _throughput(report, expand)]
         sections += [_workload(report, expand, workload) for workload in report.workloads(expand)]
     sections.append(_calibration(report))
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -107,6 +107,21 @@ def _goals(report: PolicyBenchReport) -> str:
         for form, bound in report.bounds.items()
     ]
     return "## Goals\n\n" + "\n\n".join([table(header, rows), *bounds]) if rows else ""
+
+
+def _mean_ratios(report: PolicyBenchReport, expand: int) -> str:
+    """Against the best rival of the other rounds."""
+    workloads = report.workloads(expand)
+    rows = []
+    for system in _deciders(report, expand):
+        found = [report.mean_ratio_to_best(expand, workload, system) for workload in workloads]
+        if any(found):
+            rows.append((system, *("-" if r is None else f"{r.mean:.3f} ± {r.error:.3f}" for r in found)))
+    if not rows:
+        return ""
+    title = f"## x{expand}: tok/s against the best of off, fixed and schedule in the other rounds"
+    note = "Geometric mean over the rounds and its standard error; the rival of a round is picked by the others."
+    return f"{title}\n\n{note}\n\n" + table(("system", *workloads), rows)
 
 
 def _met(yes: bool) -> str:

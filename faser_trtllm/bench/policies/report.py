@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.bench.policies.options import OFF
-from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
+from faser_trtllm.bench.stats import MeanRatio, Summary, paired_ratio, ratio_to_best, summarize
 
 FORMAT_VERSION = 1
 BURSTY = "bursty"
@@ -122,6 +122,15 @@ class PolicyBenchReport:
         rivals = [c for c in (cases.get(OFF), self.best_fixed(expand, workload), cases.get("schedule")) if c]
         best = fastest(rivals)
         return self.ratio(cases[system], best).median if system in cases and best else None
+
+    def mean_ratio_to_best(self, expand: int, workload: str, system: str) -> MeanRatio | None:
+        """Against off, all fixed lengths and the schedule, each round against the best of the other rounds; None with
+        less than two rounds."""
+        cases = self.select(expand, workload)
+        rivals = [c.rates() for name, c in cases.items() if name in (OFF, "schedule") or name.startswith("fixed:")]
+        if system not in cases or not rivals or min(map(len, [cases[system].rates(), *rivals])) < 2:
+            return None
+        return ratio_to_best(cases[system].rates(), rivals)
 
     def ratio_to_fixed(self, expand: int, workload: str, system: str) -> float | None:
         cases, best = self.select(expand, workload), self.best_fixed(expand, workload)
