@@ -82,12 +82,14 @@ class MeasuredCosts:
                 self._decode.forget_curve()
         slowness = self.mood.factor
         elapsed = math.inf if next_s is None else 1e3 * (next_s - outcome.now_s)
-        between = elapsed - outcome.step_ms
+        # In serial steps the host's own time lies before and behind the engines' and between them.
+        engines_ms = outcome.draft_ms + outcome.verify_ms if outcome.mode is Mode.SERIAL else outcome.step_ms
+        between = elapsed - engines_ms
         drafting = outcome.num_drafted > 0
         usual_ms = MAX_EXCESS * self._usual_ms(outcome, context_len)
-        if not 0.0 <= between <= MAX_OVERHEAD * outcome.step_ms + 0.1:
+        if not 0.0 <= between <= MAX_OVERHEAD * engines_ms + 0.1:
             overhead_ms = self._overheads.ms(len(outcome.decoding), drafting)
-            return min(outcome.step_ms / slowness + overhead_ms, usual_ms)
+            return min(engines_ms / slowness + overhead_ms, usual_ms)
         if self._overheads.learn(len(outcome.decoding), drafting, between / slowness):
             self._cache.clear()
         return min(elapsed / slowness, usual_ms)
