@@ -103,14 +103,3 @@ class StepOutcome:
     step_ms: float  # of drafting and verifying together: the sum in serial mode, the longer of the two when overlapped
     mode: Mode
     now_s: float  # when it was planned, on a clock that stands still while policies are told outcomes
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens committed: accepted drafts, and a recovered or bonus token unless drafts are carried on."""
-        total = 0
-        for pending, verified, tested, accepted in zip(
-            self.num_pending, self.num_verified, self.num_tested, self.num_accepted, strict=True
-        ):
-            carried = accepted == tested and pending > verified
-            total += accepted if carried else accepted + 1
-        return total

@@ -13,7 +13,7 @@ uniform length are arms, what runs cannot stay below either of them for longer t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Up to FEW_REQUESTS at once; with more, as many times more, since a step then brings so many tokens and all are as slow
@@ -32,7 +32,10 @@ MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in bet
 # Variances of log(measured / promised).
 OF_DRAFTING, OF_ARM, OF_CLASS = 0.03, 0.02, 0.005  # before anything is known
 OF_PLAN = 0.02  # of a plan, whose mood is known so well
-OF_TOKEN = 0.3  # of the number of tokens, over its mean
+MAX_DEVIATION = 3.0  # in standard deviations; what is further off was somebody else's work
+OF_TOKEN = 0.3  # of the number of tokens with drafts, over its mean
+OF_REQUEST = 0.06  # of how well a request is drafted
+REQUEST_TOKENS = 96.0  # by which it is another request, about
 
 
 @dataclass
@@ -51,11 +54,11 @@ class _Belief:
         self.variance += (1.0 - kept * kept) * (self.prior - self.variance)
 
 
-def _learn(beliefs: Iterable[_Belief], measured: float, noise: float) -> None:
+def _learn(beliefs: list[_Belief], measured: float, noise: float) -> None:
     """Their sum was measured; each takes the part of the surprise that its variance has in all."""
-    beliefs = list(beliefs)
     total = sum(belief.variance for belief in beliefs) + noise
-    surprise = measured - sum(belief.mean for belief in beliefs)
+    limit = MAX_DEVIATION * math.sqrt(total)
+    surprise = min(max(measured - sum(belief.mean for belief in beliefs), -limit), limit)
     for belief in beliefs:
         gain = belief.variance / total
         belief.mean += gain * surprise
@@ -159,7 +162,9 @@ class Controller:
         kept = math.exp(-num_tokens / (state.crowd * FADING_TOKENS))
         for belief in (self._drafting, *self._overall.values(), *state.arms.values()):
             belief.fade(kept)
-        of_tokens = OF_TOKEN / num_tokens
+        of_tokens = 0.0
+        if arm != "off":
+            of_tokens = OF_TOKEN / num_tokens + OF_REQUEST / max(batch_size, num_tokens / REQUEST_TOKENS)
         surprise = math.log(num_tokens / expected) + 0.5 * of_tokens  # the mean of a log is below the mean's
         _learn(self._beliefs(state, arm), surprise, OF_PLAN + of_tokens)
 

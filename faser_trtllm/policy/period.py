@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from faser_trtllm.policy.base import StepView
 
-MAX_EXCESS = 5.0  # of a step over the mean of those before it: what is longer is somebody else's work
 WARM_UP_STEPS = 2  # after a change of what runs: caches are cold, and the draft model makes up for what it has missed
 
 
@@ -23,9 +22,10 @@ class Period:
         self.tokens = 0  # of all steps but the first ones
         self.expected = 0.0  # that were promised for the time they took, without what learning took
         self.lost = 0.0  # tokens of all steps that the arm in charge would have brought, less those that came
+        self.is_open = False  # whether all is begun, so that begin_step() need not be called
         self._left = WARM_UP_STEPS if is_change else 0
-        self._ms, self._num_steps = 0.0, 0
-        self._view: StepView | None = None
+        self._begun: StepView | None = None
+        self._warm: StepView | None = None
 
     @property
     def lost_ms(self) -> float:
@@ -33,22 +33,24 @@ class Period:
         return self.lost / self.rate if self.rate else 0.0
 
     def begin_step(self, view: StepView) -> None:
-        """A step begins that counts; without this call the time up to the next one is nobody's."""
-        self._view = view
-
-    def end_step(self, view: StepView, slowness: float) -> None:
-        """The step has ended and another one begins, or a pause. slowness: of the machine just now."""
-        begun, self._view = self._view, None
-        if begun is None:
-            return
-        ms, num_tokens = 1e3 * (view.now_s - begun.now_s), view.num_generated - begun.num_generated
-        if self._num_steps:
-            ms = min(ms, MAX_EXCESS * self._ms / self._num_steps)
-        self._ms += ms
-        self._num_steps += 1
-        self.lost += self.rate * ms - num_tokens
+        """A step begins that counts, and so do those after it until end_steps()."""
+        if self._begun is None:
+            self._begun = view
         if self._left:
             self._left -= 1
-            return
-        self.tokens += num_tokens
-        self.expected += self.promise * max(0.0, ms - 1e3 * (view.learning_s - begun.learning_s)) / slowness
+        else:
+            self._warm = view
+            self.is_open = True
+
+    def end_steps(self, view: StepView, slowness: float) -> None:
+        """The last step that counts is over, and another one begins or a pause. slowness: of the machine just now."""
+        begun, warm = self._begun, self._warm
+        if begun is not None:
+            ms = 1e3 * (view.now_s - begun.now_s)
+            self.lost += self.rate * ms - (view.num_generated - begun.num_generated)
+        if warm is not None:
+            learning_s = view.learning_s - warm.learning_s
+            self.tokens += view.num_generated - warm.num_generated
+            self.expected += self.promise * 1e3 * max(0.0, view.now_s - warm.now_s - learning_s) / slowness
+        self._begun = self._warm = None
+        self.is_open = False

@@ -28,7 +28,7 @@ import numpy as np
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
-from faser_trtllm.policy.base import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
+from faser_trtllm.policy.base import DraftPlan, ExitView, Mode, StepOutcome, StepView
 from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
 from faser_trtllm.policy.exits import ExitPricing
 from faser_trtllm.policy.goodput import (
@@ -45,11 +45,13 @@ from faser_trtllm.policy.goodput import (
     top_prefixes,
     top_prefixes_few,
 )
+from faser_trtllm.policy.judge import Judge, Promise
 from faser_trtllm.policy.looks import Looks
 from faser_trtllm.policy.measured_costs import FEW_REQUESTS, MeasuredCosts
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.period import Period
 from faser_trtllm.policy.probes import Probes
+from faser_trtllm.policy.stop import draft_stop
 from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 from faser_trtllm.policy.urgency import urgency
 
@@ -72,18 +74,6 @@ class _Step:
     weight: int
     context_len: float
     next_s: float | None  # when the next step was planned, on the outcome's clock; None if there was none
-
-
-@value
-class _Promise:
-    """That an arm will do as predicted. lengths: of the drafts, with which a step was predicted to take step_ms; empty
-    where that is not known."""
-
-    arm: str
-    size: int
-    lengths: Sequence[int]
-    step_ms: float
-    context_len: float
 
 
 class PricePolicy:
@@ -111,7 +101,7 @@ class PricePolicy:
         self._pays = False  # whether the price's own choice drafts
         self._drafting = False  # whether the plan drafts
         self._arm = "price"
-        self._promise: _Promise | None = None  # of the plan, None where it is not to be judged
+        self._promise: Promise | None = None  # of the plan, None where it is not to be judged
         self._price = 0.0
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
@@ -121,8 +111,8 @@ class PricePolicy:
         self._looks = Looks()
         self._looked: StepOutcome | None = None  # at the step before
         self._unsettled: deque[_Step] = deque()
-        self._unjudged: deque[tuple[int, _Promise, Period]] = deque()  # with the number of the step after its last
-        self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least; in ping_pong every other step
+        self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least, in ping_pong every other one
+        self._judge = Judge(self.controller, self._costs, self._settling_steps)
         self._plan = DraftPlan([])
         self._plan_age = EXPIRED
         self._plan_steps = PLAN_STEPS  # so long the plan holds
@@ -147,64 +137,55 @@ class PricePolicy:
     def plan(self, view: StepView) -> DraftPlan:
         decoding = view.decoding
         n = len(decoding)
-        slowness = self._costs.mood.factor
-        self._period.end_step(view, slowness)
         if self._looked is not None:
             next_s = view.now_s - view.learning_s if n else None
             looked = _Step(self._looks.step, self._looked, self._looks.weight, self._context_len, next_s)
             self._unsettled.append(looked)
             self._looked = None
+        slowness = self._costs.mood.factor
         if self._probe is not None:
-            self._probe.end_step(view, slowness)
+            self._probe.end_steps(view, slowness)
             if n:
                 self._probes.charge(self._probe.lost_ms)
             self._probe = None
         if n == 0:
+            self._period.end_steps(view, slowness)
             return DraftPlan([])
         self._num_steps += 1
         self._plan_age += 1
-        prompts = view.num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
+        num_context_rows = view.num_context_rows
+        prompts = num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
         size, planned = n + view.num_joining, self._planned_size
         resized = abs(size - planned) > planned // 8
         age = self._plan_age
         is_old = age >= EXPIRED or (age >= self._plan_steps and view.now_s >= self._plan_until_s)
         if is_old or resized or prompts != self._plan_prompts:
-            self._judge()
-            self._plan_age = EXPIRED if view.num_context_rows and not prompts else 0  # it suits this step only
+            self._period.end_steps(view, slowness)
+            is_known = self.estimator.version > JUDGED_REFITS  # the first promises rest on nothing
+            self._judge.end_plan(self._num_steps, self._promise if is_known else None, self._period)
+            self._plan_age = EXPIRED if num_context_rows and not prompts else 0  # it suits this step only
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
         elif self._plan_decoding != tuple(decoding):
+            self._period.end_steps(view, slowness)  # few new requests are promised something else
             self._plan = self._carried_over(decoding)
-        if view.num_context_rows:  # prompts' time is nobody's, and they would be drafted for by a probe, too
+        period = self._period
+        if num_context_rows:  # prompts' time is nobody's, and they would be drafted for by a probe, too
+            period.end_steps(view, slowness)
             return self._plan
         if not self._drafting and not self.controller.is_trial:
             lengths = self._probes.lengths(decoding, self._context_len, self._price)
             if lengths is not None:
+                period.end_steps(view, slowness)
                 self._probe = Period(self._price / slowness)
                 self._probe.begin_step(view)
                 return DraftPlan(lengths)
-        if n == self._planned_size:
-            self._period.begin_step(view)
+        if n != self._planned_size:
+            period.end_steps(view, slowness)
+        elif not period.is_open:
+            period.begin_step(view)
         return self._plan
-
-    def _judge(self) -> None:
-        """The plan ends: what it brought is charged to its trial now, and to its arm once all drafts are settled.
-
-        The promise is brought up to date with what was learnt of costs meanwhile, so that no factor corrects it again.
-        """
-        controller = self.controller
-        if controller.is_trial:
-            controller.charge(self._period.lost)
-        if self._promise is not None and self._period.tokens > 0 and self.estimator.version > JUDGED_REFITS:
-            self._unjudged.append((self._num_steps, self._promise, self._period))
-        while self._unjudged and self._unjudged[0][0] <= self._num_steps - self._settling_steps:
-            _, promise, period = self._unjudged.popleft()
-            expected = period.expected
-            if promise.lengths:
-                costs = self._costs.costs(len(promise.lengths), len(promise.lengths), promise.context_len)
-                expected *= promise.step_ms / step_ms(promise.lengths, costs)
-            controller.record(promise.size, promise.arm, period.tokens, expected)
 
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
         """The plan for a batch that lost or won a few requests: newcomers get what is usual. Among few, what these
@@ -212,7 +193,7 @@ class PricePolicy:
         self._context_len = sum(request.num_tokens for request in decoding) / len(decoding)
         if not self._drafting:
             self._plan_decoding = tuple(decoding)
-            return replace(self._plan, lengths=[0] * len(decoding))
+            return DraftPlan([0] * len(decoding))
         lengths = self._plan.lengths
         usual = round(sum(lengths) / len(lengths))
         known = dict(zip(self._plan_decoding, lengths, strict=True))
@@ -275,7 +256,7 @@ class PricePolicy:
         if view.num_context_rows == 0:
             lengths = {"off": [0] * n, "price": choice.lengths, "uniform": uniform.lengths}.get(arm, [])
             predicted_ms = step_ms(lengths, costs) if lengths else 0.0
-            self._promise = _Promise(arm, self._planned_size, lengths, predicted_ms, context_len)
+            self._promise = Promise(arm, self._planned_size, lengths, predicted_ms, context_len)
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off"
@@ -301,7 +282,7 @@ class PricePolicy:
             if n <= FEW_REQUESTS:
                 reached = self._ratio[:, : min(self._horizon + SLACK, self._max_draft_len)]
                 self._ratio_lists, self._mean_ratio = reached.tolist(), reached.mean(0).tolist()
-        stop = self._draft_stop(choice, costs, n)
+        stop = draft_stop(choice, costs, self.estimator, self._max_draft_len, self._max_batch_size)
         if n == 1:
             wanted = [self._max_draft_len]  # the price decides how far
         else:
@@ -413,27 +394,6 @@ class PricePolicy:
 
     def _weights(self, view: StepView) -> FloatArray | None:
         return urgency(view, self._price, self._costs.mood.factor)
-
-    def _draft_stop(self, choice: Choice, costs: StepCosts, num_requests: int) -> DraftStop:
-        """Drafting on must pay for the draft step and for the rows that it adds.
-
-        A row of the plan costs the mean of the plan's rows (over a stair, not on it); a row beyond the plan what the
-        next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it.
-        """
-        price, slots, verify = choice.goodput, choice.num_slots, costs.verify
-        last = min(slots + num_requests, len(verify) - 1)
-        planned_ms = float(verify[slots] - verify[0]) / max(1, slots)
-        further_ms = float(verify[last] - verify[slots]) / max(1, last - slots)
-        reach = np.bincount(choice.lengths, minlength=self._max_draft_len + 1)[::-1].cumsum()[::-1][1:] / num_requests
-        row_price = price * (further_ms + reach * (planned_ms - further_ms))
-        step_price = np.zeros(self._max_batch_size + 1, np.float32)
-        step_price[: num_requests + 1] = costs.draft_step
-        step_price[num_requests + 1 :] = costs.draft_step[num_requests]  # a few may join while the plan holds
-        step_price *= price
-        estimator = self.estimator
-        return DraftStop(
-            estimator.slope, estimator.intercept, estimator.prior, row_price.astype(np.float32), step_price
-        )
 
 
 def _charged(goodput: float, prompt_ms: float) -> float:

@@ -1,5 +1,7 @@
 """What running steps teach of a cost table: scales by rows, the machine's mood, the time between steps."""
 
+from dataclasses import replace
+
 import pytest
 
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
@@ -122,6 +124,14 @@ def test_the_time_between_steps_is_that_step_s_own():
         found_ms = costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3)
     assert found_ms * costs.mood.factor == pytest.approx(2.5)
     assert costs.costs(1, 1, 64.0).off_ms == pytest.approx(found_ms, rel=0.03)
+
+
+def test_the_host_s_time_between_the_engines_is_a_step_s_too():
+    costs = MeasuredCosts(cost_table(), 8)
+    for _ in range(200):
+        found = replace(outcome(1, 2.0, now_s=10.0), step_ms=2.3)  # 0.3 ms to gather rows, and 0.2 behind the pass
+        costs.observe(found, 64.0, 10.0 + 2.5e-3)
+    assert costs.costs(1, 1, 64.0).off_ms * costs.mood.factor == pytest.approx(2.5, rel=0.03)
 
 
 def test_what_a_step_costs_does_not_depend_on_the_contexts_asked_for_before():

@@ -211,6 +211,17 @@ def test_an_arm_that_was_unlucky_is_tried_again():
     assert used[-1] == "price"
 
 
+def test_a_plan_that_somebody_else_held_up_moves_an_arm_no_further_than_noise_does():
+    factors = []
+    for expected in (2.0 * 64, 1e6 * 64):
+        controller = Controller({"price": 0.0, "off": 0.0})
+        for _ in range(20):
+            controller.record(4, "price", 64, 64.0)
+        controller.record(4, "price", 64, expected)
+        factors.append(controller._factor(controller._class(_class_of(4)), "price"))
+    assert 0.85 < factors[1] <= factors[0] < 1.0
+
+
 def test_a_small_difference_does_not_change_the_incumbent():
     controller = Controller({"price": 0.0, "off": 0.0})
     for predicted in ({"price": 1.0, "off": 1.005}, {"price": 1.0, "off": 0.99}) * 200:
@@ -276,7 +287,7 @@ def test_many_requests_are_judged_by_as_many_steps_as_a_few():
         for _ in range(5):
             controller.record(batch_size, "price", 30 * batch_size, 60.0 * batch_size)  # half of what was promised
         found.append(controller._factor(controller._class(_class_of(batch_size)), "price"))
-    assert found[0] == pytest.approx(found[1], rel=0.01)
+    assert found[0] == pytest.approx(found[1], rel=0.02)
     assert 0.5 < found[0] < 0.6
 
 

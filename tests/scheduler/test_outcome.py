@@ -102,16 +102,18 @@ def test_whoever_wants_it_is_told_of_every_step_that_decoded(policy, monkeypatch
     scheduler = Scheduler(kv, SchedulerLimits(2, 16, 32, 4), policy, ManualClock())
     scheduler.add(make_request(0))
     draw = random.Random(0)
-    num_decoded = 0
+    num_decoded = num_generated = 0
     while scheduler.has_work():
         plan = scheduler.schedule()
+        assert plan.view.num_generated == num_generated
         num_decoded += bool(plan.view.decoding)
         request = plan.scheduled[0].request
         new = plan.scheduled[0].num_drafts - request.num_drafts
         accepted = draw.randint(0, new)
         ids = np.zeros((1, 5), np.int32).tolist()
         result = VerifyResult(ids, [accepted + 1], [accepted], [new], [False], [""], [False])
-        scheduler.update(plan, DraftResult([new], [request.num_tokens + new]), result)
+        outputs = scheduler.update(plan, DraftResult([new], [request.num_tokens + new]), result)
+        num_generated += sum(len(output.new_token_ids) for output in outputs)
     learns = isinstance(policy, Learning)
     assert len(gathered) == (num_decoded if learns else 0)
     if learns:
