@@ -32,10 +32,10 @@ MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in bet
 # Variances of log(measured / promised).
 OF_DRAFTING, OF_ARM, OF_CLASS = 0.03, 0.02, 0.005  # before anything is known
 OF_PLAN = 0.02  # of a plan, whose mood is known so well
-MAX_DEVIATION = 3.0  # in standard deviations; what is further off was somebody else's work
 OF_TOKEN = 0.3  # of the number of tokens with drafts, over its mean
 OF_REQUEST = 0.06  # of how well a request is drafted
 REQUEST_TOKENS = 96.0  # by which it is another request, about
+MAX_DEVIATION = 3.0  # in standard deviations; what is further off was somebody else's work
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Belief:
 
     prior: float  # variance
     mean: float = 0.0
-    variance: float = 0.0
+    variance: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.variance = self.prior

@@ -33,9 +33,9 @@ class Judge:
         self._settling_steps = settling_steps
         self._unsettled: deque[tuple[int, Promise, Period]] = deque()  # with the number of the step after its last
 
-    def end_plan(self, num_steps: int, promise: Promise | None, period: Period) -> None:
+    def end_plan(self, step: int, promise: Promise | None, period: Period) -> None:
         """What the plan brought is charged to its trial now, and to its arm later. promise: None of a plan that is not
-        to be judged. num_steps: so far.
+        to be judged. step: the number of steps so far.
 
         A promise is brought up to date with what was learnt of costs meanwhile, so that no factor corrects it again.
         """
@@ -43,8 +43,8 @@ class Judge:
         if controller.is_trial:
             controller.charge(period.lost)
         if promise is not None and period.tokens > 0:
-            self._unsettled.append((num_steps, promise, period))
-        while self._unsettled and self._unsettled[0][0] <= num_steps - self._settling_steps:
+            self._unsettled.append((step, promise, period))
+        while self._unsettled and self._unsettled[0][0] <= step - self._settling_steps:
             _, done, brought = self._unsettled.popleft()
             expected = brought.expected
             if done.lengths:

@@ -107,7 +107,6 @@ class PricePolicy:
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._period = Period()  # of the plan
         self._probe: Period | None = None
-        self._num_steps = 0
         self._looks = Looks()
         self._looked: StepOutcome | None = None  # at the step before
         self._unsettled: deque[_Step] = deque()
@@ -139,8 +138,7 @@ class PricePolicy:
         n = len(decoding)
         if self._looked is not None:
             next_s = view.now_s - view.learning_s if n else None
-            looked = _Step(self._looks.step, self._looked, self._looks.weight, self._context_len, next_s)
-            self._unsettled.append(looked)
+            self._unsettled.append(_Step(self._looks.step, self._looked, self._looks.weight, self._context_len, next_s))
             self._looked = None
         slowness = self._costs.mood.factor
         if self._probe is not None:
@@ -151,7 +149,6 @@ class PricePolicy:
         if n == 0:
             self._period.end_steps(view, slowness)
             return DraftPlan([])
-        self._num_steps += 1
         self._plan_age += 1
         num_context_rows = view.num_context_rows
         prompts = num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
@@ -160,20 +157,24 @@ class PricePolicy:
         resized = abs(size - planned) > planned // 8
         age = self._plan_age
         is_old = age >= EXPIRED or (age >= self._plan_steps and view.now_s >= self._plan_until_s)
-        if is_old or resized or prompts != self._plan_prompts:
-            self._period.end_steps(view, slowness)
+        is_new = is_old or resized or prompts != self._plan_prompts
+        has_changed = self._plan_decoding != tuple(decoding)
+        period = self._period
+        if (
+            is_new or has_changed or num_context_rows
+        ):  # prompts' time is nobody's; few others are promised something else
+            period.end_steps(view, slowness)
+        if is_new:
             is_known = self.estimator.version > JUDGED_REFITS  # the first promises rest on nothing
-            self._judge.end_plan(self._num_steps, self._promise if is_known else None, self._period)
+            self._judge.end_plan(self._looks.step, self._promise if is_known else None, period)
             self._plan_age = EXPIRED if num_context_rows and not prompts else 0  # it suits this step only
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
-        elif self._plan_decoding != tuple(decoding):
-            self._period.end_steps(view, slowness)  # few new requests are promised something else
+        elif has_changed:
             self._plan = self._carried_over(decoding)
-        period = self._period
-        if num_context_rows:  # prompts' time is nobody's, and they would be drafted for by a probe, too
-            period.end_steps(view, slowness)
+        if num_context_rows:  # they would be drafted for by a probe, too
             return self._plan
+        period = self._period
         if not self._drafting and not self.controller.is_trial:
             lengths = self._probes.lengths(decoding, self._context_len, self._price)
             if lengths is not None:
@@ -181,9 +182,7 @@ class PricePolicy:
                 self._probe = Period(self._price / slowness)
                 self._probe.begin_step(view)
                 return DraftPlan(lengths)
-        if n != self._planned_size:
-            period.end_steps(view, slowness)
-        elif not period.is_open:
+        if n == self._planned_size and not period.is_open:
             period.begin_step(view)
         return self._plan
 
