@@ -206,6 +206,21 @@ def test_lengths_differ_between_requests_by_what_is_accepted(modules):
     assert right > 1.2 * max(wrong), (right, wrong)
 
 
+def test_the_policy_is_told_how_many_tokens_came(modules, monkeypatch):
+    """It judges its plans by that count."""
+    drafter, views = CoreDrafter(noise=0.7), []
+    plan = drafter.policy.plan
+    monkeypatch.setattr(drafter.policy, "plan", lambda view: views.append(view_of(view)) or plan(view))
+
+    def view_of(view):
+        return len(view.decoding), view.num_generated, sum(request.num_tokens for request in view.decoding)
+
+    run_four(modules, drafter)
+    together = [(generated, total) for size, generated, total in views if size == 4]
+    assert len(together) > 5
+    assert [generated for generated, _ in together] == [total - together[0][1] for _, total in together]
+
+
 def test_room_and_limits_are_kept(modules):
     drafter = CoreDrafter(noise=0.0)
     asked = [Asked(1, [1, 2, 3], 10, 2), Asked(2, [1, 2], 10, 0), Asked(3, [4] * 60, 10, 3), Asked(4, [99], 10, 3)]
