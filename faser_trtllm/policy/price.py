@@ -160,9 +160,7 @@ class PricePolicy:
         is_new = is_old or resized or prompts != self._plan_prompts
         has_changed = self._plan_decoding != tuple(decoding)
         period = self._period
-        if (
-            is_new or has_changed or num_context_rows
-        ):  # prompts' time is nobody's; few others are promised something else
+        if is_new or has_changed or num_context_rows:  # prompts' time is nobody's; newcomers are promised their own
             period.end_steps(view, slowness)
         if is_new:
             is_known = self.estimator.version > JUDGED_REFITS  # the first promises rest on nothing
@@ -198,7 +196,7 @@ class PricePolicy:
         known = dict(zip(self._plan_decoding, lengths, strict=True))
         self._plan_decoding = tuple(decoding)
         plan = replace(self._plan, lengths=[known.get(request, usual) for request in decoding])
-        if len(decoding) > FEW_REQUESTS:
+        if self._planned_size > FEW_REQUESTS:
             return plan
         tokens = self._expected_tokens(decoding)
         ratio, self._plan_tokens = tokens / self._plan_tokens, tokens

@@ -333,6 +333,25 @@ def test_a_newcomer_counts_from_before_its_prompt():
     assert any(policy.plan(StepView(requests[:3], 0, 0, 0.0)).lengths)
 
 
+@pytest.mark.parametrize("size", [2, 12, 13])
+def test_a_plan_that_lost_one_of_many_like_it_keeps_its_price(size):
+    """The price follows what few requests are expected to bring; whether they are few is the plan's, not the step's."""
+    policy = PricePolicy(8, cost_table(target=lambda rows: 5.0), 32)
+    world = World(policy, 4, constant(0.9), target=lambda rows: 5.0)
+    world.run(1000)
+    many = [request(f"m{i}", slot=i % 32) for i in range(size)]
+    policy._plan_tokens *= 3.0  # of an older plan, for better requests
+    for _ in range(3):  # past a trial
+        policy._plan_age = 1 << 30
+        policy.plan(StepView(many, 0, 0, world.now_s))
+    assert policy._drafting
+    before, stop = policy.price, policy._plan.stop
+    held = policy.plan(StepView([*many[1:], request("n")] if size == 2 else many[1:], 0, 0, world.now_s))
+    assert policy.price == pytest.approx(before, rel=0.05)
+    if stop is not None:
+        assert held.stop.row_price == pytest.approx(stop.row_price, rel=0.05)
+
+
 def test_last_tokens_decide_nothing():
     """A request that may draft no more is no reason to give drafting up for those that come after it."""
     policy = PricePolicy(8, cost_table(), 32)
