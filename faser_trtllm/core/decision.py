@@ -55,11 +55,16 @@ class DraftStop:
 
 @value
 class DraftPlan:
-    """Pending drafts wanted per decoding request (callers clamp to Request.draft_limit), and how to get there."""
+    """Pending drafts wanted per decoding request (callers clamp to Request.draft_limit), and how to get there.
+
+    num_held: for so many further steps the plan stands while the same requests decode and nobody joins or waits, so
+    that plan() need not be called for them; it may be.
+    """
 
     lengths: Sequence[int]
     stop: DraftStop | None = None
     mode: Mode = Mode.SERIAL
+    num_held: int = 0
 
 
 @value

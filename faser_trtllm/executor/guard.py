@@ -58,9 +58,9 @@ class SpeculationGuard:
     def is_off(self) -> bool:
         return self._reason is not None
 
-    def is_off_at(self, now_s: float) -> bool:
-        """The same before a step at now_s; ends a back-off that is over."""
-        if self._reason is not None and now_s >= self._retry_at_s:
+    def is_off_now(self) -> bool:
+        """The same before a step; ends a back-off that is over."""
+        if self._reason is not None and self._clock.now_s() >= self._retry_at_s:
             log.warning("speculation is tried again after %s", self._reason.value)
             self._reason = None
         return self._reason is not None
@@ -125,6 +125,8 @@ class GuardedDrafter:
         self._without = NoDrafter()
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
+        if plan.is_drafting and self._guard.is_off_now():  # a plan that was made before it was may still hold
+            return self._without.draft(plan)
         try:
             drafts = self._stage.draft(plan)
         except Exception as error:
@@ -151,7 +153,7 @@ class GuardedPolicy:
         return float(getattr(self._inner, "price", 0.0))
 
     def plan(self, view: StepView) -> DraftPlan:
-        if self._guard.is_off_at(view.now_s):
+        if self._guard.is_off_now():
             return DraftPlan([0] * len(view.decoding))
         return self._inner.plan(view)
 

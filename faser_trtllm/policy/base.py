@@ -12,7 +12,20 @@ from typing import Protocol
 
 from faser_trtllm.core.decision import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
 
-__all__ = ["DraftPlan", "DraftStop", "ExitView", "Mode", "Policy", "StatelessPolicy", "StepOutcome", "StepView"]
+__all__ = [
+    "FOREVER",
+    "DraftPlan",
+    "DraftStop",
+    "ExitView",
+    "Mode",
+    "Policy",
+    "StatelessPolicy",
+    "StepOutcome",
+    "StepView",
+]
+
+
+FOREVER = 1 << 62  # DraftPlan.num_held of a plan that depends on nothing but the number of requests
 
 
 class Policy(Protocol):

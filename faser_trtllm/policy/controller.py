@@ -87,17 +87,22 @@ class Controller:
         self._tried: set[str] = set()
         self._num_tokens = 0.0
         self.is_trial = False  # whether the last choice is for TRIAL_STEPS only
-        self.rate = 0.0  # tokens per ms that the incumbent is believed to bring, by the last choice
+        self.rate = 0.0  # tokens per ms that the best arm is believed to bring, by the last choice
         self._trial_of: tuple[_Class, str] | None = None  # whose last trial is not charged yet
         self._trial_tokens = self._trial_loss = 0.0  # of it, as expected
 
     def choose(
-        self, batch_size: int, predicted: Mapping[str, float], entry_tokens: Mapping[str, float] | None = None
+        self,
+        batch_size: int,
+        predicted: Mapping[str, float],
+        entry_tokens: Mapping[str, float] | None = None,
+        *,
+        may_try: bool = True,
     ) -> str:
         """The arm for the next steps.
 
         predicted: goodput of every arm that can run now, one at least. entry_tokens: what it costs to begin
-        with an arm, in tokens that could be generated meanwhile.
+        with an arm, in tokens that could be generated meanwhile. may_try: whether it may be a trial.
         """
         self.is_trial = False
         state = self._class(_class_of(batch_size))
@@ -105,29 +110,35 @@ class Controller:
         if incumbent in predicted and self._num_tokens < state.taken_over + state.crowd * DWELL_TOKENS:
             return incumbent
         scores = {arm: predicted[arm] * self._factor(state, arm) for arm in self._margins if arm in predicted}
-        self.rate = scores.get(incumbent, 0.0)
-        if incumbent not in scores:  # for now: where it can run again, it is in charge again
-            return max(scores, key=lambda arm: scores[arm])
-        best, best_score = incumbent, scores[incumbent] * (1.0 + HYSTERESIS)
+        best, best_score = incumbent, scores.get(incumbent, 0.0) * (1.0 + HYSTERESIS)
         for arm, score in scores.items():
-            if arm != incumbent and score * (1.0 - self._margins[arm] + self._margins[incumbent]) > best_score:
-                best, best_score = arm, score * (1.0 - self._margins[arm] + self._margins[incumbent])
-        if best != state.incumbent:
+            handicap = self._margins[arm] - self._margins[incumbent]
+            if arm != incumbent and score * (1.0 - handicap) > best_score:
+                best, best_score = arm, score * (1.0 - handicap)
+        self.rate = scores[best]
+        if best != incumbent and incumbent in scores:
             state.incumbent, state.taken_over = best, self._num_tokens
             return best
-        return self._trial(state, batch_size, scores, entry_tokens or {}) or best
+        # The incumbent is in charge, or would be: where it can run again, it is in charge again.
+        return (self._trial(state, best, batch_size, scores, entry_tokens or {}) if may_try else None) or best
 
     def _trial(
-        self, state: _Class, batch_size: int, scores: Mapping[str, float], entry_tokens: Mapping[str, float]
+        self,
+        state: _Class,
+        best: str,
+        batch_size: int,
+        scores: Mapping[str, float],
+        entry_tokens: Mapping[str, float],
     ) -> str | None:
-        """An arm to be tried now: each saves for its own trials, so that cheap ones do not eat up dear ones' share."""
+        """An arm to be tried now instead of the best one: each saves for its own trials, so that cheap ones do not eat
+        up dear ones' share."""
         trial_tokens = TRIAL_STEPS * TOKENS_PER_STEP * batch_size
-        rivals = {arm: self._likelihood(state, arm, scores) for arm in scores if arm != state.incumbent}
+        rivals = {arm: self._likelihood(state, arm, best, scores) for arm in scores if arm != best}
         share = TRIAL_SHARE / max(1.0, sum(rivals.values()))
         found, found_ratio = None, 1.0
         for arm, likelihood in rivals.items():
             score = scores[arm]
-            gap = max(1.0 - score / scores[state.incumbent], MIN_TRIAL_LOSS)
+            gap = max(1.0 - score / scores[best], MIN_TRIAL_LOSS)
             loss = gap * trial_tokens + entry_tokens.get(arm, 0.0)
             saved = state.saved.get(arm, 0.0) + share * likelihood * state.num_unspent
             saved = min(saved, MAX_SAVED_TRIALS * loss)
@@ -174,13 +185,13 @@ class Controller:
             mean += state.arms[arm].mean
         return math.exp(mean)
 
-    def _likelihood(self, state: _Class, arm: str, scores: Mapping[str, float]) -> float:
-        """That the arm is better than the incumbent: 1 where it is as likely as not, MIN_LIKELIHOOD at least."""
-        pair = arm, state.incumbent
+    def _likelihood(self, state: _Class, arm: str, best: str, scores: Mapping[str, float]) -> float:
+        """That the arm is better than the one that looks best: 1 where it is as likely as not, MIN_LIKELIHOOD at least."""
+        pair = arm, best
         variance = sum(belief.variance for one in pair for belief in self._own(state, one))
         if "off" in pair:
             variance += self._drafting.variance
-        ahead = math.log(scores[arm] / scores[state.incumbent])
+        ahead = math.log(scores[arm] / scores[best])
         return min(1.0, max(MIN_LIKELIHOOD, math.erfc(-ahead / math.sqrt(2.0 * variance))))
 
     def _beliefs(self, state: _Class, arm: str) -> list[_Belief]:

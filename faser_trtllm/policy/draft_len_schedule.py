@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from faser_trtllm.policy.base import DraftPlan, StatelessPolicy, StepView
+from faser_trtllm.policy.base import FOREVER, DraftPlan, StatelessPolicy, StepView
 
 
 class DraftLenSchedulePolicy(StatelessPolicy):
@@ -19,4 +19,4 @@ class DraftLenSchedulePolicy(StatelessPolicy):
 
     def plan(self, view: StepView) -> DraftPlan:
         n = len(view.decoding)
-        return DraftPlan([self._lengths[bisect_right(self._sizes, n)]] * n)
+        return DraftPlan([self._lengths[bisect_right(self._sizes, n)]] * n, num_held=FOREVER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faser_trtllm.policy.base import DraftPlan, Mode, StatelessPolicy, StepView
+from faser_trtllm.policy.base import FOREVER, DraftPlan, Mode, StatelessPolicy, StepView
 
 
 class FixedPolicy(StatelessPolicy):
@@ -12,4 +12,4 @@ class FixedPolicy(StatelessPolicy):
         self._mode = mode
 
     def plan(self, view: StepView) -> DraftPlan:
-        return DraftPlan([self._num_draft_tokens] * len(view.decoding), mode=self._mode)
+        return DraftPlan([self._num_draft_tokens] * len(view.decoding), mode=self._mode, num_held=FOREVER)

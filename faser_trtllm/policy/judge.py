@@ -31,17 +31,25 @@ class Judge:
         self._controller = controller
         self._costs = costs
         self._settling_steps = settling_steps
+        self._lost: float | None = None  # tokens, by the last plan if it was a trial
         self._unsettled: deque[tuple[int, Promise, Period]] = deque()  # with the number of the step after its last
 
+    @property
+    def is_paid(self) -> bool:
+        """Whether the last trial has paid for all that it cost."""
+        return self._lost is None
+
     def end_plan(self, step: int, promise: Promise | None, period: Period) -> None:
-        """What the plan brought is charged to its trial now, and to its arm later. promise: None of a plan that is not
-        to be judged. step: the number of steps so far.
+        """What the plan brought is told of its arm once all is tested. A trial pays for what it has lost, and for the
+        cold caches that it leaves to the plan behind it. promise: None of a plan that is not to be judged. step: the
+        number of steps so far.
 
         A promise is brought up to date with what was learnt of costs meanwhile, so that no factor corrects it again.
         """
         controller = self._controller
-        if controller.is_trial:
-            controller.charge(period.lost)
+        if self._lost is not None:
+            controller.charge(self._lost + period.lost_cold)
+        self._lost = period.lost if controller.is_trial else None
         if promise is not None and period.tokens > 0:
             self._unsettled.append((step, promise, period))
         while self._unsettled and self._unsettled[0][0] <= step - self._settling_steps:

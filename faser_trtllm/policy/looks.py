@@ -2,14 +2,15 @@
 
 What is looked at depends on the number of steps since the last change between drafting and not, and on how much of the
 time learning has taken so far: where steps are short, fewer of them are looked at. Steps are never timed right behind
-one that was looked at: its caches are cold, which costs a short pass 10 to 40 %.
+one that was looked at, nor while a change between drafting and not is felt: their caches are cold.
 """
 
 from __future__ import annotations
 
+from faser_trtllm.policy.warm_up import WarmUp
+
 IDLE_CYCLE = 16  # steps without drafts, of which one is timed
 CYCLE = 6  # the same with drafts
-WARM_UP = 2  # steps of a kind before the first of it that is timed
 TEST_EVERY = 4  # steps with drafts, times the stretch, of which one's tested drafts are looked at
 MAX_STRETCH = 16  # of the cycles
 MAX_SHARE = 0.005  # of the time, for learning
@@ -17,18 +18,37 @@ PACE_S = 0.1
 
 
 class Looks:
-    """ask() tells whether the step just verified is looked at at all; weight then, for how many steps its times stand:
-    0 if only its tested drafts are of interest."""
+    """plan() and hold() while a step is planned; ask() once it is verified tells whether it is looked at at all; weight
+    then, for how many steps its times stand: 0 if only its tested drafts are of interest."""
 
     def __init__(self) -> None:
         self.step = 0  # number of the step asked for
         self.weight = 1
-        self._place = 0  # steps of the same kind since it began
-        self._began = 0  # its place when the cycles were stretched
+        self._since = 0  # steps of the same kind since the first that was timed, or since the cycles were stretched
+        self._warm_up: WarmUp | None = WarmUp()
         self._was_speculative = False
+        self._now_s = 0.0  # when the last step was planned
+        self._held = range(0)  # numbers of steps that are not planned
         self._stretch = self._wanted_stretch = 1
         self._paced_s = 0.0
         self._learning_s = 0.0
+
+    def plan(self, now_s: float) -> None:
+        """A step is planned; what was held is over."""
+        self._now_s = now_s
+        self._held = range(0)
+
+    def hold(self, is_speculative: bool, at_most: int) -> int:
+        """-> so many steps behind the one that is planned now need no planning, since they are not looked at."""
+        if self._warm_up is not None or is_speculative != self._was_speculative:
+            return 0
+        since = self._since + 1
+        num_left = -since % self._cycle
+        if is_speculative:
+            num_left = min(num_left, -since % (TEST_EVERY * self._stretch))
+        num_held = max(0, min(num_left - 1, at_most))
+        self._held = range(self.step + 2, self.step + 2 + num_held)
+        return num_held
 
     def pace(self, now_s: float, learning_s: float) -> None:
         """learning_s: what learning has taken until now_s, both since the start."""
@@ -43,18 +63,27 @@ class Looks:
             self._wanted_stretch = max(self._stretch // 2, 1)
 
     def ask(self, is_speculative: bool, *, all_tests: bool) -> bool:
-        """all_tests: no step's tested drafts are to be left out."""
+        """all_tests: no tested drafts of a step that was planned are to be left out."""
         self.step += 1
-        self._place += 1
+        self._since += 1
+        self.weight = 0
+        if self.step in self._held:
+            return False
         if is_speculative != self._was_speculative:
-            self._place = self._began = 0
-        self._was_speculative = is_speculative
-        cycle = (CYCLE if is_speculative else IDLE_CYCLE) * self._stretch
-        place = self._place - self._began - WARM_UP
-        is_timed = place >= 0 and place % cycle == 0
-        if is_timed and self._stretch != self._wanted_stretch:
-            cycle = cycle // self._stretch * self._wanted_stretch
-            self._stretch = self._wanted_stretch
-            self._began = self._place - WARM_UP
-        self.weight = cycle if is_timed else 0
-        return is_timed or (is_speculative and (all_tests or place % (TEST_EVERY * self._stretch) == 0))
+            self._was_speculative, self._warm_up = is_speculative, WarmUp()
+        if self._warm_up is not None:
+            if self._warm_up.lasts(self._now_s):
+                return is_speculative and all_tests
+            self._warm_up, self._since = None, 0
+        cycle = self._cycle
+        is_timed = self._since % cycle == 0
+        if is_timed:
+            if self._stretch != self._wanted_stretch:
+                self._stretch, self._since = self._wanted_stretch, 0
+                cycle = self._cycle
+            self.weight = cycle
+        return is_timed or (is_speculative and (all_tests or self._since % (TEST_EVERY * self._stretch) == 0))
+
+    @property
+    def _cycle(self) -> int:
+        return (CYCLE if self._was_speculative else IDLE_CYCLE) * self._stretch

@@ -7,8 +7,7 @@ little of how many tokens a step brings. Clock and count are there anyway.
 from __future__ import annotations
 
 from faser_trtllm.policy.base import StepView
-
-WARM_UP_STEPS = 2  # after a change of what runs: caches are cold, and the draft model makes up for what it has missed
+from faser_trtllm.policy.warm_up import WarmUp
 
 
 class Period:
@@ -22,8 +21,9 @@ class Period:
         self.tokens = 0  # of all steps but the first ones
         self.expected = 0.0  # that were promised for the time they took, without what learning took
         self.lost = 0.0  # tokens of all steps that the arm in charge would have brought, less those that came
+        self.lost_cold = 0.0  # the same of the first steps only
         self.is_open = False  # whether all is begun, so that begin_step() need not be called
-        self._left = WARM_UP_STEPS if is_change else 0
+        self._warm_up = WarmUp() if is_change else None
         self._begun: StepView | None = None
         self._warm: StepView | None = None
 
@@ -36,9 +36,9 @@ class Period:
         """A step begins that counts, and so do those after it until end_steps()."""
         if self._begun is None:
             self._begun = view
-        if self._left:
-            self._left -= 1
-        else:
+        if self._warm_up is None or not self._warm_up.lasts(view.now_s):
+            self._warm_up = None
+            self.lost_cold += self._lost_between(self._begun, view)
             self._warm = view
             self.is_open = True
 
@@ -46,11 +46,15 @@ class Period:
         """The last step that counts is over, and another one begins or a pause. slowness: of the machine just now."""
         begun, warm = self._begun, self._warm
         if begun is not None:
-            ms = 1e3 * (view.now_s - begun.now_s)
-            self.lost += self.rate * ms - (view.num_generated - begun.num_generated)
+            lost = self._lost_between(begun, view)
+            self.lost += lost
+            self.lost_cold += lost if warm is None else 0.0
         if warm is not None:
             learning_s = view.learning_s - warm.learning_s
             self.tokens += view.num_generated - warm.num_generated
             self.expected += self.promise * 1e3 * max(0.0, view.now_s - warm.now_s - learning_s) / slowness
         self._begun = self._warm = None
         self.is_open = False
+
+    def _lost_between(self, begun: StepView, ended: StepView) -> float:
+        return self.rate * 1e3 * (ended.now_s - begun.now_s) - (ended.num_generated - begun.num_generated)

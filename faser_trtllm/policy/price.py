@@ -19,6 +19,7 @@ is, never whether.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,12 +57,11 @@ from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 from faser_trtllm.policy.urgency import urgency
 
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
-JUDGED_REFITS = 6  # so long no arm is judged
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 PLAN_STEPS = 16  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 24  # the same for a plan that drafts nothing
 PLAN_S, IDLE_PLAN_S = 0.05, 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
-EXPIRED = 1 << 30
+HELD_STEPS = 16  # at most, of a plan that is older than its steps and not than its time
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
@@ -106,16 +106,17 @@ class PricePolicy:
         self._horizon = 0  # longest planned length
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._period = Period()  # of the plan
-        self._probe: Period | None = None
+        self._probe: Period | None = None  # of the last probe, and of the cold steps that it leaves behind
+        self._is_probe = False  # whether this step is one
         self._looks = Looks()
         self._looked: StepOutcome | None = None  # at the step before
         self._unsettled: deque[_Step] = deque()
         self._settling_steps = 2 * (max_draft_len + 1)  # a pass settles a draft at least, in ping_pong every other one
         self._judge = Judge(self.controller, self._costs, self._settling_steps)
         self._plan = DraftPlan([])
-        self._plan_age = EXPIRED
-        self._plan_steps = PLAN_STEPS  # so long the plan holds
-        self._plan_until_s = 0.0
+        self._plan_step = 0  # the number of the step that it was made for
+        self._plan_steps = 0  # so long the plan holds
+        self._plan_until_s = -math.inf  # and so long
         self._planned_size = 0
         self._mean_len = 0  # of the drafts that the plan counts on, rounded
         self._plan_tokens = 1.0  # per request and step, with so many
@@ -140,49 +141,73 @@ class PricePolicy:
             next_s = view.now_s - view.learning_s if n else None
             self._unsettled.append(_Step(self._looks.step, self._looked, self._looks.weight, self._context_len, next_s))
             self._looked = None
+        self._looks.plan(view.now_s)
+        self._is_probe = False
         slowness = self._costs.mood.factor
-        if self._probe is not None:
-            self._probe.end_steps(view, slowness)
-            if n:
-                self._probes.charge(self._probe.lost_ms)
-            self._probe = None
         if n == 0:
+            self._end_probe(view)
             self._period.end_steps(view, slowness)
             return DraftPlan([])
-        self._plan_age += 1
         num_context_rows = view.num_context_rows
         prompts = num_context_rows if view.num_waiting else 0  # otherwise they do not count as tokens
         # A newcomer counts from its prompt on: what holds for the batch that it joins holds for the step before.
         size, planned = n + view.num_joining, self._planned_size
         resized = abs(size - planned) > planned // 8
-        age = self._plan_age
-        is_old = age >= EXPIRED or (age >= self._plan_steps and view.now_s >= self._plan_until_s)
+        age = self._looks.step - self._plan_step
+        is_old = age >= self._plan_steps and view.now_s >= self._plan_until_s
         is_new = is_old or resized or prompts != self._plan_prompts
         has_changed = self._plan_decoding != tuple(decoding)
-        period = self._period
         if is_new or has_changed or num_context_rows:  # prompts' time is nobody's; newcomers are promised their own
-            period.end_steps(view, slowness)
+            self._end_probe(view)
+            self._period.end_steps(view, slowness)
         if is_new:
-            is_known = self.estimator.version > JUDGED_REFITS  # the first promises rest on nothing
-            self._judge.end_plan(self._looks.step, self._promise if is_known else None, period)
-            self._plan_age = EXPIRED if num_context_rows and not prompts else 0  # it suits this step only
+            promise = None if self.estimator.is_new else self._promise
+            self._judge.end_plan(self._looks.step, promise, self._period)
+            self._plan_step = self._looks.step
             self._plan_prompts, self._plan_decoding, self._planned_size = prompts, tuple(decoding), size
             self._plan = self._decide(view)
+            if num_context_rows and not prompts:
+                self._expire()
         elif has_changed:
             self._plan = self._carried_over(decoding)
         if num_context_rows:  # they would be drafted for by a probe, too
             return self._plan
+        if self._probe is not None:
+            self._probe.begin_step(view)
+            if not self._probe.is_open and not self.estimator.is_new:
+                return self._plan
+            self._end_probe(view)
         period = self._period
         if not self._drafting and not self.controller.is_trial:
             lengths = self._probes.lengths(decoding, self._context_len, self._price)
             if lengths is not None:
                 period.end_steps(view, slowness)
-                self._probe = Period(self._price / slowness)
+                self._is_probe, self._probe = True, Period(self._price / slowness, is_change=True)
                 self._probe.begin_step(view)
                 return DraftPlan(lengths)
         if n == self._planned_size and not period.is_open:
             period.begin_step(view)
-        return self._plan
+            if not period.is_open:
+                self._plan_steps += 1  # its own steps are yet to come
+                return self._plan
+        if self.estimator.is_new:
+            return self._plan
+        num_left = self._plan_steps - 1 - (self._looks.step - self._plan_step)
+        if num_left < 0 and view.now_s < self._plan_until_s:
+            num_left = HELD_STEPS
+        return replace(self._plan, num_held=self._looks.hold(self._drafting, max(num_left, 0)))
+
+    def _expire(self) -> None:
+        """The plan suits this step only."""
+        self._plan_steps, self._plan_until_s = 0, -math.inf
+
+    def _end_probe(self, view: StepView) -> None:
+        """What it cost is known; nothing is before a rest of the service, whose time is nobody's."""
+        if self._probe is not None:
+            self._probe.end_steps(view, self._costs.mood.factor)
+            if view.decoding:
+                self._probes.charge(self._probe.lost_ms)
+            self._probe = None
 
     def _carried_over(self, decoding: Sequence[Request]) -> DraftPlan:
         """The plan for a batch that lost or won a few requests: newcomers get what is usual. Among few, what these
@@ -221,7 +246,8 @@ class PricePolicy:
         n = len(decoding)
         limit = max(request.draft_limit for request in decoding)
         if limit == 0:  # last tokens, or requests that want no drafts: that says nothing about drafting
-            self._drafting, self._promise, self._horizon, self._plan_age = False, None, 0, EXPIRED
+            self._drafting, self._promise, self._horizon = False, None, 0
+            self._expire()
             self._period = Period()
             return DraftPlan([0] * n)
         context_len = self._context_len = sum(request.num_tokens for request in decoding) / n
@@ -245,7 +271,8 @@ class PricePolicy:
         # Who begins to draft pays for what the draft has missed of all requests at once.
         num_late = 0 if self._drafting else sum(r.num_tokens - r.num_draft_computed_tokens for r in decoding)
         entry = choice.off_goodput * self._costs.late_row_ms * num_late
-        arm = self.controller.choose(self._planned_size, predicted, dict.fromkeys(drafting, entry))
+        entries = dict.fromkeys(drafting, entry)
+        arm = self.controller.choose(self._planned_size, predicted, entries, may_try=self._judge.is_paid)
         rate = self.controller.rate / self._costs.mood.factor
         self._period = Period(rate, goodput[arm], is_change=arm != self._arm)
         self._arm = arm
@@ -257,7 +284,7 @@ class PricePolicy:
         self._pays = pays
         self._price = choice.goodput if pays else choice.off_goodput
         self._drafting = arm != "off"
-        self._plan_steps = TRIAL_STEPS
+        self._plan_steps, self._plan_until_s = TRIAL_STEPS, -math.inf
         if not self.controller.is_trial:
             self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
             self._plan_until_s = view.now_s + (PLAN_S if self._drafting else IDLE_PLAN_S)
@@ -288,7 +315,7 @@ class PricePolicy:
         return DraftPlan(wanted, stop, mode)
 
     def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
-        if not self._drafting or self._probe is not None or self._arm == "uniform":
+        if not self._drafting or self._is_probe or self._arm == "uniform":
             return list(num_pending)
         decoding = view.decoding
         n = len(decoding)
@@ -329,7 +356,7 @@ class PricePolicy:
         return top_prefixes_few(live, num_paying_few(ahead, costs.verify, self._price))
 
     def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
-        if not self._exits.active or num_rows == len(view.decoding) or self._probe is not None:
+        if not self._exits.active or num_rows == len(view.decoding) or self._is_probe:
             return ()
         return self._exits.boundaries(num_rows, len(view.decoding), self._context_len, self._price)
 
@@ -338,7 +365,7 @@ class PricePolicy:
 
     def wants_outcome(self, is_speculative: bool) -> bool:
         is_probe = is_speculative and not self._drafting
-        is_new = is_speculative and self.estimator.version <= JUDGED_REFITS
+        is_new = is_speculative and self.estimator.is_new
         return self._looks.ask(is_speculative, all_tests=is_new or is_probe)
 
     def observe(self, outcome: StepOutcome) -> None:

@@ -9,8 +9,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.policy.measured_costs import MeasuredCosts
 from faser_trtllm.policy.survival import SurvivalEstimator
 
-WARM_UP_REFITS = 4  # so long something is drafted whatever the estimate says
-WARM_UP_LEN = 2
+WARM_UP_LEN = 2  # in every step while nothing is known
 SHARE = 0.004  # of the time
 LENGTH = 3
 MAX_LAG = 64  # tokens that the draft has missed, of all requests in a probe but the first
@@ -43,14 +42,15 @@ class Probes:
         self._saved_ms = min(saved_ms, MAX_SAVED_STEPS * ms)
 
     def charge(self, lost_ms: float) -> None:
-        """What the last probe turned out to cost beyond the worth of its tokens, instead of what was expected."""
+        """What the last probe turned out to cost beyond the worth of its tokens, instead of what was expected; the cold
+        caches that it left behind are in it."""
         self._saved_ms += self._spent_ms - min(lost_ms, MAX_LOSS * self._spent_ms)
         self._spent_ms = 0.0
 
     def lengths(self, decoding: Sequence[Request], context_len: float, price: float) -> list[int] | None:
         """Drafts per request, if it is time for a probe; price: tokens per ms of the step without."""
         n = len(decoding)
-        if self._estimator.version <= WARM_UP_REFITS:
+        if self._estimator.is_new:
             self._saved_ms = 1e9  # cut to MAX_SAVED_STEPS: the draft is up to date now, so look again soon
             return [self._warm_up_len if i < REQUESTS else 0 for i in range(n)]
         if self._saved_ms < self._next_at_ms:

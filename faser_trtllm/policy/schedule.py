@@ -9,6 +9,7 @@ from faser_trtllm.policy.looks import Looks
 from faser_trtllm.policy.measured_costs import MeasuredCosts
 from faser_trtllm.policy.survival import SurvivalEstimator
 
+HELD_STEPS = 16  # at most, for which a length is not asked for again
 PROBE_STEPS = 256  # without drafting, until one step drafts again to learn
 
 
@@ -23,7 +24,7 @@ class SchedulePolicy(StatelessPolicy):
         self._lengths: dict[tuple[int, int], int] = {}
         self._version = 0
         self._context_len = 1.0
-        self._num_idle = 0
+        self._drafted_step = 0  # when something was drafted last
         self._looks = Looks()
         self._looked: tuple[StepOutcome, float] | None = None  # the last step that was timed, and its context length
         self._next_s: float | None = None  # when the step after it was planned
@@ -34,14 +35,14 @@ class SchedulePolicy(StatelessPolicy):
             return DraftPlan([])
         if self._looked is not None and self._next_s is None:
             self._next_s = view.now_s - view.learning_s
+        self._looks.plan(view.now_s)
         self._looks.pace(view.now_s, view.learning_s)
         self._context_len = sum(request.num_tokens for request in view.decoding) / n
         k = self.length(n, self._context_len)
-        self._num_idle = 0 if k else self._num_idle + 1
-        if self._num_idle >= PROBE_STEPS:
-            self._num_idle = 0
-            k = 1
-        return DraftPlan([k] * n)
+        k = k or int(self._looks.step >= self._drafted_step + PROBE_STEPS)
+        if k:
+            self._drafted_step = self._looks.step
+        return DraftPlan([k] * n, num_held=self._looks.hold(k > 0, HELD_STEPS) if self.estimator.is_settled else 0)
 
     def length(self, num_requests: int, context_len: float) -> int:
         """The length for a batch size; cached until the acceptance is estimated anew."""

@@ -116,6 +116,11 @@ class SurvivalEstimator:
     prior: Float32Array
 
     @property
+    def is_new(self) -> bool:
+        """Whether so little was seen that nothing should rest on it."""
+        return self.version <= EARLY_REFITS
+
+    @property
     def is_settled(self) -> bool:
         """Whether so much was seen that not every step need be observed."""
         return bool(self._num_seen[-1] >= SETTLED)
@@ -189,7 +194,7 @@ class SurvivalEstimator:
                     self._mode[request.slot] = request.sampling_mode
                     self._offset[request.slot] = self._offset_info[request.slot] = 0.0
         self._steps += 1
-        num_steps = FLUSH_STEPS if self.version > EARLY_REFITS else FLUSH_STEPS // 2
+        num_steps = FLUSH_STEPS // 2 if self.is_new else FLUSH_STEPS
         if self._steps >= num_steps or len(self._margins) >= FLUSH_OBSERVATIONS:
             self._steps = 0
             if self._margins:
@@ -216,7 +221,7 @@ class SurvivalEstimator:
         self._kept.append((modes * self._cells[1] + places, margins, won, p))
         self._num_kept += places.size
         self._num_flushes += 1
-        due = 1 if self.version <= EARLY_REFITS else SETTLED_FLUSHES if self.is_settled else REFIT_FLUSHES
+        due = 1 if self.is_new else SETTLED_FLUSHES if self.is_settled else REFIT_FLUSHES
         if self._num_flushes >= due or self._num_kept >= REFIT_OBSERVATIONS:
             self._refit()
 

@@ -42,6 +42,8 @@ class Scheduler:
         self._learning_s = 0.0
         self._num_generated = 0
         self._may_expire = False  # whether any request has a deadline
+        self._num_held = 0  # steps that need no new plan, unless somebody comes or goes
+        self._held: tuple[StepView, DraftPlan] | None = None
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -70,6 +72,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request that check() let pass."""
+        self._num_held = 0
         self._requests[request.request_id] = request
         self._may_expire = self._may_expire or request.deadline_s is not None
         self._waiting.push(request)
@@ -83,6 +86,7 @@ class Scheduler:
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End a request; its slot and blocks are free again."""
+        self._num_held = 0
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
             self._give_up_slot(request)
@@ -129,6 +133,9 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
+        if self._num_held and self._held is not None and self._has_ample_blocks():
+            self._num_held -= 1
+            return self._steady_step(*self._held)
         finished = self._expire() if self._may_expire else ()
         decoding = [request for request in self._running if request.is_decoding]
         all_decode = len(decoding) == len(self._running)
@@ -136,8 +143,10 @@ class Scheduler:
         view = self._view(decoding, contexts)
         decision = self._policy.plan(view)
         if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
-            steady = self._schedule_steady(decoding, decision.lengths)
-            return SchedulerOutput(steady, view, (), (), decision.mode, decision.stop, any(decision.lengths), finished)
+            self._num_held = 0 if self._may_expire else decision.num_held
+            self._held = view, decision
+            return self._steady_step(view, decision, finished)
+        self._num_held = 0
         paused: list[Request] = []
         scheduled = self._schedule_running(decoding, contexts, decision, paused)
         admitted = [] if paused else self._admit(scheduled)
@@ -210,7 +219,11 @@ class Scheduler:
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
-    def _schedule_steady(self, decoding: list[Request], lengths: Sequence[int]) -> tuple[ScheduledRequest, ...]:
+    def _steady_step(self, view: StepView, decision: DraftPlan, finished: tuple[Request, ...] = ()) -> SchedulerOutput:
+        steady = self._schedule_steady(view.decoding, decision.lengths)
+        return SchedulerOutput(steady, view, (), (), decision.mode, decision.stop, any(decision.lengths), finished)
+
+    def _schedule_steady(self, decoding: Sequence[Request], lengths: Sequence[int]) -> tuple[ScheduledRequest, ...]:
         """What _schedule_running would do where all decode, nobody waits and blocks are ample, in one loop."""
         scheduled: list[ScheduledRequest] = []
         num_rows = self._limits.max_num_tokens - len(decoding)

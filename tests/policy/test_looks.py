@@ -4,12 +4,17 @@ import itertools
 
 import pytest
 
-from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, MAX_SHARE, MAX_STRETCH, TEST_EVERY, WARM_UP, Looks
+from faser_trtllm.policy.looks import CYCLE, IDLE_CYCLE, MAX_SHARE, MAX_STRETCH, TEST_EVERY, Looks
+from faser_trtllm.policy.warm_up import STEPS, S
 
 
-def asked(looks, kinds, *, all_tests=False):
+def asked(looks, kinds, *, all_tests=False, step_s=1.0):
     """-> for each step: its weight, None where it is not looked at."""
-    return [looks.weight if looks.ask(kind, all_tests=all_tests) else None for kind in kinds]
+    weights = []
+    for kind in kinds:
+        looks.plan(step_s * looks.step)
+        weights.append(looks.weight if looks.ask(kind, all_tests=all_tests) else None)
+    return weights
 
 
 @pytest.mark.parametrize(("is_speculative", "cycle"), [(False, IDLE_CYCLE), (True, CYCLE)])
@@ -31,12 +36,13 @@ def test_no_step_is_timed_behind_one_that_was_looked_at(num_warm):
     assert all(before is None for before, after in itertools.pairwise(weights) if after)
 
 
+@pytest.mark.parametrize(("step_s", "num_cold"), [(2 * S, STEPS), (S / 9.5, 10)])
 @pytest.mark.parametrize("kind", [False, True])
-def test_the_first_steps_of_a_kind_are_not_timed(kind):
+def test_the_first_steps_of_a_kind_are_not_timed(kind, step_s, num_cold):
     """Caches are cold: the other model ran, or the draft model makes up for what it has missed."""
     looks = Looks()
-    asked(looks, [not kind] * 50)
-    assert [bool(w) for w in asked(looks, [kind] * (WARM_UP + 2))] == [*[False] * WARM_UP, True, False]
+    asked(looks, [not kind] * 50, step_s=step_s)
+    assert [bool(w) for w in asked(looks, [kind] * (num_cold + 2), step_s=step_s)] == [*[False] * num_cold, True, False]
 
 
 def test_no_tested_draft_is_left_out_where_all_are_wanted():
@@ -70,3 +76,37 @@ def test_where_learning_takes_much_of_the_time_looks_are_rarer_and_weigh_more(is
     assert sum(slowed) == pytest.approx(80 * cycle, abs=MAX_STRETCH * cycle)
     assert go_on(0.5 * MAX_SHARE, num_cycles=80)[-1] == MAX_STRETCH * cycle
     assert go_on(0.1 * MAX_SHARE, num_cycles=80)[-1] == cycle
+
+
+@pytest.mark.parametrize("at_most", [0, 1, 3, 100])
+def test_steps_that_are_held_are_not_looked_at_and_nothing_else_changes(at_most):
+    """The same steps are looked at whether plan() is called for all of them or not for those held."""
+    kinds = ([True] * 50 + [False] * 70) * 4
+    held, num_left, seen = Looks(), 0, []
+    num_held = 0
+    for step, kind in enumerate(kinds):
+        if num_left and kinds[step - 1] == kind:
+            num_left -= 1
+            num_held += 1
+            assert not held.ask(kind, all_tests=False)
+            assert held.weight == 0
+            seen.append(None)
+            continue
+        held.plan(float(step))
+        num_left = min(held.hold(kind, at_most), next((i for i, k in enumerate(kinds[step:]) if k != kind), 999) - 1)
+        seen.append(held.weight if held.ask(kind, all_tests=False) else None)
+    assert seen == asked(Looks(), kinds)
+    assert held.step == len(kinds)
+    assert (num_held > 0) == (at_most > 0)
+
+
+def test_a_step_that_is_planned_anyway_ends_what_was_held():
+    looks = Looks()
+    asked(looks, [False] * 5, step_s=1.0)
+    looks.plan(5.0)
+    assert looks.hold(False, 100) > 2
+    assert not looks.ask(False, all_tests=False)
+    looks.plan(6.0)
+    assert not looks.ask(True, all_tests=False)
+    looks.plan(7.0)
+    assert looks.ask(True, all_tests=True)

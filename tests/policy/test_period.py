@@ -6,8 +6,9 @@ import pytest
 
 from faser_trtllm.policy.base import StepView
 from faser_trtllm.policy.controller import MIN_LIKELIHOOD, TRIAL_SHARE, TRIAL_STEPS, Controller
-from faser_trtllm.policy.period import WARM_UP_STEPS, Period
+from faser_trtllm.policy.period import Period
 from faser_trtllm.policy.price import PLAN_S, PLAN_STEPS, PricePolicy
+from faser_trtllm.policy.warm_up import STEPS, S
 from tests.policy.world import World, constant, cost_table
 
 
@@ -49,11 +50,20 @@ def test_learning_is_not_the_arm_s_fault_but_part_of_a_trial_s_price():
 
 
 def test_the_first_steps_after_a_change_are_paid_and_not_judged():
+    for step_s, num_cold in ((2 * S, STEPS), (S / 9.5, 10)):
+        period = Period(1.0, 1.0, is_change=True)
+        step_ms = 1e3 * step_s
+        steps(period, [at(step_s * i, 2 * i) for i in range(num_cold + 4)])
+        assert (period.tokens, period.expected) == (6, pytest.approx(3 * step_ms))
+        assert period.lost == pytest.approx((num_cold + 3) * (step_ms - 2))
+        assert period.lost_cold == pytest.approx(num_cold * (step_ms - 2))
+
+
+def test_a_period_that_ends_cold_lost_all_of_it_cold():
     period = Period(1.0, 1.0, is_change=True)
-    views = [at(0.001 * i, 2 * i) for i in range(WARM_UP_STEPS + 4)]
-    steps(period, views)
-    assert (period.tokens, period.expected) == (6, pytest.approx(3.0))
-    assert period.lost == pytest.approx(-(WARM_UP_STEPS + 3))
+    steps(period, [at(0.0), at(0.004, 1)])
+    assert (period.lost, period.lost_cold) == (pytest.approx(3.0), pytest.approx(3.0))
+    assert (period.tokens, period.expected) == (0, 0.0)
 
 
 def test_a_rest_of_the_service_is_no_loss():
@@ -135,7 +145,7 @@ def test_dear_changes_are_made_rarely(acceptance):
         world.change_ms = change_ms
         world.run(1500)
         begun = len(world.drafted_lengths)
-        world.run(6000)
+        world.run(20_000)
         drafting = [any(lengths) for lengths in world.drafted_lengths[begun:]]
         changes.append(sum(a != b for a, b in itertools.pairwise(drafting)))
     assert changes[0] > 2 * changes[1]
@@ -151,5 +161,6 @@ def test_a_plan_holds_for_its_steps_and_for_its_time():
         for _ in range(3 * wanted):
             now_s += step_s
             policy.plan(StepView(world.requests, 0, 0, now_s, num_generated=world.num_tokens))
-            ages.append(0 if policy.controller.is_trial else policy._plan_age)
-        assert max(ages) == pytest.approx(wanted - 1, abs=1)
+            ages.append(0 if policy.controller.is_trial else policy._looks.step - policy._plan_step)
+            policy.wants_outcome(policy._drafting)
+        assert wanted - 2 <= max(ages) <= wanted + STEPS

@@ -103,9 +103,12 @@ def test_whoever_wants_it_is_told_of_every_step_that_decoded(policy, monkeypatch
     scheduler.add(make_request(0))
     draw = random.Random(0)
     num_decoded = num_generated = 0
+    view = None
     while scheduler.has_work():
         plan = scheduler.schedule()
-        assert plan.view.num_generated == num_generated
+        if plan.view is not view:  # of a plan that holds
+            assert plan.view.num_generated == num_generated
+        view = plan.view
         num_decoded += bool(plan.view.decoding)
         request = plan.scheduled[0].request
         new = plan.scheduled[0].num_drafts - request.num_drafts
