@@ -38,6 +38,7 @@ class SchedulerOutput:
     stop: DraftStop | None = None
     is_drafting: bool = True  # while nothing is drafted, prompts are not run through the draft model either
     finished: tuple[Request, ...] = ()  # ended without running: deadline passed in the queue, cancelled
+    begun_s: float | None = None  # when the step was scheduled, if that was after its view: the plan is held
 
     @property
     def num_rows(self) -> int:

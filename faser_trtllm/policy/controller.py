@@ -3,7 +3,9 @@
 A model predicts each arm's goodput; what was measured corrects it by one factor per arm and batch-size class. The arm
 with the best corrected prediction runs. log(factor) is a sum of normal beliefs: how wrong the model is of all drafting
 arms, how wrong beyond that of this one, and beyond that at this batch size. Each plan's measurement moves them by what
-is known of them and of its own noise. What is not measured for a while is forgotten, so an arm that was unlucky, or
+is known of them and of its own noise. A machine that is faster than it is taken to be makes every plan look good for a
+while, so that is believed too, of all arms alike and not for long: arms are compared plan by plan, as they follow each
+other. What is not measured for a while is forgotten, so an arm that was unlucky, or
 that the machine has become kinder to, is tried again. And a share of the tokens is spent on trials: a plan's time for
 another arm, once early and then the more often the closer it looks, so that a rival that nothing but a misfortune
 speaks against gets its chance; what a trial turns out to have lost is charged to that share. Since `off` and the best
@@ -31,6 +33,8 @@ MAX_SAVED_TRIALS = 2.0
 MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in between
 # Variances of log(measured / promised).
 OF_DRAFTING, OF_ARM, OF_CLASS = 0.03, 0.02, 0.005  # before anything is known
+OF_MOOD = 0.05  # of how wrong the machine's speed is taken to be, for plans one after the other alike
+MOOD_KEPT = 0.8  # of that, from one plan to the next
 OF_PLAN = 0.02  # of a plan, whose mood is known so well
 OF_TOKEN = 0.3  # of the number of tokens with drafts, over its mean
 OF_REQUEST = 0.06  # of how well a request is drafted
@@ -84,6 +88,7 @@ class Controller:
         self._classes: dict[int, _Class] = {}
         self._overall = {arm: _Belief(OF_ARM) for arm in margins}  # of all classes
         self._drafting = _Belief(OF_DRAFTING)  # all arms but off
+        self._mood = _Belief(OF_MOOD)  # every arm, just now
         self._tried: set[str] = set()
         self._num_tokens = 0.0
         self.is_trial = False  # whether the last choice is for TRIAL_STEPS only
@@ -177,7 +182,8 @@ class Controller:
         if arm != "off":
             of_tokens = OF_TOKEN / num_tokens + OF_REQUEST / max(batch_size, num_tokens / REQUEST_TOKENS)
         surprise = math.log(num_tokens / expected) + 0.5 * of_tokens  # the mean of a log is below the mean's
-        _learn(self._beliefs(state, arm), surprise, OF_PLAN + of_tokens)
+        self._mood.fade(MOOD_KEPT)
+        _learn([self._mood, *self._beliefs(state, arm)], surprise, OF_PLAN + of_tokens)
 
     def _factor(self, state: _Class, arm: str) -> float:
         mean = self._overall[arm].mean + (0.0 if arm == "off" else self._drafting.mean)
@@ -186,7 +192,7 @@ class Controller:
         return math.exp(mean)
 
     def _likelihood(self, state: _Class, arm: str, best: str, scores: Mapping[str, float]) -> float:
-        """That the arm is better than the one that looks best: 1 where it is as likely as not, MIN_LIKELIHOOD at least."""
+        """That the arm is better than the one that looks best: 1 where it is as likely as not, at least MIN_LIKELIHOOD."""
         pair = arm, best
         variance = sum(belief.variance for one in pair for belief in self._own(state, one))
         if "off" in pair:

@@ -18,8 +18,8 @@ PACE_S = 0.1
 
 
 class Looks:
-    """plan() and hold() while a step is planned; ask() once it is verified tells whether it is looked at at all; weight
-    then, for how many steps its times stand: 0 if only its tested drafts are of interest."""
+    """plan() and num_held() while a step is planned; ask(), once it is verified, tells whether it is looked at at all;
+    weight then, for how many steps its times stand: 0 if only its tested drafts are of interest."""
 
     def __init__(self) -> None:
         self.step = 0  # number of the step asked for
@@ -28,27 +28,24 @@ class Looks:
         self._warm_up: WarmUp | None = WarmUp()
         self._was_speculative = False
         self._now_s = 0.0  # when the last step was planned
-        self._held = range(0)  # numbers of steps that are not planned
         self._stretch = self._wanted_stretch = 1
         self._paced_s = 0.0
         self._learning_s = 0.0
 
     def plan(self, now_s: float) -> None:
-        """A step is planned; what was held is over."""
+        """A step is planned."""
         self._now_s = now_s
-        self._held = range(0)
 
-    def hold(self, is_speculative: bool, at_most: int) -> int:
-        """-> so many steps behind the one that is planned now need no planning, since they are not looked at."""
+    def num_held(self, is_speculative: bool, at_most: int) -> int:
+        """So many steps behind the one that is planned now need no planning: up to the next one that is looked at,
+        which is thus as most steps are."""
         if self._warm_up is not None or is_speculative != self._was_speculative:
             return 0
         since = self._since + 1
         num_left = -since % self._cycle
         if is_speculative:
             num_left = min(num_left, -since % (TEST_EVERY * self._stretch))
-        num_held = max(0, min(num_left - 1, at_most))
-        self._held = range(self.step + 2, self.step + 2 + num_held)
-        return num_held
+        return min(num_left, at_most)
 
     def pace(self, now_s: float, learning_s: float) -> None:
         """learning_s: what learning has taken until now_s, both since the start."""
@@ -67,8 +64,6 @@ class Looks:
         self.step += 1
         self._since += 1
         self.weight = 0
-        if self.step in self._held:
-            return False
         if is_speculative != self._was_speculative:
             self._was_speculative, self._warm_up = is_speculative, WarmUp()
         if self._warm_up is not None:

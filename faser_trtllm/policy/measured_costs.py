@@ -65,6 +65,15 @@ class MeasuredCosts:
         """The draft's pass over tokens that it has missed (a prompt, mostly), per token."""
         return self.mood.published(self._late) * self._late_row_ms
 
+    def observe_idle(self, num_requests: int, context_len: float, num_steps: int, ms: float, now_s: float) -> None:
+        """So many steps without drafts and prompts took ms each until now_s."""
+        last_s, self._observed_s = self._observed_s, now_s
+        self.mood.pass_time(num_steps * ms if last_s is None else 1e3 * (now_s - last_s))
+        pass_ms = ms - self.mood.factor * self._overheads.ms(num_requests, False)
+        decode_ms = self._table.decode_ms(num_requests, context_len)
+        if self._decode.learn(num_requests, pass_ms, decode_ms, num_steps):
+            self._forget()
+
     def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None) -> float:
         """Learn from a step -> its duration in ms: up to the next one, planned at next_s, if it is known.
 
@@ -77,9 +86,7 @@ class MeasuredCosts:
             is_new = outcome.num_context_rows == 0 and self._learn_pass(outcome, context_len)
             is_new |= self._learn_late(outcome, context_len)
             if is_new:
-                self._cache.clear()
-                self._verify.forget_curve()
-                self._decode.forget_curve()
+                self._forget()
         slowness = self.mood.factor
         elapsed = math.inf if next_s is None else 1e3 * (next_s - outcome.now_s)
         # In serial steps the host's own time lies before and behind the engines' and between them.
@@ -97,6 +104,11 @@ class MeasuredCosts:
     def late_ms(self, outcome: StepOutcome) -> float:
         """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
         return self.late_row_ms * max(0, outcome.num_draft_rows - 2 * len(outcome.decoding))
+
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._verify.forget_curve()
+        self._decode.forget_curve()
 
     def _usual_ms(self, outcome: StepOutcome, context_len: float) -> float:
         num_requests = len(outcome.decoding)

@@ -19,7 +19,8 @@ class Period:
         self.rate = rate
         self.promise = promise
         self.tokens = 0  # of all steps but the first ones
-        self.expected = 0.0  # that were promised for the time they took, without what learning took
+        self.ms = 0.0  # that those took, without what learning took
+        self.expected = 0.0  # that were promised for that time
         self.lost = 0.0  # tokens of all steps that the arm in charge would have brought, less those that came
         self.lost_cold = 0.0  # the same of the first steps only
         self.is_open = False  # whether all is begun, so that begin_step() need not be called
@@ -51,8 +52,10 @@ class Period:
             self.lost_cold += lost if warm is None else 0.0
         if warm is not None:
             learning_s = view.learning_s - warm.learning_s
+            ms = 1e3 * max(0.0, view.now_s - warm.now_s - learning_s)
             self.tokens += view.num_generated - warm.num_generated
-            self.expected += self.promise * 1e3 * max(0.0, view.now_s - warm.now_s - learning_s) / slowness
+            self.ms += ms
+            self.expected += self.promise * ms / slowness
         self._begun = self._warm = None
         self.is_open = False
 

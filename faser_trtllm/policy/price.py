@@ -71,7 +71,6 @@ class _Step:
 
     number: int
     outcome: StepOutcome
-    weight: int
     context_len: float
     next_s: float | None  # when the next step was planned, on the outcome's clock; None if there was none
 
@@ -139,7 +138,7 @@ class PricePolicy:
         n = len(decoding)
         if self._looked is not None:
             next_s = view.now_s - view.learning_s if n else None
-            self._unsettled.append(_Step(self._looks.step, self._looked, self._looks.weight, self._context_len, next_s))
+            self._unsettled.append(_Step(self._looks.step, self._looked, self._context_len, next_s))
             self._looked = None
         self._looks.plan(view.now_s)
         self._is_probe = False
@@ -161,6 +160,9 @@ class PricePolicy:
             self._end_probe(view)
             self._period.end_steps(view, slowness)
         if is_new:
+            if not self._drafting:
+                self._learn_idle(view)
+            self._learn_settled()
             promise = None if self.estimator.is_new else self._promise
             self._judge.end_plan(self._looks.step, promise, self._period)
             self._plan_step = self._looks.step
@@ -195,11 +197,20 @@ class PricePolicy:
         num_left = self._plan_steps - 1 - (self._looks.step - self._plan_step)
         if num_left < 0 and view.now_s < self._plan_until_s:
             num_left = HELD_STEPS
-        return replace(self._plan, num_held=self._looks.hold(self._drafting, max(num_left, 0)))
+        return replace(self._plan, num_held=self._looks.num_held(self._drafting, max(num_left, 0)))
 
     def _expire(self) -> None:
         """The plan suits this step only."""
         self._plan_steps, self._plan_until_s = 0, -math.inf
+
+    def _learn_idle(self, view: StepView) -> None:
+        """What the steps of a plan that drafts nothing took: none of them was looked at."""
+        period, size = self._period, self._planned_size
+        if period.tokens:
+            num_steps = period.tokens // size
+            ms = period.ms / num_steps
+            self._costs.observe_idle(size, self._context_len, num_steps, ms, view.now_s - view.learning_s)
+            self._probes.save(num_steps, ms / self._costs.mood.factor)
 
     def _end_probe(self, view: StepView) -> None:
         """What it cost is known; nothing is before a rest of the service, whose time is nobody's."""
@@ -366,21 +377,19 @@ class PricePolicy:
     def wants_outcome(self, is_speculative: bool) -> bool:
         is_probe = is_speculative and not self._drafting
         is_new = is_speculative and self.estimator.is_new
-        return self._looks.ask(is_speculative, all_tests=is_new or is_probe)
+        return self._looks.ask(is_speculative, all_tests=is_new or is_probe) and is_speculative
 
     def observe(self, outcome: StepOutcome) -> None:
-        if outcome.num_drafted or any(outcome.num_pending):
-            self.estimator.observe(outcome)  # looks at tested drafts only
+        self.estimator.observe(outcome)  # looks at tested drafts only
         if self._looks.weight:
             self._looked = outcome
-        while self._unsettled and self._unsettled[0].number <= self._looks.step - self._settling_steps:
-            self._learn(self._unsettled.popleft())
 
-    def _learn(self, step: _Step) -> None:
-        """What a step cost, once all the drafts that were pending in it are tested."""
-        self._exits.observe(step.outcome)
-        ms = self._costs.observe(step.outcome, step.context_len, step.next_s)
-        self._probes.save(step.weight, ms, is_idle=not step.outcome.num_drafted)
+    def _learn_settled(self) -> None:
+        """What steps cost, once all the drafts that were pending in them are tested."""
+        while self._unsettled and self._unsettled[0].number <= self._looks.step - self._settling_steps:
+            step = self._unsettled.popleft()
+            self._exits.observe(step.outcome)
+            self._costs.observe(step.outcome, step.context_len, step.next_s)
 
     def _choose(self, view: StepView, costs: StepCosts, base_tokens: float) -> tuple[Choice, list[float]]:
         """-> the slots with the most goodput; the mean survival of these requests by place, which a uniform length is

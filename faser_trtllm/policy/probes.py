@@ -36,22 +36,20 @@ class Probes:
         self._next_at_ms = 0.0
         self._num_probes = 0
 
-    def save(self, num_steps: int, ms: float, *, is_idle: bool) -> None:
-        """So many steps took ms each. Where something is drafted there is nothing to save for."""
-        saved_ms = self._saved_ms + (SHARE * num_steps * ms if is_idle else 0.0)
-        self._saved_ms = min(saved_ms, MAX_SAVED_STEPS * ms)
+    def save(self, num_steps: int, ms: float) -> None:
+        """So many steps without drafts took ms each."""
+        self._saved_ms = min(self._saved_ms + SHARE * num_steps * ms, MAX_SAVED_STEPS * ms)
 
     def charge(self, lost_ms: float) -> None:
         """What the last probe turned out to cost beyond the worth of its tokens, instead of what was expected; the cold
         caches that it left behind are in it."""
-        self._saved_ms += self._spent_ms - min(lost_ms, MAX_LOSS * self._spent_ms)
+        self._saved_ms += self._spent_ms - min(max(lost_ms, 0.0), MAX_LOSS * self._spent_ms)
         self._spent_ms = 0.0
 
     def lengths(self, decoding: Sequence[Request], context_len: float, price: float) -> list[int] | None:
         """Drafts per request, if it is time for a probe; price: tokens per ms of the step without."""
         n = len(decoding)
         if self._estimator.is_new:
-            self._saved_ms = 1e9  # cut to MAX_SAVED_STEPS: the draft is up to date now, so look again soon
             return [self._warm_up_len if i < REQUESTS else 0 for i in range(n)]
         if self._saved_ms < self._next_at_ms:
             return None

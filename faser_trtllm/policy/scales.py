@@ -24,11 +24,13 @@ SWING = 0.02
 SWING_MS = 200.0  # after so long a swing is 1 / e of what it was
 FIRST_LEVEL = 0.1
 LEVEL_PER_MS = 1e-6  # a random walk of 0.1 within ten seconds
-TARGET_SCALE, DRAFT_SCALE = 0.02, 0.5  # before anything is known, and long after it was
+TARGET_SCALE, DRAFT_SCALE = 0.04, 0.5  # before anything is known, and long after it was
 FORGET_MS = 200_000.0  # after so long a scale is as unknown as ever, but for 1 / e
 SETTLE_MS = 2000.0  # time goes by for scales in such steps
 LIKENESS_OCTAVES = 2.0  # of rows, over which the correlation of scales falls to 1 / e
-LIKENESS_WAYS = 0.8  # correlation of the scales of passes of the same size with drafts and without
+LIKENESS_WAYS = 0.5  # correlation of the scales of passes of the same size with drafts and without
+RESTLESS_GAIN = 0.05
+MAX_RESTLESSNESS = 16.0
 MAX_DEVIATION = 2.5  # in standard deviations; what is further off moves things no further
 MAX_GAP_MS = 10_000.0
 PUBLISH = 0.04  # change of a log that is worth new arrays
@@ -57,6 +59,7 @@ class Mood:
         self._published = np.zeros(2)
         self._unsettled_ms = 0.0
         self._num_passes = 0
+        self._restlessness = 1.0  # how many times all variances of the machine's, not the scales', are as above
 
     def new_scale(self, variance: float) -> Scale:
         return Scale(self.new_scales(np.full((1, 1), variance)))
@@ -89,8 +92,8 @@ class Mood:
         self._log[0] *= kept
         covariance[0] *= kept
         covariance[1:, 0] = covariance[0, 1:]
-        covariance[0, 0] = kept * covariance[0, 0] + (1.0 - kept * kept) * SWING
-        covariance[1, 1] = min(covariance[1, 1] + LEVEL_PER_MS * gap_ms, FIRST_LEVEL)
+        covariance[0, 0] = kept * covariance[0, 0] + (1.0 - kept * kept) * SWING * self._restlessness
+        covariance[1, 1] = min(covariance[1, 1] + LEVEL_PER_MS * self._restlessness * gap_ms, FIRST_LEVEL)
         self._unsettled_ms += gap_ms
         if self._unsettled_ms >= SETTLE_MS:
             kept = math.exp(-self._unsettled_ms / FORGET_MS)
@@ -101,8 +104,11 @@ class Mood:
             covariance += (1.0 - kept * kept) * self._prior
         self._note_factor()
 
-    def learn(self, scale: Scale, measured_ms: float, predicted_ms: float, *, moves: bool = True) -> bool:
-        """A pass of the scale's kind took measured_ms, where the table predicts predicted_ms. True: published is new.
+    def learn(
+        self, scale: Scale, measured_ms: float, predicted_ms: float, *, moves: bool = True, num_passes: int = 1
+    ) -> bool:
+        """Passes of the scale's kind took measured_ms in the mean, where the table predicts predicted_ms. True:
+        published is new.
 
         moves: whether it tells of all else, as the target's passes do; drafting may have been partly hidden.
         """
@@ -111,11 +117,12 @@ class Mood:
         covariance = self._covariance
         with_pass = covariance[0] + covariance[1] + _mix(covariance, scale)
         total = float(with_pass[0] + with_pass[1] + _mix(with_pass, scale))
-        total += NOISE + SHORT_NOISE / (1.0 + measured_ms)
+        total += self._restlessness * (NOISE + SHORT_NOISE / (1.0 + num_passes * measured_ms))
         limit = MAX_DEVIATION * math.sqrt(total)
         excess = math.log(measured_ms / predicted_ms) - float(self._log[0] + self._log[1] + _mix(self._log, scale))
         excess = min(max(excess, -limit), limit)
         if moves:
+            self._note_surprise(excess * excess / total)
             self._log += (excess / total) * with_pass
             covariance -= np.multiply.outer(with_pass / total, with_pass)
             self._note_factor()
@@ -123,6 +130,12 @@ class Mood:
             self._learn_alone(scale.index, excess, with_pass, total)
         self._num_passes += 1
         return self._publish(scale)
+
+    def _note_surprise(self, ratio: float) -> None:
+        """ratio: of a square to what was expected of it. What is more restless than was thought is so in its passes and
+        in its swings; the scales hold still nevertheless."""
+        restlessness = self._restlessness * (1.0 + RESTLESS_GAIN * (ratio - 1.0))
+        self._restlessness = min(max(restlessness, 1.0), MAX_RESTLESSNESS)
 
     def _note_factor(self) -> None:
         self.factor = math.exp(self._log[0] + self._log[1])
@@ -166,10 +179,11 @@ class ScalesByRows:
         first = mood.new_scales(TARGET_SCALE * np.kron(by_way, by_rows))
         return cls(mood, first), cls(mood, first + NUM_OCTAVES)
 
-    def learn(self, num_rows: int, measured_ms: float, predicted_ms: float) -> bool:
-        """True: published scales are new, perhaps others' too."""
+    def learn(self, num_rows: int, measured_ms: float, predicted_ms: float, num_passes: int = 1) -> bool:
+        """As Mood.learn(). True: published scales are new, perhaps others' too."""
         share, place = math.modf(min(math.log2(num_rows), NUM_OCTAVES - 1))
-        return self._mood.learn(Scale(self._first + int(place), share), measured_ms, predicted_ms)
+        scale = Scale(self._first + int(place), share)
+        return self._mood.learn(scale, measured_ms, predicted_ms, num_passes=num_passes)
 
     def forget_curve(self) -> None:
         self._curve = np.ones(1)

@@ -42,7 +42,7 @@ class SchedulePolicy(StatelessPolicy):
         k = k or int(self._looks.step >= self._drafted_step + PROBE_STEPS)
         if k:
             self._drafted_step = self._looks.step
-        return DraftPlan([k] * n, num_held=self._looks.hold(k > 0, HELD_STEPS) if self.estimator.is_settled else 0)
+        return DraftPlan([k] * n, num_held=self._looks.num_held(k > 0, HELD_STEPS) if self.estimator.is_settled else 0)
 
     def length(self, num_requests: int, context_len: float) -> int:
         """The length for a batch size; cached until the acceptance is estimated anew."""

@@ -42,5 +42,5 @@ def step_outcome(plan: SchedulerOutput, drafts: DraftResult, result: VerifyResul
         result.verify_ms,
         result.step_ms,
         plan.mode,
-        plan.view.now_s - plan.view.learning_s,
+        (plan.view.now_s if plan.begun_s is None else plan.begun_s) - plan.view.learning_s,
     )

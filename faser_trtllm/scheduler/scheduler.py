@@ -135,7 +135,7 @@ class Scheduler:
         """Decide one step: who runs how many rows. Blocks for them are allocated."""
         if self._num_held and self._held is not None and self._has_ample_blocks():
             self._num_held -= 1
-            return self._steady_step(*self._held)
+            return self._steady_step(*self._held, begun_s=self._clock.now_s())
         finished = self._expire() if self._may_expire else ()
         decoding = [request for request in self._running if request.is_decoding]
         all_decode = len(decoding) == len(self._running)
@@ -219,9 +219,15 @@ class Scheduler:
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
-    def _steady_step(self, view: StepView, decision: DraftPlan, finished: tuple[Request, ...] = ()) -> SchedulerOutput:
-        steady = self._schedule_steady(view.decoding, decision.lengths)
-        return SchedulerOutput(steady, view, (), (), decision.mode, decision.stop, any(decision.lengths), finished)
+    def _steady_step(
+        self,
+        view: StepView,
+        decision: DraftPlan,
+        finished: tuple[Request, ...] = (),
+        begun_s: float | None = None,
+    ) -> SchedulerOutput:
+        steady, is_drafting = self._schedule_steady(view.decoding, decision.lengths), any(decision.lengths)
+        return SchedulerOutput(steady, view, (), (), decision.mode, decision.stop, is_drafting, finished, begun_s)
 
     def _schedule_steady(self, decoding: Sequence[Request], lengths: Sequence[int]) -> tuple[ScheduledRequest, ...]:
         """What _schedule_running would do where all decode, nobody waits and blocks are ample, in one loop."""

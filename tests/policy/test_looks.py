@@ -79,34 +79,19 @@ def test_where_learning_takes_much_of_the_time_looks_are_rarer_and_weigh_more(is
 
 
 @pytest.mark.parametrize("at_most", [0, 1, 3, 100])
-def test_steps_that_are_held_are_not_looked_at_and_nothing_else_changes(at_most):
-    """The same steps are looked at whether plan() is called for all of them or not for those held."""
+def test_what_is_looked_at_does_not_depend_on_which_steps_are_planned(at_most):
+    """None behind a step that was looked at is held, so that it is known when that step ended."""
     kinds = ([True] * 50 + [False] * 70) * 4
-    held, num_left, seen = Looks(), 0, []
-    num_held = 0
+    looks, num_left, num_held, seen = Looks(), 0, 0, []
     for step, kind in enumerate(kinds):
         if num_left and kinds[step - 1] == kind:
+            assert seen[-1] is None, "the step before was looked at"
             num_left -= 1
             num_held += 1
-            assert not held.ask(kind, all_tests=False)
-            assert held.weight == 0
-            seen.append(None)
-            continue
-        held.plan(float(step))
-        num_left = min(held.hold(kind, at_most), next((i for i, k in enumerate(kinds[step:]) if k != kind), 999) - 1)
-        seen.append(held.weight if held.ask(kind, all_tests=False) else None)
+        else:
+            looks.plan(float(step))
+            num_left = looks.num_held(kind, at_most)
+            assert num_left <= at_most
+        seen.append(looks.weight if looks.ask(kind, all_tests=False) else None)
     assert seen == asked(Looks(), kinds)
-    assert held.step == len(kinds)
-    assert (num_held > 0) == (at_most > 0)
-
-
-def test_a_step_that_is_planned_anyway_ends_what_was_held():
-    looks = Looks()
-    asked(looks, [False] * 5, step_s=1.0)
-    looks.plan(5.0)
-    assert looks.hold(False, 100) > 2
-    assert not looks.ask(False, all_tests=False)
-    looks.plan(6.0)
-    assert not looks.ask(True, all_tests=False)
-    looks.plan(7.0)
-    assert looks.ask(True, all_tests=True)
+    assert num_held <= len(kinds) // 2 if at_most < 2 else num_held > len(kinds) // 2
