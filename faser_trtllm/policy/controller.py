@@ -192,7 +192,7 @@ class Controller:
         return math.exp(mean)
 
     def _likelihood(self, state: _Class, arm: str, best: str, scores: Mapping[str, float]) -> float:
-        """That the arm is better than the one that looks best: 1 where it is as likely as not, at least MIN_LIKELIHOOD."""
+        """That the arm is better than the best one: 1 where it is as likely as not, at least MIN_LIKELIHOOD."""
         pair = arm, best
         variance = sum(belief.variance for one in pair for belief in self._own(state, one))
         if "off" in pair:

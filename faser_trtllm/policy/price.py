@@ -18,7 +18,6 @@ is, never whether.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from faser_trtllm.core.value import value
 from faser_trtllm.policy.base import DraftPlan, ExitView, Mode, StepOutcome, StepView
 from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
 from faser_trtllm.policy.exits import ExitPricing
+from faser_trtllm.policy.frontier import SLACK, Frontier
 from faser_trtllm.policy.goodput import (
     Choice,
     StepCosts,
@@ -39,12 +39,7 @@ from faser_trtllm.policy.goodput import (
     best_slots,
     best_slots_few,
     best_uniform,
-    num_paying,
-    num_paying_few,
     step_ms,
-    stop_along,
-    top_prefixes,
-    top_prefixes_few,
 )
 from faser_trtllm.policy.judge import Judge, Promise
 from faser_trtllm.policy.looks import Looks
@@ -57,10 +52,9 @@ from faser_trtllm.policy.survival import FloatArray, SurvivalEstimator
 from faser_trtllm.policy.urgency import urgency
 
 MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
-SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 PLAN_STEPS = 16  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 24  # the same for a plan that drafts nothing
-PLAN_S, IDLE_PLAN_S = 0.05, 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
+PLAN_S = 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
 HELD_STEPS = 16  # at most, of a plan that is older than its steps and not than its time
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
@@ -102,7 +96,7 @@ class PricePolicy:
         self._arm = "price"
         self._promise: Promise | None = None  # of the plan, None where it is not to be judged
         self._price = 0.0
-        self._horizon = 0  # longest planned length
+        self._frontier = Frontier(self.estimator, max_draft_len)
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._period = Period()  # of the plan
         self._probe: Period | None = None  # of the last probe, and of the cold steps that it leaves behind
@@ -121,12 +115,6 @@ class PricePolicy:
         self._plan_tokens = 1.0  # per request and step, with so many
         self._plan_prompts = 0
         self._plan_decoding: tuple[Request, ...] = ()
-        self._ratio_of: tuple[Request, ...] = ()
-        self._ratio_lists: list[list[float]] = []  # up to where the price looks, for a few requests
-        self._mean_ratio: list[float] = []
-        self._alone: Request | None = None  # whose expected acceptance by place _alone_ratio has, until the next plan
-        self._alone_ratio: list[float] = []
-        self._ratio = np.ones((1, max_draft_len))  # expected survival by place over that of the first, by request
 
     @property
     def price(self) -> float:
@@ -252,12 +240,11 @@ class PricePolicy:
     def _decide(self, view: StepView) -> DraftPlan:
         """The plan for the next steps."""
         self._looks.pace(view.now_s, view.learning_s)
-        self._alone = None
         decoding = view.decoding
         n = len(decoding)
         limit = max(request.draft_limit for request in decoding)
         if limit == 0:  # last tokens, or requests that want no drafts: that says nothing about drafting
-            self._drafting, self._promise, self._horizon = False, None, 0
+            self._drafting, self._promise = False, None
             self._expire()
             self._period = Period()
             return DraftPlan([0] * n)
@@ -298,25 +285,16 @@ class PricePolicy:
         self._plan_steps, self._plan_until_s = TRIAL_STEPS, -math.inf
         if not self.controller.is_trial:
             self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
-            self._plan_until_s = view.now_s + (PLAN_S if self._drafting else IDLE_PLAN_S)
+            self._plan_until_s = view.now_s + PLAN_S
         if not self._drafting:
-            self._horizon = 0
             return DraftPlan([0] * n)
         planned = uniform.lengths if arm == "uniform" else choice.lengths
         if n <= FEW_REQUESTS:
             self._mean_len = max(1, round(sum(planned) / n))
             self._plan_tokens = self._expected_tokens(decoding)
         if arm == "uniform":
-            self._horizon = uniform.lengths[0]
             return DraftPlan(uniform.lengths)
-        self._horizon = max(choice.lengths)
-        if n > 1:
-            survival = self.estimator.expected_many(list(decoding))
-            self._ratio = survival / np.maximum(survival[:, :1], 1e-9)
-            self._ratio_of = self._plan_decoding
-            if n <= FEW_REQUESTS:
-                reached = self._ratio[:, : min(self._horizon + SLACK, self._max_draft_len)]
-                self._ratio_lists, self._mean_ratio = reached.tolist(), reached.mean(0).tolist()
+        self._frontier.plan(decoding, max(choice.lengths))
         stop = draft_stop(choice, costs, self.estimator, self._max_draft_len, self._max_batch_size)
         if n == 1:
             wanted = [self._max_draft_len]  # the price decides how far
@@ -331,40 +309,7 @@ class PricePolicy:
         decoding = view.decoding
         n = len(decoding)
         costs = self._costs.costs(n, n + view.num_context_rows, self._context_len)
-        if n == 1:
-            request = decoding[0]
-            if request is not self._alone:
-                expected = self.estimator.expected(request)
-                self._alone = request
-                self._alone_ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
-            survival = self.estimator.survival(request, num_pending[0])
-            return [stop_along(survival, self._alone_ratio, costs.verify, self._price)]
-        requests = list(decoding)
-        weights = self._weights(view)
-        if n <= FEW_REQUESTS and weights is None:
-            return self._few_frontiers(requests, num_pending, costs)
-        live = self.estimator.survivals(requests, list(num_pending))
-        ratios = self._ratio
-        if self._ratio_of != tuple(requests):  # half of the batch, or someone has come or left
-            ratios = ratios.mean(0, keepdims=True)
-        ahead = live[:, :1] * ratios[:, : min(self._horizon + SLACK, self._max_draft_len)]
-        if weights is not None:
-            live *= weights[:, None]
-            ahead *= weights[:, None]
-        ranked = -np.sort(-ahead.ravel())
-        num_slots = num_paying(ranked, np.asarray(costs.verify), self._price)
-        return top_prefixes(live, num_slots)
-
-    def _few_frontiers(self, requests: list[Request], num_pending: Sequence[int], costs: StepCosts) -> list[int]:
-        """The same for a few requests, for which numpy would take longer than plain loops."""
-        live = [self.estimator.survival(r, n) if n else [] for r, n in zip(requests, num_pending, strict=True)]
-        if self._ratio_of == tuple(requests):
-            ratios = self._ratio_lists
-        else:
-            ratios = [self._mean_ratio] * len(requests)
-        ahead = [s[0] * x for s, ratio in zip(live, ratios, strict=True) if s for x in ratio]
-        ahead.sort(reverse=True)
-        return top_prefixes_few(live, num_paying_few(ahead, costs.verify, self._price))
+        return self._frontier.lengths(decoding, num_pending, costs, self._price, self._weights(view))
 
     def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
         if not self._exits.active or num_rows == len(view.decoding) or self._is_probe:

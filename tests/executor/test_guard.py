@@ -145,7 +145,7 @@ def _opposed_tables(setup):
         ("fixed:3", 1000, {"no_acceptance"}),
         ("fixed:3:draft_ahead", 1000, {"no_acceptance"}),
         ("gp_lcb", 1000, {"no_acceptance"}),
-        ("price", 100, set()),
+        ("price", 300, set()),  # drafting costs nothing by this clock, so trials may be many
         ("schedule", 100, set()),
     ],
 )
