@@ -92,11 +92,16 @@ class Frontier:
         self, requests: list[Request], num_pending: Sequence[int], costs: StepCosts, price: float
     ) -> list[int]:
         """The same for a few requests, for which numpy would take longer than plain loops."""
-        live = [self._estimator.survival(r, n) if n else [] for r, n in zip(requests, num_pending, strict=True)]
+        survival = self._estimator.survival
         if self._requests == tuple(requests):
             ratios = self._ratio_lists
         else:
             ratios = [self._mean_ratio] * len(requests)
-        ahead = [s[0] * x for s, ratio in zip(live, ratios, strict=True) if s for x in ratio]
+        pending = list(zip(requests, num_pending, strict=True))
+        first = [survival(request, 1) if n else [] for request, n in pending]
+        ahead = [s * x for one, ratio in zip(first, ratios, strict=True) for s in one for x in ratio]
         ahead.sort(reverse=True)
-        return top_prefixes_few(live, num_paying_few(ahead, costs.verify, price))
+        num_slots = num_paying_few(ahead, costs.verify, price)
+        if num_slots >= sum(num_pending):
+            return list(num_pending)
+        return top_prefixes_few([survival(request, n) if n else [] for request, n in pending], num_slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import DraftPlan, ExitView, StepOutcome, StepView
@@ -23,7 +24,7 @@ class PricedPolicy:
 
     def plan(self, view: StepView) -> DraftPlan:
         self._clock.advance(self._overhead_s)
-        return self._inner.plan(view)
+        return replace(self._inner.plan(view), num_held=0)  # every step takes the host's time
 
     def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
         return self._inner.frontier_lengths(view, num_pending)

@@ -64,7 +64,8 @@ class ErraticPolicy(StatelessPolicy):
 
     def plan(self, view):
         lengths = [self._random.randint(0, self._max_draft_len) for _ in view.decoding]
-        return DraftPlan(lengths, mode=self._random.choice(self._modes))
+        num_held = self._random.choice((0, 0, 2))
+        return DraftPlan(lengths, mode=self._random.choice(self._modes), num_held=num_held)
 
     def frontier_lengths(self, view, num_pending):
         lengths = []

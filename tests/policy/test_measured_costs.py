@@ -1,5 +1,6 @@
 """What running steps teach of a cost table: scales by rows, the machine's mood, the time between steps."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,41 @@ def test_steps_without_drafts_and_those_with_are_told_apart():
     off_ms = found.off_ms - table.overhead_ms
     expected = 0.5 * table.decode_ms(1, 64) / table.verify_ms(4, 1, 64)
     assert off_ms / found.verify[3] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_plan_without_drafts_tells_what_its_steps_took_in_the_mean():
+    """Its steps take a third longer than the table says, beside those with drafts that keep to it."""
+    costs, table = MeasuredCosts(cost_table(), 8), cost_table()
+    off_ms, now_s = costs.costs(1, 1, 64.0).off_ms, 0.0
+    for _ in range(80):
+        teach(costs, 4, 1.0, steps=9)
+        now_s += 0.1
+        costs.observe_idle(1, 64.0, 50, 1.33 * table.decode_ms(1, 64.0) + table.overhead_ms, now_s)
+    found = costs.costs(1, 1, 64.0)
+    ratio = found.off_ms / found.verify[3]
+    assert ratio == pytest.approx(1.33 * off_ms / table.verify_ms(4, 1, 64), rel=0.06)
+
+
+def test_many_steps_say_more_than_one():
+    moved = []
+    for num_steps in (1, 50):
+        costs, table = MeasuredCosts(cost_table(lambda rows: 0.1), 8), cost_table(lambda rows: 0.1)
+        costs.observe_idle(1, 64.0, num_steps, 1.2 * table.decode_ms(1, 64.0), 0.1)
+        moved.append(costs.mood.factor)
+    assert 1.0 < moved[0] < moved[1]
+
+
+def test_on_a_restless_machine_the_scales_hold_still():
+    """Passes twice as long as the one before, or half; the table is right of all of them."""
+    rng, table = random.Random(0), cost_table()
+    worst = 0.0
+    costs = MeasuredCosts(table, 8)
+    for _ in range(1500):
+        num_rows = rng.choice((2, 2, 2, 8))
+        costs.observe(outcome(num_rows, rng.lognormvariate(0.0, 0.5) * table.verify_ms(num_rows, 1, 64)), 64.0, 0.0)
+        found = scales(costs)
+        worst = max(worst, abs(found[7] / found[1] - 1.0))
+    assert worst < 0.25
 
 
 def test_rows_of_a_draft_call_are_learnt_but_not_from_prompts():

@@ -6,6 +6,9 @@ import pytest
 
 from faser_trtllm.policy.base import StepView
 from faser_trtllm.policy.controller import MIN_LIKELIHOOD, TRIAL_SHARE, TRIAL_STEPS, Controller
+from faser_trtllm.policy.fixed import FixedPolicy
+from faser_trtllm.policy.judge import Judge
+from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.period import Period
 from faser_trtllm.policy.price import PLAN_S, PLAN_STEPS, PricePolicy
 from faser_trtllm.policy.warm_up import STEPS, S
@@ -66,6 +69,68 @@ def test_a_period_that_ends_cold_lost_all_of_it_cold():
     assert (period.tokens, period.expected) == (0, 0.0)
 
 
+def test_a_trial_pays_for_the_cold_caches_behind_it():
+    charged = []
+
+    class Charged:
+        is_trial = False
+
+        def charge(self, num_lost):
+            charged.append(num_lost)
+
+    controller = Charged()
+    judge = Judge(controller, None, 3)
+    trial = Period(1.0, is_change=True)
+    steps(trial, [at(0.0), at(0.02, 15)])
+    controller.is_trial = True
+    judge.end_plan(10, None, trial)
+    assert not judge.is_paid
+    assert charged == []
+    behind = Period(1.0, is_change=True)
+    steps(behind, [at(1.0 + 0.01 * i, 6 * i) for i in range(STEPS + 5)])
+    controller.is_trial = False
+    judge.end_plan(20, None, behind)
+    assert judge.is_paid
+    assert charged == [pytest.approx(5.0 + STEPS * 4.0)]
+    judge.end_plan(30, None, Period(1.0))
+    assert len(charged) == 1
+
+
+class _Cold(World):
+    """Passes take half as long again right after a change between drafting and not, and as ever 10 ms later."""
+
+    changed_s, was_drafting = -1.0, False
+
+    def step(self):
+        usual = self.target
+        self.target = lambda rows: usual(rows) * (1.0 + 0.5 * max(0.0, 1.0 - 100 * (self.now_s - self.changed_s)))
+        super().step()
+        self.target = usual
+
+    def _draft(self, plan):
+        new, spent_ms = super()._draft(plan)
+        if any(new) != self.was_drafting:
+            self.changed_s, self.was_drafting = self.now_s, any(new)
+        return new, spent_ms
+
+
+def _short_ms(rows):
+    return 0.2 + 0.02 * rows
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.9])
+def test_cold_caches_cost_little_where_steps_are_short(acceptance):
+    """Steps of a quarter of a millisecond, of which a change makes forty slow."""
+
+    def world(policy):
+        return _Cold(policy, 2, constant(acceptance), target=_short_ms, draft=lambda requests: 0.08, noise=0.1)
+
+    best = max(world(policy).run(3000) for policy in (OffPolicy(), *map(FixedPolicy, (1, 2, 4, 6))))
+    tried = world(PricePolicy(8, cost_table(_short_ms, lambda requests: 0.08), 32))
+    tried.run(4000)
+    assert tried.run(12_000) > 0.97 * best
+
+
 def test_a_rest_of_the_service_is_no_loss():
     """Behind a probe or in a trial the last request ends, and the next one comes much later."""
     world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.1), noise=0.05)
@@ -76,6 +141,7 @@ def test_a_rest_of_the_service_is_no_loss():
         for _ in range(1000):
             world.step()
             if counts:
+                world.num_held = 0  # the last request ends
                 world.policy.plan(StepView([], 0, 0, world.now_s, num_generated=world.num_tokens))
                 world.now_s += 10.0
         counts.append(sum(any(lengths) for lengths in world.drafted_lengths[begun:]))

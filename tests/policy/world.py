@@ -73,6 +73,7 @@ class World:
     num_waiting: int = 0
     seed: int = 0
     now_s: float = 0.0
+    num_held: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
     drafted_lengths: list = field(default_factory=list)
@@ -93,8 +94,13 @@ class World:
         return (self.num_tokens - tokens) / (self.nominal_ms - start_ms)
 
     def step(self):
-        view = StepView(self.requests, 0, self.num_waiting, self.now_s, num_generated=self.num_tokens)
-        plan = self.policy.plan(view)
+        if self.num_held:
+            self.num_held -= 1
+            view, plan = self.held
+        else:
+            view = StepView(self.requests, 0, self.num_waiting, self.now_s, num_generated=self.num_tokens)
+            plan = self.policy.plan(view)
+            self.held, self.num_held = (view, plan), plan.num_held
         assert plan.mode is Mode.SERIAL
         new, spent_ms = self._draft(plan)
         pending = [r.num_drafts + n for r, n in zip(self.requests, new, strict=True)]
@@ -139,6 +145,7 @@ class World:
             if r.num_tokens > r.max_num_tokens - 50:
                 self.requests[i] = request(f"r{self.names}", self.max_draft_len, slot=i)
                 self.names += 1
+                self.num_held = 0
         self.num_drafted += sum(new)
         self.drafted_lengths.append(pending)
         self.verified_lengths.append(verified)

@@ -50,7 +50,7 @@ def expected_output(request):
 
 
 class RandomPolicy(StatelessPolicy):
-    """Any draft and frontier lengths, also ones that callers have to clamp, in any mode."""
+    """Any draft and frontier lengths, also ones that callers have to clamp, in any mode, for one step or for several."""
 
     name = "random"
 
@@ -59,7 +59,7 @@ class RandomPolicy(StatelessPolicy):
 
     def plan(self, view):
         lengths = [self._rng.randint(0, MAX_DRAFT_LEN + 1) for _ in view.decoding]
-        return DraftPlan(lengths, mode=self._rng.choice(tuple(Mode)))
+        return DraftPlan(lengths, mode=self._rng.choice(tuple(Mode)), num_held=self._rng.choice((0, 0, 1, 5)))
 
     def frontier_lengths(self, view, num_pending):
         return [self._rng.choice((0, pending, self._rng.randint(0, pending))) for pending in num_pending]

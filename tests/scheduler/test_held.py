@@ -1,0 +1,160 @@
+"""A plan that says so stands for several steps; whoever comes or goes ends that."""
+
+import itertools
+import random
+
+import pytest
+
+from faser_trtllm.config import CapacitySchedulerPolicy
+from faser_trtllm.core.decision import DraftPlan
+from faser_trtllm.policy.base import StatelessPolicy
+from faser_trtllm.policy.fixed import FixedPolicy
+from tests.scheduler.test_rules import Bench
+
+
+class _Counting(StatelessPolicy):
+    """One draft each; plan() holds for num_held more steps."""
+
+    name = "counting"
+
+    def __init__(self, num_held):
+        self.num_held = num_held
+        self.views = []
+        self.outcomes = []
+
+    def plan(self, view):
+        self.views.append(view)
+        return DraftPlan([1] * len(view.decoding), num_held=self.num_held)
+
+    def wants_outcome(self, is_speculative):
+        return True
+
+    def observe(self, outcome):
+        self.outcomes.append(outcome)
+
+
+def _running(num_held, num_requests=2, **limits):
+    """-> a bench whose requests decode, and its policy; nothing is held yet."""
+    bench = Bench(drafts=1, num_blocks=200, **limits)
+    policy = bench.scheduler._policy = _Counting(num_held)
+    for _ in range(num_requests):
+        bench.add(3, max_tokens=40)
+    bench.step()
+    policy.views.clear()
+    return bench, policy
+
+
+@pytest.mark.parametrize("num_held", [0, 1, 4])
+def test_a_plan_is_asked_for_again_when_its_steps_are_over(num_held):
+    bench, policy = _running(num_held)
+    for step in range(1, 11):
+        _, rows, _ = bench.step()
+        assert [drafts for _, _, drafts in rows] == [1, 1]
+        assert len(policy.views) == -(-step // (1 + num_held))
+
+
+@pytest.mark.parametrize("change", ["add", "cancel", "end"])
+def test_whoever_comes_or_goes_ends_what_was_held(change):
+    bench, policy = _running(num_held=1000)
+    if change == "end":
+        bench.scheduler.cancel("0")
+        bench.add(3, max_tokens=6)
+        bench.step()
+        policy.views.clear()
+    for _ in range(3):
+        bench.step()
+    assert len(policy.views) == 1
+    if change == "add":
+        bench.add(3)
+    elif change == "cancel":
+        bench.scheduler.cancel("1")
+    else:
+        while len(bench.scheduler.running) == 2:
+            bench.step()
+        assert len(policy.views) == 1
+    bench.step()
+    assert len(policy.views) == 2
+    assert len(policy.views[1].decoding) == (2 if change == "add" else 1)
+    assert policy.views[1].num_joining == (1 if change == "add" else 0)
+
+
+def test_nothing_is_held_where_somebody_may_be_late():
+    bench, policy = _running(num_held=1000, num_requests=1)
+    bench.add(3, max_tokens=40, deadline_s=1.0)
+    for _ in range(5):
+        bench.step()
+    assert len(policy.views) == 5
+    bench.clock.advance(2.0)
+    plan, _, _ = bench.step()
+    assert [request.request_id for request in plan.finished] == ["1"]
+
+
+def test_where_blocks_may_run_short_every_step_is_planned():
+    limits = {"capacity_policy": CapacitySchedulerPolicy.MAX_UTILIZATION, "max_seq_len": 64}
+    bench = Bench(drafts=1, num_blocks=4, max_batch_size=1, **limits)
+    policy = bench.scheduler._policy = _Counting(1000)
+    bench.add(3, max_tokens=12)
+    counts = []
+    while bench.scheduler.has_work():
+        bench.step()
+        counts.append(len(policy.views))
+    assert counts[-1] == counts[-2] + 1 == counts[-3] + 2, "two blocks are left, of which a step may take three"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_held_plan_schedules_as_one_that_is_made_anew(seed):
+    benches = [Bench(drafts=3, max_batch_size=4, num_blocks=200) for _ in range(2)]
+    held, anew = (bench.scheduler for bench in benches)
+    policy = anew._policy
+    anew._policy = _Anew(3)
+    assert isinstance(held._policy, FixedPolicy)
+    num_plans = 0
+
+    def plan(view, make=policy.plan):
+        nonlocal num_plans
+        num_plans += 1
+        return make(view)
+
+    held._policy.plan = plan
+    rng = random.Random(seed)
+    for step in itertools.count():
+        if step < 40 and rng.random() < 0.2:
+            length, tokens, first = rng.randint(1, 9), rng.randint(1, 30), rng.randint(0, 49)
+            for bench in benches:
+                bench.add(length, max_tokens=tokens, first=first)
+        if rng.random() < 0.05 and held.running:
+            name = rng.choice(held.running).request_id
+            for scheduler in (held, anew):
+                scheduler.cancel(name)
+        if step >= 40 and not held.has_work():
+            break
+        if not held.has_work():
+            continue
+        accept, carry, trim = rng.randint(0, 3), rng.random() < 0.5, rng.randint(0, 3)
+        (plan_, rows, outputs), (other, other_rows, other_outputs) = (
+            bench.step(accept, carry, trim=trim) for bench in benches
+        )
+        assert rows == other_rows
+        assert [s.max_verified for s in plan_.scheduled] == [s.max_verified for s in other.scheduled]
+        assert [r.request_id for r in plan_.view.decoding] == [r.request_id for r in other.view.decoding]
+        assert [(o.request.request_id, o.new_token_ids) for o in outputs] == [
+            (o.request.request_id, o.new_token_ids) for o in other_outputs
+        ]
+        held.check_integrity()
+    assert num_plans < step
+
+
+class _Anew(FixedPolicy):
+    def plan(self, view):
+        return DraftPlan(super().plan(view).lengths)
+
+
+def test_a_held_step_is_timed_from_its_own_begin():
+    bench, policy = _running(num_held=2)
+    begun_s = []
+    for _ in range(6):
+        begun_s.append(bench.clock.now_s())
+        bench.step()
+        bench.clock.advance(0.5)
+    assert [outcome.now_s for outcome in policy.outcomes[-6:]] == pytest.approx(begun_s)
+    assert [view.now_s for view in policy.views] == pytest.approx(begun_s[::3])
