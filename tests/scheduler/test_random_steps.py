@@ -50,7 +50,7 @@ def expected_output(request):
 
 
 class RandomPolicy(StatelessPolicy):
-    """Any draft and frontier lengths, also ones that callers have to clamp, in any mode, for one step or for several."""
+    """Any draft and frontier lengths, also ones that callers have to clamp, in any mode, for one step or more."""
 
     name = "random"
 
