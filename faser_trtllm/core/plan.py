@@ -31,7 +31,8 @@ class ScheduledRequest:
 @value
 class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
-    view: StepView  # its decoding requests are those of scheduled that are verified in this step, in order
+    view: StepView  # its decoding requests are those of scheduled that are verified in this step, in order; of a step
+    # whose plan is held, the view that it was planned by
     admitted: tuple[Request, ...] = ()  # got a slot in this step (first admission or after preemption)
     paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
     mode: Mode = Mode.SERIAL

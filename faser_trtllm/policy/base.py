@@ -33,7 +33,8 @@ class Policy(Protocol):
     def name(self) -> str: ...
 
     def plan(self, view: StepView) -> DraftPlan:
-        """Before drafting: how many pending drafts, when to stop, and the mode."""
+        """Before drafting: how many pending drafts, when to stop, and the mode; for this step, and as many more as the
+        plan says that it is held."""
 
     def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
         """After drafting: of num_pending[i] drafts, how many to verify in this pass (0 to num_pending[i])."""

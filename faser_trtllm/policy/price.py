@@ -194,8 +194,8 @@ class PricePolicy:
     def _learn_idle(self, view: StepView) -> None:
         """What the steps of a plan that drafts nothing took: none of them was looked at."""
         period, size = self._period, self._planned_size
-        if period.tokens:
-            num_steps = period.tokens // size
+        num_steps = period.tokens // max(1, size)  # none if, say, the only step failed for somebody
+        if num_steps:
             ms = period.ms / num_steps
             self._costs.observe_idle(size, self._context_len, num_steps, ms, view.now_s - view.learning_s)
             self._probes.save(num_steps, ms / self._costs.mood.factor)

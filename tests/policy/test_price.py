@@ -402,6 +402,21 @@ def test_a_plan_that_lost_one_of_many_like_it_keeps_its_price(size):
         assert held.stop.row_price == pytest.approx(stop.row_price, rel=0.05)
 
 
+def test_steps_that_fail_for_somebody_tell_nothing_of_steps():
+    """Of two requests, one gets no token in the only step of a plan that drafts nothing."""
+    policy = PricePolicy(8, cost_table(), 32)
+    world = World(policy, 2, constant(0.0))
+    world.run(500)
+    while policy._drafting or policy.controller.is_trial or not policy._period.is_open:
+        world.step()
+    policy._expire()
+    begun = StepView(world.requests, 0, 0, world.now_s, num_generated=world.num_tokens)
+    policy.plan(begun)
+    policy._expire()
+    ended = StepView(world.requests, 0, 0, world.now_s + 0.001, num_generated=world.num_tokens + 1)
+    assert len(policy.plan(ended).lengths) == 2
+
+
 def test_last_tokens_decide_nothing():
     """A request that may draft no more is no reason to give drafting up for those that come after it."""
     policy = PricePolicy(8, cost_table(), 32)
