@@ -56,10 +56,11 @@ class RandomPolicy(StatelessPolicy):
 
     def __init__(self, rng):
         self._rng = rng
+        self._holding = random.Random(0)  # of its own, so that found lives stay what they are where nothing is held
 
     def plan(self, view):
         lengths = [self._rng.randint(0, MAX_DRAFT_LEN + 1) for _ in view.decoding]
-        return DraftPlan(lengths, mode=self._rng.choice(tuple(Mode)), num_held=self._rng.choice((0, 0, 1, 5)))
+        return DraftPlan(lengths, mode=self._rng.choice(tuple(Mode)), num_held=self._holding.choice((0, 0, 1, 5)))
 
     def frontier_lengths(self, view, num_pending):
         return [self._rng.choice((0, pending, self._rng.randint(0, pending))) for pending in num_pending]
