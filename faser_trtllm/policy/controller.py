@@ -5,10 +5,10 @@ with the best corrected prediction runs. log(factor) is a sum of normal beliefs:
 arms, how wrong beyond that of this one, and beyond that at this batch size. Each plan's measurement moves them by what
 is known of them and of its own noise. A machine that is faster than it is taken to be makes every plan look good for a
 while, so that is believed too, of all arms alike and not for long: arms are compared plan by plan, as they follow each
-other. What is not measured for a while is forgotten, so an arm that was unlucky, or
-that the machine has become kinder to, is tried again. And a share of the tokens is spent on trials: a plan's time for
-another arm, once early and then the more often the closer it looks, so that a rival that nothing but a misfortune
-speaks against gets its chance; what a trial turns out to have lost is charged to that share. Since `off` and the best
+other. What is not measured for a while is forgotten, so an arm that was unlucky, or that the machine has become kinder
+to, is tried again. And a share of the tokens is spent on trials: a plan's time for another arm, once early and then the
+more often the closer it looks, so that a rival that nothing but a misfortune speaks against gets its chance; what a
+trial turns out to have lost is charged to that share. Since `off` and the best
 uniform length are arms, what runs cannot stay below either of them for longer than its factor takes to tell.
 """
 

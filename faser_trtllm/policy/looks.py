@@ -19,11 +19,11 @@ PACE_S = 0.1
 
 class Looks:
     """plan() and num_held() while a step is planned; ask(), once it is verified, tells whether it is looked at at all;
-    weight then, for how many steps its times stand: 0 if only its tested drafts are of interest."""
+    is_timed then, whether its times are of interest, or its tested drafts only."""
 
     def __init__(self) -> None:
         self.step = 0  # number of the step asked for
-        self.weight = 1
+        self.is_timed = False  # the step asked for last
         self._since = 0  # steps of the same kind since the first that was timed, or since the cycles were stretched
         self._warm_up: WarmUp | None = WarmUp()
         self._was_speculative = False
@@ -63,21 +63,17 @@ class Looks:
         """all_tests: no tested drafts of a step that was planned are to be left out."""
         self.step += 1
         self._since += 1
-        self.weight = 0
+        self.is_timed = False
         if is_speculative != self._was_speculative:
             self._was_speculative, self._warm_up = is_speculative, WarmUp()
         if self._warm_up is not None:
             if self._warm_up.lasts(self._now_s):
                 return is_speculative and all_tests
             self._warm_up, self._since = None, 0
-        cycle = self._cycle
-        is_timed = self._since % cycle == 0
-        if is_timed:
-            if self._stretch != self._wanted_stretch:
-                self._stretch, self._since = self._wanted_stretch, 0
-                cycle = self._cycle
-            self.weight = cycle
-        return is_timed or (is_speculative and (all_tests or self._since % (TEST_EVERY * self._stretch) == 0))
+        self.is_timed = self._since % self._cycle == 0
+        if self.is_timed and self._stretch != self._wanted_stretch:
+            self._stretch, self._since = self._wanted_stretch, 0
+        return self.is_timed or (is_speculative and (all_tests or self._since % (TEST_EVERY * self._stretch) == 0))
 
     @property
     def _cycle(self) -> int:

@@ -11,9 +11,9 @@ counts known before drafting. The number of slots of a pass uses, beyond those, 
 margin only, which any slot of the request may know; for one request the frontier is decided place by place. Then slots
 are ranked by survival, non-increasing along a request, so a slot's own later drafts never outrank it. Drafts that get
 no row are tested by the row before them or stay pending: nothing untested is dropped. Times and the share of rows
-pruned tell something of drafts not yet tested, so they are learnt only when all drafts of their step are settled. What
-a trial or a probe took is known at once; it decides only whether one more is made: when a pending draft is tested, that
-is, never whether.
+pruned tell something of drafts not yet tested, so they are learnt only when all drafts of their step are settled; steps
+without any pending tell nothing of drafts, so what they took is learnt as their plan ends. What a trial or a probe took
+is known at once; it decides only whether one more is made: when a pending draft is tested, that is, never whether.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class PricePolicy:
                 self._is_probe, self._probe = True, Period(self._price / slowness, is_change=True)
                 self._probe.begin_step(view)
                 return DraftPlan(lengths)
-        if n == self._planned_size and not period.is_open:
+        can_open = n == self._planned_size and not period.is_open
+        if can_open and (self._drafting or not any(request.num_drafts for request in decoding)):
             period.begin_step(view)
             if not period.is_open:
                 self._plan_steps += 1  # its own steps are yet to come
@@ -326,7 +327,7 @@ class PricePolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         self.estimator.observe(outcome)  # looks at tested drafts only
-        if self._looks.weight:
+        if self._looks.is_timed:
             self._looked = outcome
 
     def _learn_settled(self) -> None:

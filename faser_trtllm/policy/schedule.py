@@ -65,5 +65,5 @@ class SchedulePolicy(StatelessPolicy):
         self.estimator.observe(outcome)
         if self._looked is not None:
             self._costs.observe(*self._looked, self._next_s)
-        self._looked = (outcome, self._context_len) if self._looks.weight else None
+        self._looked = (outcome, self._context_len) if self._looks.is_timed else None
         self._next_s = None
