@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -141,6 +141,26 @@ class FaserDraftStop(Structure):
     ]
 
 
+class FaserFrontierRule(Structure):
+    """struct faser_frontier_rule: which pending drafts get a row."""
+
+    _fields_ = [
+        ("slope", c_void_p),
+        ("intercept", c_void_p),
+        ("draft_margins", c_void_p),
+        ("modes", c_void_p),
+        ("offset", c_void_p),
+        ("weight", c_void_p),
+        ("ratio", c_void_p),
+        ("verify_ms", c_void_p),
+        ("price", c_double),
+        ("max_margin", c_double),
+        ("num_requests", c_int32),
+        ("stride", c_int32),
+        ("num_ahead", c_int32),
+    ]
+
+
 # name: (result, arguments); addresses of arrays are passed as integers or c_void_p.
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "faser_abi_version": (c_int32, []),
@@ -221,6 +241,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # out_num_new
         ],
     ),
+    "faser_frontier": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 
 _LIBRARY = Path(__file__).parent / "_native" / "libfaser_cpu.so"

@@ -17,7 +17,10 @@ from faser_trtllm.ops.arrays import Float32Array, float32_at
 
 def acceptance(stop: DraftStop, mode: int, place: int, margin: float) -> float:
     """Estimated probability that a draft at this place (0: the first pending one) with this margin is accepted."""
-    z = float(stop.slope[mode, place]) * float(margin) + float(stop.intercept[mode, place])
+    return sigmoid(float(stop.slope[mode, place]) * float(margin) + float(stop.intercept[mode, place]))
+
+
+def sigmoid(z: float) -> float:
     if z >= 0:
         return 1.0 / (1.0 + math.exp(-z))
     e = math.exp(z)

@@ -2,106 +2,67 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from faser_trtllm.core.request import Request
-from faser_trtllm.policy.goodput import (
-    FloatArray,
-    StepCosts,
-    num_paying,
-    num_paying_few,
-    stop_along,
-    top_prefixes,
-    top_prefixes_few,
-)
-from faser_trtllm.policy.measured_costs import FEW_REQUESTS
+from faser_trtllm.ops.arrays import Float32Array
+from faser_trtllm.ops.frontier import FrontierRanker, FrontierRule
+from faser_trtllm.policy.goodput import FloatArray
 from faser_trtllm.policy.survival import SurvivalEstimator
 
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 
 
 class Frontier:
-    """plan() for the steps of a plan, lengths() in each of them."""
+    """plan() says how far plans look, begin() who decodes and at which price, lengths() what each step runs."""
 
-    def __init__(self, estimator: SurvivalEstimator, max_draft_len: int) -> None:
+    def __init__(self, estimator: SurvivalEstimator, max_batch_size: int, max_draft_len: int) -> None:
         self._estimator = estimator
         self._max_draft_len = max_draft_len
-        self._horizon = 0  # longest planned length
-        self._requests: tuple[Request, ...] = ()
-        self._ratio = np.ones((1, max_draft_len))  # expected survival by place over that of the first, by request
-        self._ratio_lists: list[list[float]] = []  # up to where the price looks, for a few requests
-        self._mean_ratio: list[float] = []
-        self._alone: Request | None = None  # whose expected acceptance by place _alone_ratio has
-        self._alone_ratio: list[float] = []
+        self._ranker = FrontierRanker(max_batch_size, max_draft_len)
+        self._horizon = 1  # longest planned length
+        self._decoding: list[Request] = []  # whom the next three are of
+        self._draft_margins: list[Float32Array] = []
+        self._modes: list[int] = []
+        self._ratio = np.ones((1, 1))  # expected survival by place over that of the first
 
-    def plan(self, decoding: Sequence[Request], horizon: int) -> None:
+    def plan(self, horizon: int) -> None:
         """horizon: the longest planned length."""
-        self._horizon = horizon
-        self._alone = None
-        if len(decoding) == 1:
-            return
-        survival = self._estimator.expected_many(list(decoding))
-        self._ratio = survival / np.maximum(survival[:, :1], 1e-9)
-        self._requests = tuple(decoding)
-        if len(decoding) <= FEW_REQUESTS:
-            reached = self._ratio[:, : self._reach]
-            self._ratio_lists, self._mean_ratio = reached.tolist(), reached.mean(0).tolist()
+        self._horizon = max(1, horizon)
+        self._decoding = []
 
-    def lengths(
-        self,
-        decoding: Sequence[Request],
-        num_pending: Sequence[int],
-        costs: StepCosts,
-        price: float,
-        weights: FloatArray | None,
-    ) -> list[int]:
-        """Rows per request, 0 to num_pending[i]. price: tokens per ms. weights: of each request's tokens."""
-        if len(decoding) == 1:
-            return [self._length_alone(decoding[0], num_pending[0], costs, price)]
-        requests = list(decoding)
-        if weights is None and len(requests) <= FEW_REQUESTS:
-            return self._few_lengths(requests, num_pending, costs, price)
-        live = self._estimator.survivals(requests, list(num_pending))
-        ratios = self._ratio
-        if self._requests != tuple(requests):  # half of the batch, or someone has come or left
-            ratios = ratios.mean(0, keepdims=True)
-        ahead = live[:, :1] * ratios[:, : self._reach]
-        if weights is not None:
-            live *= weights[:, None]
-            ahead *= weights[:, None]
-        ranked = -np.sort(-ahead.ravel())
-        return top_prefixes(live, num_paying(ranked, np.asarray(costs.verify), price))
+    def begin(
+        self, decoding: Sequence[Request], verify_ms: Sequence[float] | FloatArray, price: float, weights: FloatArray
+    ) -> None:
+        """For the steps to come. verify_ms: of a pass, by slots. price: tokens per ms. weights: of requests' tokens."""
+        if self._decoding != decoding:
+            self._decoding = list(decoding)
+            self._draft_margins = [request.draft_margins for request in decoding]
+            self._modes = [request.sampling_mode for request in decoding]
+            survival = self._estimator.expected_many(self._decoding)[:, : self._reach]
+            self._ratio = survival / survival[:, :1]
+        self._ranker.bind(
+            FrontierRule(
+                self._estimator.slope,
+                self._estimator.intercept,
+                self._draft_margins,
+                self._modes,
+                self._estimator.offsets(self._decoding),
+                weights,
+                self._ratio,
+                verify_ms,
+                price,
+            )
+        )
+
+    def lengths(self, decoding: Sequence[Request], num_pending: Sequence[int]) -> list[int]:
+        """Rows per request of those that it began with, 0 to num_pending[i]."""
+        return self._ranker.run([request.num_tokens for request in decoding], num_pending)
 
     @property
     def _reach(self) -> int:
-        return min(self._horizon + SLACK, self._max_draft_len)
-
-    def _length_alone(self, request: Request, num_pending: int, costs: StepCosts, price: float) -> int:
-        """Place by place: whether a row runs must not depend on later drafts, of which there are no others here."""
-        if request is not self._alone:
-            expected = self._estimator.expected(request)
-            self._alone = request
-            self._alone_ratio = [1.0] + [b / a for a, b in itertools.pairwise(expected[: self._horizon])]
-        survival = self._estimator.survival(request, num_pending)
-        return stop_along(survival, self._alone_ratio, costs.verify, price)
-
-    def _few_lengths(
-        self, requests: list[Request], num_pending: Sequence[int], costs: StepCosts, price: float
-    ) -> list[int]:
-        """The same for a few requests, for which numpy would take longer than plain loops."""
-        survival = self._estimator.survival
-        if self._requests == tuple(requests):
-            ratios = self._ratio_lists
-        else:
-            ratios = [self._mean_ratio] * len(requests)
-        pending = list(zip(requests, num_pending, strict=True))
-        first = [survival(request, 1) if n else [] for request, n in pending]
-        ahead = [s * x for one, ratio in zip(first, ratios, strict=True) for s in one for x in ratio]
-        ahead.sort(reverse=True)
-        num_slots = num_paying_few(ahead, costs.verify, price)
-        if num_slots >= sum(num_pending):
-            return list(num_pending)
-        return top_prefixes_few([survival(request, n) if n else [] for request, n in pending], num_slots)
+        """Places that the number of slots counts on; a request alone is asked about each place that it drafts."""
+        slack = 0 if len(self._decoding) == 1 else SLACK
+        return min(self._horizon + slack, self._max_draft_len)

@@ -96,7 +96,8 @@ class PricePolicy:
         self._arm = "price"
         self._promise: Promise | None = None  # of the plan, None where it is not to be judged
         self._price = 0.0
-        self._frontier = Frontier(self.estimator, max_draft_len)
+        self._frontier = Frontier(self.estimator, max_batch_size, max_draft_len)
+        self._ranked: StepView | None = None  # of the last step that drafts were ranked in
         self._probes = Probes(max_draft_len, self._costs, self.estimator)
         self._period = Period()  # of the plan
         self._probe: Period | None = None  # of the last probe, and of the cold steps that it leaves behind
@@ -122,6 +123,7 @@ class PricePolicy:
         return self._price
 
     def plan(self, view: StepView) -> DraftPlan:
+        self._ranked = None
         decoding = view.decoding
         n = len(decoding)
         if self._looked is not None:
@@ -295,7 +297,7 @@ class PricePolicy:
             self._plan_tokens = self._expected_tokens(decoding)
         if arm == "uniform":
             return DraftPlan(uniform.lengths)
-        self._frontier.plan(decoding, max(choice.lengths))
+        self._frontier.plan(max(choice.lengths))
         stop = draft_stop(choice, costs, self.estimator, self._max_draft_len, self._max_batch_size)
         if n == 1:
             wanted = [self._max_draft_len]  # the price decides how far
@@ -308,9 +310,13 @@ class PricePolicy:
         if not self._drafting or self._is_probe or self._arm == "uniform":
             return list(num_pending)
         decoding = view.decoding
-        n = len(decoding)
-        costs = self._costs.costs(n, n + view.num_context_rows, self._context_len)
-        return self._frontier.lengths(decoding, num_pending, costs, self._price, self._weights(view))
+        if view is not self._ranked:  # it stands for all steps that the plan is held for
+            self._ranked = view
+            n = len(decoding)
+            costs = self._costs.costs(n, n + view.num_context_rows, self._context_len)
+            weights = self._weights(view)
+            self._frontier.begin(decoding, costs.verify, self._price, np.ones(n) if weights is None else weights)
+        return self._frontier.lengths(decoding, num_pending)
 
     def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
         if not self._exits.active or num_rows == len(view.decoding) or self._is_probe:

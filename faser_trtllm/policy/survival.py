@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.ops.frontier import MAX_MARGIN
 from faser_trtllm.policy.base import StepOutcome
 
 FloatArray = npt.NDArray[np.float64]
@@ -44,7 +45,6 @@ FADING = 6400.0  # observations of whatever place and mode, after which an unluc
 OFFSET_PRECISION = 6.0  # of a request's log-odds offset: standard deviation 0.4 over requests
 OFFSET_MEMORY = 0.85  # per flush
 MAX_OFFSET = 2.0
-MAX_MARGIN = 20.0  # logits; more says nothing more, and keeps the fit in range
 NUM_BINS = 20
 
 
@@ -146,20 +146,6 @@ class SurvivalEstimator:
             alive = alive / (1.0 + exp(-x)) if x > -40.0 else 0.0
             out.append(alive)
         return out
-
-    def survivals(self, requests: list[Request], num_pending: list[int]) -> FloatArray:
-        """survival() of many requests -> [num_requests, max_draft_len]; 0 where nothing is pending."""
-        margins = np.zeros((len(requests), self._k))
-        pending = np.asarray(num_pending)
-        for row, request, n in zip(margins, requests, num_pending, strict=True):
-            if n:
-                row[:n] = request.draft_margins[request.num_tokens : request.num_tokens + n]
-        np.minimum(margins, MAX_MARGIN, out=margins)
-        modes = [request.sampling_mode for request in requests]
-        logits = margins * self.slope[modes] + self.intercept[modes] + self.offsets(requests)[:, None]
-        p = 1.0 / (1.0 + np.exp(-logits))
-        p[np.arange(self._k) >= pending[:, None]] = 0.0
-        return np.cumprod(p, axis=1, out=p)
 
     def population(self) -> list[float]:
         """Survival by place before drafting, of whatever requests there are."""

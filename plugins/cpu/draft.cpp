@@ -1,10 +1,10 @@
 // Drafting in one call: catch-up rows, then one row per request and step, without going back to the caller.
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "faser_cpu.h"
+#include "sigmoid.h"
 
 namespace faser {
 namespace {
@@ -39,11 +39,8 @@ int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_known, in
 // ops/draft_stop.py computes the same, operation by operation.
 double acceptance(const faser_draft_stop& stop, int32_t mode, int32_t place, float margin) {
   const int32_t at = mode * stop.stride + place;
-  const double z =
-      static_cast<double>(stop.slope[at]) * static_cast<double>(margin) + static_cast<double>(stop.intercept[at]);
-  if (z >= 0) return 1.0 / (1.0 + std::exp(-z));
-  const double e = std::exp(z);
-  return e / (1.0 + e);
+  return sigmoid(static_cast<double>(stop.slope[at]) * static_cast<double>(margin) +
+                 static_cast<double>(stop.intercept[at]));
 }
 
 double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, int32_t num_tokens, int32_t num_drafts) {

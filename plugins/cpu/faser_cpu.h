@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 5
+#define FASER_ABI_VERSION 6
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // the draft's best tokens that are kept per drafted token
 
@@ -210,6 +210,32 @@ typedef struct {
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
                     int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new);
+
+// Which pending drafts get a row. A draft of request i at place j (0: the first pending one) with margin m is accepted
+// with probability sigmoid(slope[s][j] * min(m, max_margin) + intercept[s][j] + offset[i]), s being modes[i]; survival
+// is the product up to a draft, a slot's worth weight[i] times that. The number of slots is the n with the most of
+// worth - price * verify_ms[n], where a request is expected to have the worth of its first slot times ratio[i][j] at
+// place j < num_ahead; so many of the slots with the most worth run. One request alone goes on, place by place, while
+// for some number of slots behind it (as expected from there) survivals exceed price * ms. So whether a slot runs never
+// depends on a later draft of its request.
+typedef struct {
+  const float *slope, *intercept;     // [modes, stride]
+  const float* const* draft_margins;  // [num_requests], by position in the sequence
+  const int32_t* modes;               // [num_requests]
+  const double *offset, *weight;      // [num_requests]
+  const double* ratio;                // [num_requests, num_ahead], positive; 1 at the first place
+  const double* verify_ms;            // [num_requests * stride + 1], by number of slots in the pass
+  double price;                       // tokens per ms
+  double max_margin;
+  int32_t num_requests;
+  int32_t stride;     // most drafts that are pending
+  int32_t num_ahead;  // 1 to stride
+} faser_frontier_rule;
+
+// num_tokens, num_pending [num_requests]: committed tokens, and drafts behind them. out_lengths[i]: slots of request i,
+// 0 to num_pending[i].
+int32_t faser_frontier(const faser_frontier_rule* rule, const int32_t* num_tokens, const int32_t* num_pending,
+                       int32_t* out_lengths);
 
 #ifdef __cplusplus
 }

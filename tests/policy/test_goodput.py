@@ -1,4 +1,4 @@
-"""The arithmetic is a brute-force search's; frontiers are prefixes, monotone and within the budget."""
+"""The arithmetic is a brute-force search's."""
 
 import itertools
 
@@ -7,18 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faser_trtllm.ops.frontier import top_prefixes
 from faser_trtllm.policy.goodput import (
     StepCosts,
     best_row,
     best_slots,
     best_slots_few,
     best_uniform,
-    num_paying,
-    num_paying_few,
     step_ms,
-    stop_along,
-    top_prefixes,
-    top_prefixes_few,
 )
 
 
@@ -49,7 +45,7 @@ def test_the_best_slots_are_the_best_of_all_top_survival_cuts(case):
     survival, costs = case
     n, k = survival.shape
     choice = best_slots(survival, float(n), costs)
-    cuts = [top_prefixes(survival, m) for m in range(n * k + 1)]
+    cuts = [top_prefixes(survival.tolist(), m) for m in range(n * k + 1)]
     best = max(_goodput(survival, cut, costs) for cut in cuts)
     assert choice.goodput == pytest.approx(best)
     assert _goodput(survival, choice.lengths, costs) == pytest.approx(best)
@@ -90,69 +86,6 @@ def test_one_request_in_a_loop_is_one_request_in_numpy(case):
     slots = best_slots(survival, 1.0, costs)
     assert row.goodput == pytest.approx(slots.goodput)
     assert best_uniform(survival[0].tolist(), 1, 1.0, costs, survival.shape[1]).goodput == pytest.approx(row.goodput)
-
-
-@settings(max_examples=150, deadline=None)
-@given(cases(max_requests=4, max_length=5), st.integers(0, 25))
-def test_top_prefixes_keep_the_budget_and_the_best(case, budget):
-    survival, _ = case
-    lengths = top_prefixes(survival, budget)
-    n, k = survival.shape
-    assert sum(lengths) == min(budget, n * k)
-    kept = [survival[i, j] for i in range(n) for j in range(lengths[i])]
-    left = [survival[i, j] for i in range(n) for j in range(lengths[i], k)]
-    assert not kept or not left or min(kept) >= max(left)
-    more = top_prefixes(survival, budget + 1)
-    assert all(a <= b for a, b in zip(lengths, more, strict=True))
-
-
-@settings(max_examples=100, deadline=None)
-@given(cases(max_requests=4, max_length=5), st.integers(0, 20), st.integers(0, 3), st.integers(1, 4), st.floats(0, 1))
-def test_whether_a_slot_runs_does_not_depend_on_later_drafts_of_its_request(case, budget, i, j, factor):
-    """The exactness rule: change what follows slot j of request i, and the slots up to j stay as they were."""
-    survival, _ = case
-    n, k = survival.shape
-    i, j = i % n, j % k
-    changed = survival.copy()
-    changed[i, j + 1 :] *= factor
-    before, after = top_prefixes(survival, budget), top_prefixes(changed, budget)
-    assert min(before[i], j + 1) == min(after[i], j + 1)
-
-
-@settings(max_examples=100, deadline=None)
-@given(cases(max_requests=1, max_length=8), st.floats(0.01, 5.0), st.integers(0, 7), st.floats(0, 1))
-def test_stopping_along_a_request_never_looks_ahead(case, price, j, factor):
-    survival, costs = case
-    own = survival[0].tolist()
-    k = len(own)
-    j %= k
-    changed = [*own[: j + 1], *(s * factor for s in own[j + 1 :])]
-    ratio = [0.8] * k
-    before = stop_along(own, ratio, costs.verify.tolist(), price)
-    after = stop_along(changed, ratio, costs.verify.tolist(), price)
-    assert min(before, j + 1) == min(after, j + 1)
-
-
-@settings(max_examples=100, deadline=None)
-@given(cases(max_requests=3, max_length=4), st.floats(0.0, 10.0))
-def test_the_number_that_pays_is_the_argmax(case, price):
-    survival, costs = case
-    ranked = -np.sort(-survival.ravel())
-    worth = np.array([ranked[:m].sum() - price * costs.verify[m] for m in range(ranked.size + 1)])
-    assert worth[num_paying(ranked, costs.verify, price)] == pytest.approx(worth.max())
-
-
-@settings(max_examples=100, deadline=None)
-@given(cases(max_requests=4, max_length=4), st.floats(0.0, 10.0), st.lists(st.integers(0, 4), min_size=4, max_size=4))
-def test_plain_loops_decide_like_arrays(case, price, pending):
-    survival, costs = case
-    for row, n in zip(survival, pending, strict=False):
-        row[n:] = 0.0
-    ranked = -np.sort(-survival.ravel())
-    assert num_paying_few(ranked.tolist(), costs.verify.tolist(), price) == num_paying(ranked, costs.verify, price)
-    lists = [row[:n].tolist() for row, n in zip(survival, pending, strict=False)]
-    for num_slots in range(survival.size + 1):
-        assert top_prefixes_few(lists, num_slots) == top_prefixes(survival, num_slots)
 
 
 def test_nothing_is_drafted_where_no_draft_is_ever_accepted():

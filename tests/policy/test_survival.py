@@ -87,20 +87,18 @@ def test_a_change_is_followed():
     assert (estimator.slope >= 0).all()
 
 
-def test_one_and_many_agree_and_survival_never_rises():
+def test_survival_never_rises_and_expectations_of_one_and_many_agree():
     rng = np.random.default_rng(5)
     estimator = SurvivalEstimator(8, 4)
     requests = [request(str(i), slot=i) for i in range(4)]
     feed(estimator, rng, requests, 100, lambda i, j, m: _sigmoid(m - 1))
-    pending = [0, 3, 8, 5]
-    for r in requests:
+    many = estimator.expected_many(requests)
+    for row, r, n in zip(many, requests, [0, 3, 8, 5], strict=True):
         r.draft_margins[r.num_tokens : r.num_tokens + 8] = rng.exponential(2.0, 8)
-    many = estimator.survivals(requests, pending)
-    for row, r, n in zip(many, requests, pending, strict=True):
-        assert row[:n] == pytest.approx(estimator.survival(r, n), rel=1e-5)
-        assert (row[n:] == 0).all()
-        assert (np.diff(row) <= 0).all()
-        assert estimator.expected_many([r])[0] == pytest.approx(estimator.expected(r), rel=1e-5)
+        survival = estimator.survival(r, n)
+        assert len(survival) == n
+        assert (np.diff([1.0, *survival]) <= 0).all()
+        assert row == pytest.approx(estimator.expected(r), rel=1e-5)
 
 
 def test_each_sampling_mode_has_its_own_law_and_a_new_one_starts_from_all():
