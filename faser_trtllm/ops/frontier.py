@@ -89,8 +89,10 @@ class FrontierRanker:
         if len(rule.verify_ms) < num_costs:
             raise ValueError(f"verify_ms has {len(rule.verify_ms)} costs, {n} requests need {num_costs}")
         if rule.draft_margins is not self._draft_margins:
-            self._draft_margins = rule.draft_margins  # keeps them alive
-            self._margins_at[:n] = [address_of(margins, np.float32) for margins in rule.draft_margins]
+            known = dict(zip(map(id, self._draft_margins), self._margins_at.tolist(), strict=False))
+            found = [known.get(id(margins)) or address_of(margins, np.float32) for margins in rule.draft_margins]
+            self._margins_at[:n] = found
+            self._draft_margins = rule.draft_margins  # keeps them, and so their ids and addresses
             self._modes[:n] = rule.modes
         self._slope[:] = rule.slope
         self._intercept[:] = rule.intercept

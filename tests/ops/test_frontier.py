@@ -129,7 +129,8 @@ def test_one_request_goes_on_while_what_lies_ahead_pays():
 def _rule(n=2, k=3):
     margins = [np.ones(16, np.float32) for _ in range(n)]
     zeros = np.zeros((NUM_MODES, k), np.float32)
-    return FrontierRule(zeros, zeros, margins, [0] * n, np.zeros(n), np.ones(n), np.ones((n, k)), [1.0] * (n * k + 1), 1)
+    verify_ms = [1.0] * (n * k + 1)
+    return FrontierRule(zeros, zeros, margins, [0] * n, np.zeros(n), np.ones(n), np.ones((n, k)), verify_ms, 1.0)
 
 
 def test_margins_count_up_to_a_limit():
