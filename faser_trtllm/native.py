@@ -151,7 +151,7 @@ class FaserFrontierRule(Structure):
         ("modes", c_void_p),
         ("offset", c_void_p),
         ("weight", c_void_p),
-        ("ratio", c_void_p),
+        ("prior", c_void_p),
         ("verify_ms", c_void_p),
         ("price", c_double),
         ("max_margin", c_double),

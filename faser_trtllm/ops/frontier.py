@@ -9,7 +9,9 @@ by place.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -24,24 +26,26 @@ MAX_MARGIN = 20.0  # logits; more says nothing more, and keeps a fit in range
 
 @value
 class FrontierRule:
-    """How slots are ranked and bought.
+    """How slots are ranked and bought; nothing of it changes once it is made, but for the margins.
 
     slope, intercept [NUM_MODES, max_draft_len] fp32: the acceptance of a draft at place j with margin m, of a request
-    with sampling mode s, is sigmoid(slope[s, j] * min(m, MAX_MARGIN) + intercept[s, j] + offset[i]). draft_margins
+    with sampling mode s, is sigmoid(slope[s, j] * min(m, MAX_MARGIN) + intercept[s, j] + offset[i]). prior [NUM_MODES,
+    max_draft_len] fp64: what is expected without a margin, as log-odds that offset is added to. draft_margins
     [num_requests]: each request's, by position. modes, offset, weight [num_requests]: weight is what a token of the
-    request counts. ratio [num_requests, num_ahead] fp64, positive: expected survival by place over that of the first.
-    verify_ms [>= num_requests * max_draft_len + 1]: of a pass with so many slots. price: tokens per ms.
+    request counts. verify_ms [>= num_requests * max_draft_len + 1]: of a pass with so many slots. price: tokens per ms.
+    num_ahead: places that a request is expected to draft, 1 to max_draft_len.
     """
 
     slope: Float32Array
     intercept: Float32Array
+    prior: Float64Array
     draft_margins: Sequence[Float32Array]
     modes: Sequence[int]
     offset: Float64Array
     weight: Float64Array
-    ratio: Float64Array
     verify_ms: Sequence[float] | Float64Array
     price: float
+    num_ahead: int
 
 
 class FrontierRanker:
@@ -53,53 +57,58 @@ class FrontierRanker:
         self._max_draft_len = k
         self._slope = np.zeros((NUM_MODES, k), np.float32)
         self._intercept = np.zeros((NUM_MODES, k), np.float32)
+        self._prior = np.zeros((NUM_MODES, k))
         self._margins_at = np.zeros(n, np.uint64)
         self._modes = np.zeros(n, np.int32)
         self._offset = np.zeros(n)
         self._weight = np.zeros(n)
-        self._ratio = np.zeros(n * k)
         self._verify_ms = np.zeros(n * k + 1)
         self._rule = native.FaserFrontierRule(
             slope=address_of(self._slope, np.float32),
             intercept=address_of(self._intercept, np.float32),
+            prior=address_of(self._prior, np.float64),
             draft_margins=address_of(self._margins_at, np.uint64),
             modes=address_of(self._modes, np.int32),
             offset=address_of(self._offset, np.float64),
             weight=address_of(self._weight, np.float64),
-            ratio=address_of(self._ratio, np.float64),
             verify_ms=address_of(self._verify_ms, np.float64),
             max_margin=MAX_MARGIN,
             stride=k,
         )
         self._counts: list[Int32Array] = [np.zeros(n, np.int32) for _ in range(3)]  # tokens, pending, lengths
         self._addresses = [ctypes.addressof(self._rule), *(address_of(array, np.int32) for array in self._counts)]
-        self._draft_margins: Sequence[Float32Array] = ()
+        self._bound: FrontierRule | None = None  # also keeps the margins, and so their ids and addresses
         self._num_requests = 0
 
     def bind(self, rule: FrontierRule) -> None:
         """Rank by this rule from now on."""
-        n, (num_rows, num_ahead) = len(rule.draft_margins), rule.ratio.shape
-        if not 0 < n == num_rows <= self._max_batch_size:
-            raise ValueError(
-                f"a ratio of {num_rows} rows for {n} requests, from 1 to max_batch_size {self._max_batch_size} go"
-            )
+        n, num_ahead = len(rule.draft_margins), rule.num_ahead
+        if not 0 < n <= self._max_batch_size:
+            raise ValueError(f"there are margins of {n} requests, from 1 to max_batch_size {self._max_batch_size} go")
         if not 0 < num_ahead <= self._max_draft_len:
-            raise ValueError(f"ratio has {num_ahead} places, from 1 to max_draft_len {self._max_draft_len} go")
+            raise ValueError(f"num_ahead is {num_ahead}, from 1 to max_draft_len {self._max_draft_len} go")
         num_costs = n * self._max_draft_len + 1
         if len(rule.verify_ms) < num_costs:
             raise ValueError(f"verify_ms has {len(rule.verify_ms)} costs, {n} requests need {num_costs}")
-        if rule.draft_margins is not self._draft_margins:
-            known = dict(zip(map(id, self._draft_margins), self._margins_at.tolist(), strict=False))
-            found = [known.get(id(margins)) or address_of(margins, np.float32) for margins in rule.draft_margins]
-            self._margins_at[:n] = found
-            self._draft_margins = rule.draft_margins  # keeps them, and so their ids and addresses
+        last, self._bound = self._bound, rule
+        margins, known = rule.draft_margins, () if last is None else last.draft_margins
+        if margins is not known:
+            at = dict(zip(map(id, known), self._margins_at.tolist(), strict=False))
+            self._margins_at[:n] = [at.get(id(one)) or address_of(one, np.float32) for one in margins]
+        if len(known) != n:
+            last = None
+        if last is None or rule.slope is not last.slope or rule.intercept is not last.intercept:
+            self._slope[:], self._intercept[:] = rule.slope, rule.intercept
+        if last is None or rule.prior is not last.prior:
+            self._prior[:] = rule.prior
+        if last is None or rule.verify_ms is not last.verify_ms:
+            self._verify_ms[:num_costs] = rule.verify_ms[:num_costs]
+        if last is None or rule.modes is not last.modes:
             self._modes[:n] = rule.modes
-        self._slope[:] = rule.slope
-        self._intercept[:] = rule.intercept
-        self._offset[:n] = rule.offset
-        self._weight[:n] = rule.weight
-        self._ratio[: n * num_ahead] = rule.ratio.ravel()
-        self._verify_ms[:num_costs] = rule.verify_ms[:num_costs]
+        if last is None or rule.offset is not last.offset:
+            self._offset[:n] = rule.offset
+        if last is None or rule.weight is not last.weight:
+            self._weight[:n] = rule.weight
         self._rule.price = rule.price
         self._rule.num_requests = self._num_requests = n
         self._rule.num_ahead = num_ahead
@@ -121,9 +130,11 @@ def frontier_reference(rule: FrontierRule, num_tokens: Sequence[int], num_pendin
     requests = range(len(num_pending))
     survival = [_survival(rule, i, num_tokens[i], num_pending[i]) for i in requests]
     if len(requests) == 1:
-        return [stop_along(survival[0], rule.ratio[0].tolist(), rule.verify_ms, rule.price)]
+        return [stop_along(survival[0], _expected(rule, 0), rule.verify_ms, rule.price)]
     weight = [float(w) for w in rule.weight]
-    ahead = [row[0] * weight[i] * float(x) for i, row in enumerate(survival) if row for x in rule.ratio[i]]
+    ahead: list[float] = []
+    for i, row in enumerate(survival):
+        ahead += accumulate(_expected(rule, i)[1:], operator.mul, initial=row[0] * weight[i]) if row else ()
     num_slots = num_paying(sorted(ahead, reverse=True), rule.verify_ms, rule.price)
     if num_slots >= sum(num_pending):
         return list(num_pending)
@@ -155,24 +166,31 @@ def top_prefixes(worth: Sequence[Sequence[float]], num_slots: int) -> list[int]:
 
 
 def stop_along(
-    survival: Sequence[float], ratio: Sequence[float], verify_ms: Sequence[float] | Float64Array, price: float
+    survival: Sequence[float], expected: Sequence[float], verify_ms: Sequence[float] | Float64Array, price: float
 ) -> int:
     """How many of one request's pending drafts to run, deciding place by place on what is known up to that place.
 
-    survival: of the pending drafts. ratio: expected, by place, for the places that the plan counted on. Slot j + 1 runs
-    if, going on for some n >= 1 slots as expected from here, their survivals exceed price x their ms.
+    survival: of the pending drafts. expected: acceptance by place, for the places that the plan counted on. Slot j + 1
+    runs if, going on for some n >= 1 slots as expected from here, their survivals exceed price x their ms.
     """
     for j, alive in enumerate(survival):
         worth, floor_ms = alive, verify_ms[j]
         pays = worth > price * (verify_ms[j + 1] - floor_ms)
-        for ahead in range(j + 1, len(ratio)):
+        for ahead in range(j + 1, len(expected)):
             if pays:
                 break
-            worth += alive * ratio[ahead] / ratio[j]
+            alive *= expected[ahead]
+            worth += alive
             pays = worth > price * (verify_ms[ahead + 1] - floor_ms)
         if not pays:
             return j
     return len(survival)
+
+
+def _expected(rule: FrontierRule, i: int) -> list[float]:
+    """Acceptance by place, before drafting."""
+    offset = float(rule.offset[i])
+    return [sigmoid(float(logit) + offset) for logit in rule.prior[rule.modes[i]][: rule.num_ahead]]
 
 
 def _survival(rule: FrontierRule, i: int, num_tokens: int, num_pending: int) -> list[float]:

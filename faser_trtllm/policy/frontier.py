@@ -23,37 +23,47 @@ class Frontier:
         self._max_draft_len = max_draft_len
         self._ranker = FrontierRanker(max_batch_size, max_draft_len)
         self._horizon = 1  # longest planned length
-        self._decoding: list[Request] = []  # whom the next three are of
+        self._decoding: list[Request] = []  # whom the next ones are of
         self._draft_margins: list[Float32Array] = []
         self._modes: list[int] = []
-        self._ratio = np.ones((1, 1))  # expected survival by place over that of the first
+        self._even = np.ones(1)  # weights
+        self._offset = np.zeros(1)
+        self._num_updates = -1  # of the estimator, when that was asked for
 
     def plan(self, horizon: int) -> None:
         """horizon: the longest planned length."""
         self._horizon = max(1, horizon)
-        self._decoding = []
 
     def begin(
-        self, decoding: Sequence[Request], verify_ms: Sequence[float] | FloatArray, price: float, weights: FloatArray
+        self,
+        decoding: Sequence[Request],
+        verify_ms: Sequence[float] | FloatArray,
+        price: float,
+        weights: FloatArray | None = None,
     ) -> None:
         """For the steps to come. verify_ms: of a pass, by slots. price: tokens per ms. weights: of requests' tokens."""
-        if self._decoding != decoding:
+        estimator = self._estimator
+        is_other = self._decoding != decoding
+        if is_other:
             self._decoding = list(decoding)
+            self._even = np.ones(len(decoding))
             self._draft_margins = [request.draft_margins for request in decoding]
             self._modes = [request.sampling_mode for request in decoding]
-            survival = self._estimator.expected_many(self._decoding)[:, : self._reach]
-            self._ratio = survival / survival[:, :1]
+        if is_other or self._num_updates != estimator.num_updates:
+            self._num_updates = estimator.num_updates
+            self._offset = estimator.offsets(self._decoding)
         self._ranker.bind(
             FrontierRule(
-                self._estimator.slope,
-                self._estimator.intercept,
+                estimator.slope,
+                estimator.intercept,
+                estimator.prior_logit,
                 self._draft_margins,
                 self._modes,
-                self._estimator.offsets(self._decoding),
-                weights,
-                self._ratio,
+                self._offset,
+                self._even if weights is None else weights,
                 verify_ms,
                 price,
+                self._reach,
             )
         )
 

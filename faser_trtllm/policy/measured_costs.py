@@ -6,8 +6,6 @@ since no choice depends on it.
 
 from __future__ import annotations
 
-import math
-
 from faser_trtllm.core.cost_table import ALL, CONTEXT_BUCKET, CostTable, context_bucket
 from faser_trtllm.policy.base import Mode, StepOutcome
 from faser_trtllm.policy.goodput import StepCosts
@@ -20,7 +18,6 @@ CACHE_SIZE = 512
 LATE_ROWS = 64  # of a pass of the draft model over what it has missed, for its cost per row
 MIN_LATE_ROWS = 16  # to learn from; fewer drown in what a draft call costs anyway
 USUAL_ROWS = 1.5  # after a step the draft model has missed one token, or two where all its drafts were accepted
-MAX_EXCESS = 3.0  # of a step over what it should have taken
 MAX_OVERHEAD = 0.5  # of a step's time; what is longer is a pause between requests, not overhead
 
 
@@ -74,11 +71,10 @@ class MeasuredCosts:
         if self._decode.learn(num_requests, pass_ms, decode_ms, num_steps):
             self._forget()
 
-    def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None) -> float:
-        """Learn from a step -> its duration in ms: up to the next one, planned at next_s, if it is known.
+    def observe(self, outcome: StepOutcome, context_len: float, next_s: float | None) -> None:
+        """Learn from a step, which lasts until the next one is planned: at next_s, if that is known.
 
         The step before must have been of the same kind: a draft now and then takes several times what one of many does.
-        A step that somebody else's work held up counts as MAX_EXCESS times what it should have taken.
         """
         last_s, self._observed_s = self._observed_s, outcome.now_s
         self.mood.pass_time(max(outcome.step_ms, 0.0 if last_s is None else 1e3 * (outcome.now_s - last_s)))
@@ -87,39 +83,20 @@ class MeasuredCosts:
             is_new |= self._learn_late(outcome, context_len)
             if is_new:
                 self._forget()
-        slowness = self.mood.factor
-        elapsed = math.inf if next_s is None else 1e3 * (next_s - outcome.now_s)
+        if next_s is None:
+            return
         # In serial steps the host's own time lies before and behind the engines' and between them.
         engines_ms = outcome.draft_ms + outcome.verify_ms if outcome.mode is Mode.SERIAL else outcome.step_ms
-        between = elapsed - engines_ms
-        drafting = outcome.num_drafted > 0
-        usual_ms = MAX_EXCESS * self._usual_ms(outcome, context_len)
-        if not 0.0 <= between <= MAX_OVERHEAD * engines_ms + 0.1:
-            overhead_ms = self._overheads.ms(len(outcome.decoding), drafting)
-            return min(engines_ms / slowness + overhead_ms, usual_ms)
-        if self._overheads.learn(len(outcome.decoding), drafting, between / slowness):
+        between_ms = 1e3 * (next_s - outcome.now_s) - engines_ms
+        if not 0.0 <= between_ms <= MAX_OVERHEAD * engines_ms + 0.1:
+            return
+        if self._overheads.learn(len(outcome.decoding), outcome.num_drafted > 0, between_ms / self.mood.factor):
             self._cache.clear()
-        return min(elapsed / slowness, usual_ms)
-
-    def late_ms(self, outcome: StepOutcome) -> float:
-        """What the step spent on tokens that the draft model had missed, beyond those of the step before."""
-        return self.late_row_ms * max(0, outcome.num_draft_rows - 2 * len(outcome.decoding))
 
     def _forget(self) -> None:
         self._cache.clear()
         self._verify.forget_curve()
         self._decode.forget_curve()
-
-    def _usual_ms(self, outcome: StepOutcome, context_len: float) -> float:
-        num_requests = len(outcome.decoding)
-        num_slots = sum(outcome.num_verified)
-        costs = self.costs(num_requests, outcome.num_rows - num_slots, context_len)
-        if not outcome.num_drafted and not num_slots:
-            return costs.off_ms + self.late_ms(outcome)
-        draft_ms = self.late_ms(outcome)
-        if outcome.num_drafted:
-            draft_ms = self.mood.published(self._draft) * self._draft_ms(outcome, outcome.num_draft_rows, context_len)
-        return float(costs.verify[num_slots]) + draft_ms + costs.overhead
 
     def _learn_pass(self, outcome: StepOutcome, context_len: float) -> bool:
         num_rows, num_requests = outcome.num_rows, len(outcome.decoding)

@@ -314,8 +314,7 @@ class PricePolicy:
             self._ranked = view
             n = len(decoding)
             costs = self._costs.costs(n, n + view.num_context_rows, self._context_len)
-            weights = self._weights(view)
-            self._frontier.begin(decoding, costs.verify, self._price, np.ones(n) if weights is None else weights)
+            self._frontier.begin(decoding, costs.verify, self._price, self._weights(view))
         return self._frontier.lengths(decoding, num_pending)
 
     def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:

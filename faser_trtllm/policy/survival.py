@@ -78,7 +78,7 @@ def reliability(predicted: npt.ArrayLike, accepted: npt.ArrayLike, num_bins: int
 
 class SurvivalEstimator:
     """One per policy. slope, intercept, prior: float32 [NUM_MODES, max_draft_len]; prior[s, j] is the rate of requests
-    with sampling mode s at place j, margins aside.
+    with sampling mode s at place j, margins aside, and prior_logit (float64) its log-odds.
 
     The arrays are replaced at a refit, never written in place; version counts the refits.
     """
@@ -108,12 +108,14 @@ class SurvivalEstimator:
         self._num_kept = 0
         self._num_flushes = 0
         self._bins = np.zeros((3, NUM_BINS))
+        self.num_updates = 0  # of requests' offsets; version counts those of the population's fit
         self.version = 0
         self._publish()
 
     slope: Float32Array
     intercept: Float32Array
     prior: Float32Array
+    prior_logit: FloatArray
 
     @property
     def is_new(self) -> bool:
@@ -162,7 +164,7 @@ class SurvivalEstimator:
     def expected_many(self, requests: list[Request]) -> FloatArray:
         """expected() of many -> [num_requests, max_draft_len]."""
         modes = [request.sampling_mode for request in requests]
-        p = 1.0 / (1.0 + np.exp(-(self.offsets(requests)[:, None] + self._prior_logit[modes])))
+        p = 1.0 / (1.0 + np.exp(-(self.offsets(requests)[:, None] + self.prior_logit[modes])))
         return np.cumprod(p, axis=1, out=p)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -222,6 +224,7 @@ class SurvivalEstimator:
         moved = np.clip(self._offset + (gradient - fade) / (known + OFFSET_PRECISION), -MAX_OFFSET, MAX_OFFSET)
         self._offset_info = np.where(seen, known, self._offset_info)
         self._offset = np.where(seen, moved, self._offset)
+        self.num_updates += 1
 
     def _refit(self) -> None:
         cells, margins, won, predicted = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
@@ -290,8 +293,8 @@ class SurvivalEstimator:
         self.prior = rates[:-1].astype(np.float32)
         self._slope_list: list[list[float]] = found[:, :, 0].tolist()
         self._intercept_list: list[list[float]] = found[:, :, 1].tolist()
-        self._prior_logit = np.log(rates[:-1] / (1.0 - rates[:-1]))
-        self._prior_logit_list: list[list[float]] = self._prior_logit.tolist()
+        self.prior_logit = np.log(rates[:-1] / (1.0 - rates[:-1]))
+        self._prior_logit_list: list[list[float]] = self.prior_logit.tolist()
         self._survival_list: list[float] = np.cumprod(rates[-1]).tolist()
         self.version += 1
 

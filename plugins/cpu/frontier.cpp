@@ -2,7 +2,6 @@
 //
 // ops/frontier.py computes the same, operation by operation.
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -33,6 +32,11 @@ double acceptance(const faser_frontier_rule& rule, int32_t i, int32_t place, flo
   return sigmoid(slope * m + intercept + rule.offset[i]);
 }
 
+// Before drafting.
+double expected_acceptance(const faser_frontier_rule& rule, int32_t i, int32_t place) {
+  return sigmoid(rule.prior[rule.modes[i] * rule.stride + place] + rule.offset[i]);
+}
+
 // How many of the best slots pay: the most of survivals - price * ms, over their number, 0 included.
 int32_t num_paying(const std::vector<double>& ranked, const double* verify_ms, double price) {
   int32_t best = 0, count = 0;
@@ -54,10 +58,11 @@ int32_t length_alone(const faser_frontier_rule& rule, const float* margins, int3
   for (int32_t j = 0; j < num_pending; ++j) {
     alive *= acceptance(rule, 0, j, margins[j]);
     const double floor_ms = rule.verify_ms[j];
-    double worth = alive;
+    double expected = alive, worth = alive;
     bool pays = worth > rule.price * (rule.verify_ms[j + 1] - floor_ms);
     for (int32_t ahead = j + 1; !pays && ahead < rule.num_ahead; ++ahead) {
-      worth += alive * rule.ratio[ahead] / rule.ratio[j];
+      expected *= expected_acceptance(rule, 0, ahead);
+      worth += expected;
       pays = worth > rule.price * (rule.verify_ms[ahead + 1] - floor_ms);
     }
     if (!pays) return j;
@@ -87,9 +92,12 @@ int32_t faser_frontier(const faser_frontier_rule* rule, const int32_t* num_token
   scratch.ahead.clear();
   for (int32_t i = 0; i < n; ++i) {
     if (num_pending[i] == 0) continue;
-    const double first = faser::acceptance(*rule, i, 0, rule->draft_margins[i][num_tokens[i]]) * rule->weight[i];
-    const double* ratio = rule->ratio + static_cast<ptrdiff_t>(i) * rule->num_ahead;
-    for (int32_t j = 0; j < rule->num_ahead; ++j) scratch.ahead.push_back(first * ratio[j]);
+    double expected = faser::acceptance(*rule, i, 0, rule->draft_margins[i][num_tokens[i]]) * rule->weight[i];
+    scratch.ahead.push_back(expected);
+    for (int32_t j = 1; j < rule->num_ahead; ++j) {
+      expected *= faser::expected_acceptance(*rule, i, j);
+      scratch.ahead.push_back(expected);
+    }
   }
   std::sort(scratch.ahead.begin(), scratch.ahead.end(), std::greater<double>());
   const int32_t num_slots = faser::num_paying(scratch.ahead, rule->verify_ms, rule->price);

@@ -34,13 +34,14 @@ def cases(draw, max_requests=NUM_REQUESTS):
     rule = FrontierRule(
         (np.ones if tie else rng.random)((NUM_MODES, k)).astype(np.float32),
         (np.zeros if tie else rng.standard_normal)((NUM_MODES, k)).astype(np.float32),
+        1.0 + rng.standard_normal((NUM_MODES, k)),
         [row.astype(np.float32) for row in margins],
         rng.integers(0, NUM_MODES, n).tolist(),
         np.zeros(n) if tie else rng.standard_normal(n),
         np.ones(n) if draw(st.booleans()) else rng.uniform(0.5, 4.0, n),
-        np.cumprod(np.hstack([np.ones((n, 1)), rng.uniform(0.1, 1.0, (n, k))]), axis=1)[:, : draw(st.integers(1, k))],
         np.cumsum([rng.random(), *steps]),
-        draw(st.floats(0.0, 20.0)),
+        draw(st.floats(0.0, 3.0)),
+        draw(st.integers(1, k)),
     )
     return rule, rng.integers(0, 16 - k, n).tolist(), rng.integers(0, k + 1, n).tolist()
 
@@ -121,16 +122,17 @@ def test_top_prefixes_keep_the_budget_and_the_best(worth, budget):
 def test_one_request_goes_on_while_what_lies_ahead_pays():
     """A row costs 0.5; at a price of 1 the second slot alone does not pay, with the third on the same stair it does."""
     verify_ms = [1.0, 1.5, 2.0, 2.0, 2.5]
-    assert stop_along([0.8, 0.4, 0.3, 0.1], [1.0, 0.5, 0.4], verify_ms, 1.0) == 3
-    assert stop_along([0.8, 0.4, 0.3, 0.1], [1.0, 0.5], verify_ms, 1.0) == 1
-    assert stop_along([0.4], [1.0, 0.2], [1.0, 1.5, 2.0], 1.0) == 0
+    assert stop_along([0.8, 0.4, 0.3, 0.1], [0.8, 0.5, 0.5], verify_ms, 1.0) == 3
+    assert stop_along([0.8, 0.4, 0.3, 0.1], [0.8, 0.5], verify_ms, 1.0) == 1
+    assert stop_along([0.4], [0.8, 0.2], [1.0, 1.5, 2.0], 1.0) == 0
 
 
 def _rule(n=2, k=3):
     margins = [np.ones(16, np.float32) for _ in range(n)]
-    zeros = np.zeros((NUM_MODES, k), np.float32)
-    verify_ms = [1.0] * (n * k + 1)
-    return FrontierRule(zeros, zeros, margins, [0] * n, np.zeros(n), np.ones(n), np.ones((n, k)), verify_ms, 1.0)
+    zeros, prior = np.zeros((NUM_MODES, k), np.float32), np.zeros((NUM_MODES, k))
+    return FrontierRule(
+        zeros, zeros, prior, margins, [0] * n, np.zeros(n), np.ones(n), [1.0] * (n * k + 1), price=1.0, num_ahead=k
+    )
 
 
 def test_margins_count_up_to_a_limit():
@@ -145,11 +147,11 @@ def test_margins_count_up_to_a_limit():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"ratio": np.ones((1, 3))}, "a ratio of 1 rows for 2 requests"),
-        ({"ratio": np.ones((2, 4))}, "ratio has 4 places, from 1 to max_draft_len 3 go"),
-        ({"ratio": np.ones((2, 0))}, "ratio has 0 places"),
+        ({"num_ahead": 4}, "num_ahead is 4, from 1 to max_draft_len 3 go"),
+        ({"num_ahead": 0}, "num_ahead is 0"),
         ({"verify_ms": [1.0] * 6}, "verify_ms has 6 costs, 2 requests need 7"),
-        ({"draft_margins": [], "ratio": np.ones((0, 3))}, "a ratio of 0 rows for 0 requests"),
+        ({"draft_margins": []}, "margins of 0 requests"),
+        ({"draft_margins": _rule(n=5).draft_margins}, "margins of 5 requests, from 1 to max_batch_size 4 go"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(change, sentence):

@@ -140,26 +140,24 @@ def test_rows_of_a_draft_call_are_learnt_but_not_from_prompts():
     assert found.draft_step[1] == pytest.approx(table.draft_step_ms(1, 64), rel=0.02)
 
 
-def test_late_prompts_of_the_draft_are_taken_out_of_a_step():
-    costs = MeasuredCosts(cost_table(), 8)
-    assert costs.late_ms(outcome(4, 1.0, num_drafted=3, draft_rows=2)) == 0.0
-    table = cost_table()
+def test_what_the_draft_has_missed_has_a_price_of_its_own():
+    costs, table = MeasuredCosts(cost_table(), 8), cost_table()
     a_row_ms = table.draft_rows_ms(64, 1, 64) / 64
     late = outcome(4, table.verify_ms(4, 1, 64), num_drafted=0, draft_ms=200 * 3.0 * a_row_ms, draft_rows=202)
-    assert costs.late_ms(late) == pytest.approx(200 * a_row_ms)
+    assert costs.late_row_ms == pytest.approx(a_row_ms)
     for _ in range(300):
         teach(costs, 4, 1.0, steps=1)
         costs.observe(late, 64.0, 0.0)
-    assert costs.late_ms(late) == pytest.approx(200 * 3.0 * a_row_ms, rel=0.07)
+    assert costs.late_row_ms == pytest.approx(3.0 * a_row_ms, rel=0.07)
+    assert costs.costs(1, 1, 64.0).draft_first[1] == pytest.approx(table.draft_rows_ms(2, 1, 64), rel=0.3)
 
 
 def test_the_time_between_steps_is_that_step_s_own():
     """now_s is when a step was planned: it lasts until the next one is."""
     costs = MeasuredCosts(cost_table(), 8)
     for _ in range(200):
-        found_ms = costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3)
-    assert found_ms * costs.mood.factor == pytest.approx(2.5)
-    assert costs.costs(1, 1, 64.0).off_ms == pytest.approx(found_ms, rel=0.03)
+        costs.observe(outcome(1, 2.0, now_s=10.0), 64.0, 10.0 + 2.5e-3)
+    assert costs.costs(1, 1, 64.0).off_ms * costs.mood.factor == pytest.approx(2.5, rel=0.03)
 
 
 def test_the_host_s_time_between_the_engines_is_a_step_s_too():
