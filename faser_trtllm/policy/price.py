@@ -21,14 +21,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
-from faser_trtllm.policy.base import DraftPlan, ExitView, Mode, StepOutcome, StepView
+from faser_trtllm.policy.base import DraftPlan, DraftStop, ExitView, Mode, StepOutcome, StepView
 from faser_trtllm.policy.controller import TRIAL_STEPS, Controller
 from faser_trtllm.policy.exits import ExitPricing
 from faser_trtllm.policy.frontier import SLACK, Frontier
@@ -188,7 +187,8 @@ class PricePolicy:
         num_left = self._plan_steps - 1 - (self._looks.step - self._plan_step)
         if num_left < 0 and view.now_s < self._plan_until_s:
             num_left = HELD_STEPS
-        return replace(self._plan, num_held=self._looks.num_held(self._drafting, max(num_left, 0)))
+        plan = self._plan
+        return DraftPlan(plan.lengths, plan.stop, plan.mode, self._looks.num_held(self._drafting, max(num_left, 0)))
 
     def _expire(self) -> None:
         """The plan suits this step only."""
@@ -222,23 +222,21 @@ class PricePolicy:
         usual = round(sum(lengths) / len(lengths))
         known = dict(zip(self._plan_decoding, lengths, strict=True))
         self._plan_decoding = tuple(decoding)
-        plan = replace(self._plan, lengths=[known.get(request, usual) for request in decoding])
-        if self._planned_size > FEW_REQUESTS:
-            return plan
-        tokens = self._expected_tokens(decoding)
-        ratio, self._plan_tokens = tokens / self._plan_tokens, tokens
-        self._price *= ratio
-        self._period.promise *= ratio
-        stop = plan.stop
-        if stop is None:
-            return plan
-        row_price, step_price = np.float32(ratio) * stop.row_price, np.float32(ratio) * stop.step_price
-        return replace(plan, stop=replace(stop, row_price=row_price, step_price=step_price))
+        stop = self._plan.stop
+        if self._planned_size <= FEW_REQUESTS:
+            tokens = self._expected_tokens(decoding)
+            ratio, self._plan_tokens = tokens / self._plan_tokens, tokens
+            self._price *= ratio
+            self._period.promise *= ratio
+            if stop is not None:
+                by = np.float32(ratio)
+                stop = DraftStop(stop.slope, stop.intercept, stop.prior, by * stop.row_price, by * stop.step_price)
+        return DraftPlan([known.get(request, usual) for request in decoding], stop, self._plan.mode)
 
     def _expected_tokens(self, decoding: Sequence[Request]) -> float:
         """Of a step, per request, if each drafted as many as the plan's mean."""
-        expected = self.estimator.expected
-        return 1.0 + sum(sum(expected(request)[: self._mean_len]) for request in decoding) / len(decoding)
+        expected, places = self.estimator.expected, self._mean_len
+        return 1.0 + sum([sum(expected(request, places)) for request in decoding]) / len(decoding)
 
     def _decide(self, view: StepView) -> DraftPlan:
         """The plan for the next steps."""

@@ -73,5 +73,5 @@ class Probes:
         ms = self._costs.late_row_ms * lag + self._length * costs.draft_step[len(chosen)]
         ms += costs.verify[self._length * len(chosen)] - costs.verify[0]
         estimator = self._estimator
-        gained = sum(sum(estimator.expected(request)[: self._length]) for request in chosen)
+        gained = sum(sum(estimator.expected(request, self._length)) for request in chosen)
         return max(MIN_COST * ms, ms - gained / price)

@@ -153,11 +153,11 @@ class SurvivalEstimator:
         """Survival by place before drafting, of whatever requests there are."""
         return self._survival_list
 
-    def expected(self, request: Request) -> list[float]:
-        """Survival by place before drafting, from the rates and the request's offset."""
-        offset, alive, out = self.offset(request), 1.0, []
-        for logit in self._prior_logit_list[request.sampling_mode]:
-            alive *= _sigmoid(logit + offset)
+    def expected(self, request: Request, num_places: int | None = None) -> list[float]:
+        """Survival by place before drafting, from the rates and the request's offset; of all places, or the first."""
+        offset, alive, exp, out = self.offset(request), 1.0, math.exp, []
+        for logit in self._prior_logit_list[request.sampling_mode][:num_places]:
+            alive /= 1.0 + exp(-logit - offset)  # log-odds are within 7 of 0, offsets within MAX_OFFSET
             out.append(alive)
         return out
 
