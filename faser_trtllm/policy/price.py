@@ -54,7 +54,8 @@ MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 PLAN_STEPS = 16  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 24  # the same for a plan that drafts nothing
 PLAN_S = 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
-HELD_STEPS = 16  # at most, of a plan that is older than its steps and not than its time
+HELD_STEPS = 16  # at most, of a plan with drafts that is older than its steps and not than its time
+MAX_HELD_STEPS = 1024  # the same without drafts, whose time is known
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
 
 
@@ -184,11 +185,17 @@ class PricePolicy:
                 return self._plan
         if self.estimator.is_new:
             return self._plan
-        num_left = self._plan_steps - 1 - (self._looks.step - self._plan_step)
-        if num_left < 0 and view.now_s < self._plan_until_s:
-            num_left = HELD_STEPS
         plan = self._plan
-        return DraftPlan(plan.lengths, plan.stop, plan.mode, self._looks.num_held(self._drafting, max(num_left, 0)))
+        return DraftPlan(plan.lengths, plan.stop, plan.mode, self._num_held(view))
+
+    def _num_held(self, view: StepView) -> int:
+        """Steps behind this one that need no planning: up to one that is looked at, or the last of the plan."""
+        num_left = max(self._plan_steps - 1 - (self._looks.step - self._plan_step), 0)
+        left_ms = max(1e3 * (self._plan_until_s - view.now_s), 0.0)
+        if self._drafting:
+            return self._looks.num_held(True, num_left or (HELD_STEPS if left_ms else 0))
+        step_ms = len(view.decoding) / self._price * self._costs.mood.factor
+        return max(num_left, min(int(left_ms / step_ms), MAX_HELD_STEPS))
 
     def _expire(self) -> None:
         """The plan suits this step only."""
