@@ -8,8 +8,8 @@ while, so that is believed too, of all arms alike and not for long: arms are com
 other. What is not measured for a while is forgotten, so an arm that was unlucky, or that the machine has become kinder
 to, is tried again. And a share of the tokens is spent on trials: a plan's time for another arm, once early and then the
 more often the closer it looks, so that a rival that nothing but a misfortune speaks against gets its chance; what a
-trial turns out to have lost is charged to that share. Since `off` and the best
-uniform length are arms, what runs cannot stay below either of them for longer than its factor takes to tell.
+trial turns out to have lost is charged to that share. Since `off` and the best uniform length are arms, what runs
+cannot stay below either of them for longer than its factor takes to tell.
 """
 
 from __future__ import annotations

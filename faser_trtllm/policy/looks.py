@@ -59,6 +59,11 @@ class Looks:
         elif share < MAX_SHARE / 3:
             self._wanted_stretch = max(self._stretch // 2, 1)
 
+    def pass_over(self) -> None:
+        """A step without drafts, as ask(), where none of those is ever looked at."""
+        self.step += 1
+        self.is_timed = self._was_speculative = False
+
     def ask(self, is_speculative: bool, *, all_tests: bool) -> bool:
         """all_tests: no tested drafts of a step that was planned are to be left out."""
         self.step += 1

@@ -331,9 +331,10 @@ class PricePolicy:
         return self._exits.keep_rows(view, exit_view, self._context_len, self._price)
 
     def wants_outcome(self, is_speculative: bool) -> bool:
-        is_probe = is_speculative and not self._drafting
-        is_new = is_speculative and self.estimator.is_new
-        return self._looks.ask(is_speculative, all_tests=is_new or is_probe) and is_speculative
+        if not is_speculative:
+            self._looks.pass_over()
+            return False
+        return self._looks.ask(True, all_tests=not self._drafting or self.estimator.is_new)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.estimator.observe(outcome)  # looks at tested drafts only
