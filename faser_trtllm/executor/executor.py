@@ -244,6 +244,8 @@ class Executor:
         times_s: tuple[float, float, float, float],
     ) -> None:
         self._stats.record(plan, drafts, result, times_s)
+        if self._guard is not None:
+            self._guard.verified(drafts, result)
         if self._trace is not None:
             self._trace.step(plan, drafts, result, times_s)
         for watcher in self._watchers:

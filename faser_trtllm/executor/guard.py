@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 from faser_trtllm.errors import OutOfMemoryError
 from faser_trtllm.executor.drafter import NoDrafter
 from faser_trtllm.executor.lanes import DraftStage
@@ -95,12 +95,14 @@ class SpeculationGuard:
         reason = DisabledReason.DRAFT_OOM if is_oom else DisabledReason.DRAFT_ERROR
         self._disable(reason, f"a draft call failed with {type(error).__name__}: {error}")
 
-    def tested(self, num_tested: int, num_accepted: int) -> None:
-        """A step tested so many drafts of all requests."""
-        if num_accepted:
+    def verified(self, drafts: DraftResult, result: VerifyResult) -> None:
+        """A step is over; it was fruitless if it drafted and accepted nothing."""
+        if self._reason is not None:
+            return
+        if any(result.num_accepted):
             self._num_fruitless = 0
             self._backoff_s = BACKOFF_S
-        elif num_tested:
+        elif any(drafts.num_new_drafts):
             self._num_fruitless += 1
             if self._num_fruitless >= FRUITLESS_STEPS:
                 self._disable(
@@ -142,7 +144,6 @@ class GuardedPolicy:
     def __init__(self, inner: Policy, guard: SpeculationGuard) -> None:
         self._inner = inner
         self._guard = guard
-        self._inner_wants = True
 
     @property
     def name(self) -> str:
@@ -167,12 +168,7 @@ class GuardedPolicy:
         return self._inner.keep_rows(view, exit_view)
 
     def wants_outcome(self, is_speculative: bool) -> bool:
-        if self._guard.is_off:
-            return False
-        self._inner_wants = self._inner.wants_outcome(is_speculative)
-        return is_speculative or self._inner_wants
+        return not self._guard.is_off and self._inner.wants_outcome(is_speculative)
 
     def observe(self, outcome: StepOutcome) -> None:
-        self._guard.tested(sum(outcome.num_tested), sum(outcome.num_accepted))
-        if self._inner_wants:
-            self._inner.observe(outcome)
+        self._inner.observe(outcome)

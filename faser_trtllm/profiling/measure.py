@@ -15,6 +15,7 @@ from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 RUNS_PER_VISIT = 4  # where one pass follows the other: the first is dropped, it finds other weights in the caches
+WARM_RUNS = 16  # before passes without drafts: after so many the weights are in the caches as in service
 Tick = Callable[[int, int], None]  # rounds done, rounds in all
 
 
@@ -52,6 +53,9 @@ def measure_points(
             if point.partition != partition:
                 partition = point.partition
                 probe.use(partition)
+            if point.kind == "decode":
+                for _ in range(WARM_RUNS):
+                    run()
             best = min(displaced(point, run) for _ in range(RUNS_PER_VISIT - 1))
             if keep:
                 times[point].append(best)

@@ -214,10 +214,10 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
 // Which pending drafts get a row. A draft of request i at place j (0: the first pending one) with margin m is accepted
 // with probability sigmoid(slope[s][j] * min(m, max_margin) + intercept[s][j] + offset[i]), s being modes[i]; survival
 // is the product up to a draft, a slot's worth weight[i] times that. The number of slots is the n with the most of
-// worth - price * verify_ms[n], where each request with drafts is expected to have num_ahead slots: the first one with its
-// worth, and place j accepted with probability sigmoid(prior[s][j] + offset[i]). So many of the slots with the most worth
-// run. One request alone goes on, place by place, while for some number of slots behind it (as expected from there)
-// survivals exceed price * ms. So whether a slot runs never depends on a later draft of its request.
+// worth - price * verify_ms[n], where each request with drafts is expected to have num_ahead slots: the first one with
+// its worth, and place j accepted with probability sigmoid(prior[s][j] + offset[i]). So many of the slots with the most
+// worth run. One request alone goes on, place by place, while for some number of slots behind it (as expected from
+// there) survivals exceed price * ms. So whether a slot runs never depends on a later draft of its request.
 typedef struct {
   const float *slope, *intercept;     // [modes, stride]
   const float* const* draft_margins;  // [num_requests], by position in the sequence
