@@ -33,7 +33,7 @@ class Pruner:
 
         frontiers[k]: drafts whose rows the pass starts with, for plan.view.decoding[k]; lowered in place.
         """
-        boundaries = self._policy.exit_boundaries(plan.view, batch.num_rows)
+        boundaries = self._policy.exit_boundaries(plan.view, batch.num_rows) if any(frontiers) else ()
         num_segments = len(self._engine.spec.segments) - 1
         if not boundaries or num_segments == 1:
             return self._engine.forward(batch), []

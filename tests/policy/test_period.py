@@ -131,21 +131,23 @@ def test_cold_caches_cost_little_where_steps_are_short(acceptance):
     assert tried.run(12_000) > 0.97 * best
 
 
-def test_a_rest_of_the_service_is_no_loss():
+def test_a_rest_of_the_service_is_neither_loss_nor_gain():
     """Behind a probe or in a trial the last request ends, and the next one comes much later."""
-    world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.1), noise=0.05)
-    world.run(1500)
-    counts = []
-    for _ in range(2):
-        begun = len(world.drafted_lengths)
-        for _ in range(1000):
-            world.step()
-            if counts:
-                world.num_held = 0  # the last request ends
-                world.policy.plan(StepView([], 0, 0, world.now_s, num_generated=world.num_tokens))
-                world.now_s += 10.0
-        counts.append(sum(any(lengths) for lengths in world.drafted_lengths[begun:]))
-    assert counts[1] > 0.3 * counts[0] > 0
+    counts = [0, 0]  # probes without rests and with them
+    for seed in range(4):
+        world = World(PricePolicy(8, cost_table(), 32), 4, constant(0.1), noise=0.05, seed=seed)
+        world.run(1500)
+        for has_rests in (False, True):
+            num_probes = 0
+            for _ in range(1000):
+                world.step()
+                num_probes += world.policy._is_probe
+                if has_rests:
+                    world.num_held = 0  # the last request ends
+                    world.policy.plan(StepView([], 0, 0, world.now_s, num_generated=world.num_tokens))
+                    world.now_s += 10.0
+            counts[has_rests] += num_probes
+    assert 0.5 * counts[0] < counts[1] < 2.0 * counts[0]
 
 
 def test_a_trial_against_nothing_loses_no_time():
