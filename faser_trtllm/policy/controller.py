@@ -6,10 +6,10 @@ arms, how wrong beyond that of this one, and beyond that at this batch size. Eac
 is known of them and of its own noise. A machine that is faster than it is taken to be makes every plan look good for a
 while, so that is believed too, of all arms alike and not for long: arms are compared plan by plan, as they follow each
 other. What is not measured for a while is forgotten, so an arm that was unlucky, or that the machine has become kinder
-to, is tried again. And a share of the tokens is spent on trials: a plan's time for another arm, once early at each
-batch size and then the more often the closer it looks, so that a rival that nothing but a misfortune speaks against
-gets its chance; what a trial turns out to have lost is charged to that share. Since `off` and the best uniform length
-are arms, what runs cannot stay below either of them for longer than its factor takes to tell.
+to, is tried again. And a share of the tokens is spent on trials: a plan's time for another arm, once early and then the
+more often the closer it looks, so that a rival that nothing but a misfortune speaks against gets its chance; what a
+trial turns out to have lost is charged to that share. Since `off` and the best uniform length are arms, what runs
+cannot stay below either of them for longer than its factor takes to tell.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_TRIAL_LOSS = 0.02  # of a trial's tokens, though the arm may look better tha
 MAX_SAVED_TRIALS = 2.0
 MAX_TRIAL_LOSS = 1.0  # of a trial's tokens: more is somebody else's work in between
 # Variances of log(measured / promised).
-OF_DRAFTING, OF_ARM, OF_CLASS = 0.03, 0.02, 0.02  # before anything is known
+OF_DRAFTING, OF_ARM, OF_CLASS = 0.03, 0.02, 0.005  # before anything is known
 OF_MOOD = 0.05  # of how wrong the machine's speed is taken to be, for plans one after the other alike
 MOOD_KEPT = 0.8  # of that, from one plan to the next
 OF_PLAN = 0.02  # of a plan, whose mood is known so well
@@ -75,8 +75,6 @@ class _Class:
     crowd: float  # requests over FEW_REQUESTS, 1 at least
     arms: dict[str, _Belief] = field(default_factory=dict)
     taken_over: float = -math.inf  # when the incumbent did, in tokens of all classes
-    num_tokens: float = 0.0
-    tried: set[str] = field(default_factory=set)
     num_unspent: float = 0.0  # tokens of which no share is saved for trials yet
     saved: dict[str, float] = field(default_factory=dict)  # tokens that trials of an arm may lose
 
@@ -91,6 +89,7 @@ class Controller:
         self._overall = {arm: _Belief(OF_ARM) for arm in margins}  # of all classes
         self._drafting = _Belief(OF_DRAFTING)  # all arms but off
         self._mood = _Belief(OF_MOOD)  # every arm, just now
+        self._tried: set[str] = set()
         self._num_tokens = 0.0
         self.is_trial = False  # whether the last choice is for TRIAL_STEPS only
         self.rate = 0.0  # tokens per ms that the best arm is believed to bring, by the last choice
@@ -148,14 +147,14 @@ class Controller:
             loss = gap * trial_tokens + entry_tokens.get(arm, 0.0)
             saved = state.saved.get(arm, 0.0) + share * likelihood * state.num_unspent
             saved = min(saved, MAX_SAVED_TRIALS * loss)
-            if arm not in state.tried and state.num_tokens >= state.crowd * DWELL_TOKENS:
+            if arm not in self._tried and self._num_tokens >= state.crowd * DWELL_TOKENS:
                 saved = loss
             state.saved[arm] = saved
             if saved / loss >= found_ratio:
                 found, found_ratio = arm, saved / loss
         state.num_unspent = 0.0
         if found is not None:
-            state.tried.add(found)
+            self._tried.add(found)
             self._trial_loss = state.saved[found] / found_ratio
             state.saved[found] -= self._trial_loss
             self._trial_of, self._trial_tokens = (state, found), trial_tokens
@@ -175,8 +174,7 @@ class Controller:
         state = self._class(_class_of(batch_size))
         state.num_unspent += num_tokens
         self._num_tokens += num_tokens
-        state.num_tokens += num_tokens
-        state.tried.add(arm)
+        self._tried.add(arm)
         kept = math.exp(-num_tokens / (state.crowd * FADING_TOKENS))
         for belief in (self._drafting, *self._overall.values(), *state.arms.values()):
             belief.fade(kept)

@@ -54,7 +54,6 @@ MIN_GAIN = 0.01  # over drafting nothing, to start; none to go on
 PLAN_STEPS = 16  # a plan holds so long: what it rests on is learnt no faster
 IDLE_PLAN_STEPS = 24  # the same for a plan that drafts nothing
 PLAN_S = 0.1  # and at least so long, so that planning takes less than 1 % of short steps' time
-IDLE_PLAN_S = 0.2
 HELD_STEPS = 16  # at most, of a plan with drafts that is older than its steps and not than its time
 MAX_HELD_STEPS = 1024  # the same without drafts, whose time is known
 MARGINS = {"price": 0.0, "off": 0.0, "uniform": 0.01} | dict.fromkeys(MODE_ARMS, 0.02)
@@ -294,7 +293,7 @@ class PricePolicy:
         self._plan_steps, self._plan_until_s = TRIAL_STEPS, -math.inf
         if not self.controller.is_trial:
             self._plan_steps = PLAN_STEPS if self._drafting else IDLE_PLAN_STEPS
-            self._plan_until_s = view.now_s + (PLAN_S if self._drafting else IDLE_PLAN_S)
+            self._plan_until_s = view.now_s + PLAN_S
         if not self._drafting:
             return DraftPlan([0] * n)
         planned = uniform.lengths if arm == "uniform" else choice.lengths

@@ -196,7 +196,7 @@ def test_a_newcomer_counts_from_before_its_prompt():
     at_four = policy.controller._class(_class_of(4))  # there, drafting does not keep its promise
     for arm in ("price", "uniform"):
         at_four.arms[arm] = _Belief(1e-9, mean=-3.0)
-    at_four.tried.update(MARGINS)
+    policy.controller._tried.update(MARGINS)
     lengths = []
     for step in range(50):
         lengths.append(policy.plan(StepView(requests, 0, 0, world.now_s + step)).lengths)
@@ -262,7 +262,7 @@ def test_last_tokens_decide_nothing():
     """A request that may draft no more is no reason to give drafting up for those that come after it."""
     policy = PricePolicy(8, cost_table(), 32)
     World(policy, 4, logistic(1.0, 0.5)).run(200)  # past the warm-up
-    policy.controller._class(_class_of(1)).tried.update(MARGINS)  # no early trial falls into the next two plans
+    policy.controller._tried.update(MARGINS)  # no early trial falls into the next two plans
     ending, fresh = request("ending", max_draft_len=0), request("fresh")
     assert policy.plan(StepView([ending], 0, 0, 0.0)).lengths == [0]
     assert policy.plan(StepView([fresh], 0, 0, 0.1)).lengths[0] > 3  # no mere probe
