@@ -95,8 +95,8 @@ lint() {
 # The sanitized library takes the usual one's place until the tests have ended.
 sanitize() {
   local found
-  trap 'pip_install -e ".[serve]" -C cmake.define.FASER_SANITIZE=OFF' EXIT
-  pip_install -e ".[serve]" -C cmake.define.FASER_SANITIZE=ON
+  trap 'pip_install -e ".[serve]" --config-settings=cmake.define.FASER_SANITIZE=OFF' EXIT
+  pip_install -e ".[serve]" --config-settings=cmake.define.FASER_SANITIZE=ON
   found="$("${CXX:-c++}" -print-file-name=libasan.so) $("${CXX:-c++}" -print-file-name=libubsan.so)"
   LD_PRELOAD="$found" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1 \
     "$PYTHON" -m pytest "$@"
