@@ -13,7 +13,7 @@ IDLE_CYCLE = 16  # steps without drafts, of which one is timed
 CYCLE = 6  # the same with drafts
 TEST_EVERY = 4  # steps with drafts, times the stretch, of which one's tested drafts are looked at
 MAX_STRETCH = 16  # of the cycles
-MAX_SHARE = 0.0015  # of the time, for learning; planning anew behind it takes three times as long
+MAX_SHARE = 0.0015  # of the time, for learning; planning anew behind it takes about three times as long
 PACE_S = 0.1
 
 
