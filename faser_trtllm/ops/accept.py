@@ -1,4 +1,4 @@
-"""The free test (DESIGN section 3): which drafts stand, and the one token that follows them."""
+"""The free test: which drafts are accepted, and the one token that follows them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
+from faser_trtllm.ops.acceptance import is_certain
 from faser_trtllm.ops.arrays import (
     SAMPLING_DTYPE,
     Float32Array,
@@ -18,16 +19,17 @@ from faser_trtllm.ops.arrays import (
     int32_at,
     logits_layout,
 )
-from faser_trtllm.ops.draw import draw_token, race_lead, race_token, residual
-from faser_trtllm.ops.law import RowStatus, next_token_probs_reference
+from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token, residual
+from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
 from faser_trtllm.ops.philox import Stream, uniform
+from faser_trtllm.ops.probs import RowStatus, next_token_probs_reference
 from faser_trtllm.ops.sample import Uniform, draft_probs_row
 
 __all__ = ["AcceptResult", "Acceptor", "Outcome", "RowStatus", "accept", "accept_reference"]
 
 
 class Outcome(enum.IntEnum):
-    """How a request's pass ended."""
+    """The outcome of a request's pass."""
 
     CARRIED = native.CARRIED  # the last live row's test passed: later drafts stay pending, nothing was drawn
     RECOVERED = native.RECOVERED  # a draft was rejected, one recovered token drawn: pending drafts are dropped
@@ -96,7 +98,7 @@ class Acceptor:
         address, stride = logits_layout(logits, self._vocab_size)
         if logits.shape[0] < self._num_rows:
             raise ValueError(f"{self._num_rows} rows were added, logits has {logits.shape[0]}")
-        if sampling is not self._sampling:  # one table for life; asking numpy for its address takes a while
+        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
             self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
         slots, cu_logit_rows, num_tokens, num_drafts = self._inputs
         status = native.library().faser_accept(
@@ -120,6 +122,10 @@ class Acceptor:
         """A copy of these rows, for run."""
         return logits[rows]
 
+    def log_probs(self, logits: Float32Array, asked: TokenRows) -> npt.NDArray[np.float64]:
+        """Log probabilities [n] of tokens; logits: those of run()."""
+        return token_log_probs(logits[asked.rows], self._vocab_size, asked)
+
 
 def accept(
     sampling: SamplingArray,
@@ -131,7 +137,7 @@ def accept(
     num_drafts: Int32Array,
     max_draft_len: int,
 ) -> AcceptResult:
-    """One free test over a batch, with buffers of its own; arguments as faser_accept has them.
+    """One free test over a batch, allocating its own buffers; arguments as in faser_accept.
 
     slots, num_tokens, num_drafts [num_requests], cu_logit_rows [num_requests + 1] beginning with 0; all
     int32.
@@ -157,7 +163,7 @@ def accept_reference(
 ) -> AcceptResult:
     """accept in numpy; `uniform` can be replaced to enumerate the randomness.
 
-    leads [num_rows]: set to the lead (ops.draw.race_lead) of the race that drew a row's token, 0 where none did.
+    leads [num_rows]: set to the lead (ops.draw.gumbel_lead) of a seeded row's token, 0 for other rows.
     """
     n = slots.size
     if leads is not None:
@@ -177,9 +183,14 @@ def accept_reference(
                 result.row_status[i] = status
                 result.outcome[i] = Outcome.FAILED
                 break
-            token, accepted = _test(entry, p, position, draft, max_draft_len, uniform)
+            certain = has_draft and is_certain(entry, position)
+            token, accepted = _test(entry, p, position, draft, max_draft_len, uniform, certain)
+            if has_draft:
+                source = native.BY_SUFFIX if certain else native.BY_MODEL
+                entry["num_tested"][source] += 1
+                entry["num_passed"][source] += accepted
             if leads is not None and entry["mode"] == native.SEEDED:
-                leads[cu_logit_rows[i] + row] = race_lead(p, int(entry["key"]), position)
+                leads[cu_logit_rows[i] + row] = gumbel_lead(p, int(entry["key"]), position)
             result.token_ids[i, row] = token
             result.num_tokens[i] += 1
             if not accepted:
@@ -196,17 +207,22 @@ def _test(
     draft: int,
     max_draft_len: int,
     uniform: Uniform,
+    certain: bool,
 ) -> tuple[int, bool]:
-    """The token that stands at this position, and whether it is the draft (-1: nothing is pending)."""
+    """The token committed at this position and whether it is the draft (draft -1: nothing is pending).
+
+    certain: the draft was not drawn, so that its q is all at it.
+    """
     key = int(entry["key"])
     if entry["mode"] == native.GREEDY:
         token = int(np.argmax(p))
         return token, token == draft
     if entry["mode"] == native.SEEDED:
-        token = race_token(p, key, position)
+        token = gumbel_max_token(p, key, position)
         return token, token == draft
-    if draft < 0:
-        return draw_token(p, uniform(key, position, Stream.BONUS)), False
+    if draft < 0 or certain:
+        token = draw_token(p, uniform(key, position, Stream.BONUS))
+        return token, token == draft
     q = draft_probs_row(entry, position, p.size, max_draft_len)
     if uniform(key, position, Stream.TEST) * float(q[draft]) < float(p[draft]):
         return draft, True

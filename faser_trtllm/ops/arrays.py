@@ -1,4 +1,4 @@
-"""From numpy arrays to the addresses that native functions take, and back."""
+"""Convert between numpy arrays and the addresses that native functions take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from faser_trtllm import native
 
+Int8Array = npt.NDArray[np.int8]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -46,6 +47,13 @@ def int32_at(address: int, count: int) -> Int32Array:
     if not address or count <= 0:
         return np.zeros(0, np.int32)
     return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(address))
+
+
+def int8_at(address: int, count: int) -> Int8Array:
+    """A view of int8 memory; empty if the address is null."""
+    if not address or count <= 0:
+        return np.zeros(0, np.int8)
+    return np.ctypeslib.as_array((ctypes.c_int8 * count).from_address(address))
 
 
 def float32_at(address: int, count: int) -> Float32Array:

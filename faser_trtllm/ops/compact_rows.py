@@ -1,4 +1,4 @@
-"""Dropping rows between two segments: what Engine.compact_rows does to the hidden rows."""
+"""Drop rows between two segments: the effect of Engine.compact_rows on the hidden rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When drafting ends early: the reference of plugins/cpu/draft.cpp, for engines that draft in Python and for tests.
+"""When drafting stops early: the reference of plugins/cpu/draft.cpp, for engines that draft in Python and for tests.
 
-The rule is that of core/decision.py DraftStop, and of DESIGN section 4: draft on only while the next step pays. Sums
-and products run in float64 and in the native library's order, so that both decide alike to the bit.
+The rule is core/decision.py DraftStop: continue only while the next step pays. Sums and products are in float64 and in
+the native library's order, so that both decide the same.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def survival(stop: DraftStop, mode: int, margins: Float32Array) -> float:
 
 
 def goes_on(stop: DraftStop, modes: Sequence[int], margins: Sequence[Float32Array]) -> list[bool]:
-    """After a draft step: which requests draft on.
+    """After a draft step: which requests continue drafting.
 
-    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, the newest included.
-    For the requests that have just drafted a token and want another one, in the order of the batch.
+    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, including the newest.
+    Both cover the requests that have just drafted a token and want another, in batch order.
     """
     worths = []
     for mode, pending in zip(modes, margins, strict=True):

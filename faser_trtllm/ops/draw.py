@@ -1,4 +1,4 @@
-"""Drawing one token from a law: the numpy references of plugins/cpu/draw.cpp."""
+"""Draw one token from a distribution: numpy references of plugins/cpu/sampling/draw.cpp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.ops.arrays import Float32Array
-from faser_trtllm.ops.philox import race_uniforms
+from faser_trtllm.ops.philox import gumbel_uniforms
 
 
 def draw_token(weights: Float32Array, u: float) -> int:
@@ -18,20 +18,21 @@ def draw_token(weights: Float32Array, u: float) -> int:
     return min(token, int(np.flatnonzero(weights)[-1]))
 
 
-def race_token(p: Float32Array, key: int, position: int) -> int:
-    """argmin over p_v > 0 of E_v / p_v with E_v = -log(U(key, position, v)); its law is p [vocab_size]."""
-    return int(np.argmin(_race_times(p, key, position)))
+def gumbel_max_token(p: Float32Array, key: int, position: int) -> int:
+    """A draw from p [vocab_size] with the Gumbel-max trick, as an exponential race: argmin over p_v > 0 of E_v / p_v
+    with E_v = -log(U(key, position, v))."""
+    return int(np.argmin(_arrival_times(p, key, position)))
 
 
-def race_lead(p: Float32Array, key: int, position: int) -> float:
-    """log(time of the second / time of the winner) of race_token, infinite if nothing else runs: how much the winner's
-    log-probability could lose against all others without losing the race."""
-    best, second = np.sort(_race_times(p, key, position))[:2] if p.size > 1 else (1.0, np.inf)
+def gumbel_lead(p: Float32Array, key: int, position: int) -> float:
+    """How much log-probability the token of gumbel_max_token could lose and still win: log(second smallest E_v / p_v
+    / smallest), infinite if p has only one token."""
+    best, second = np.sort(_arrival_times(p, key, position))[:2] if p.size > 1 else (1.0, np.inf)
     return float(np.log(second / best))
 
 
-def _race_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.float64]:
-    uniforms = race_uniforms(key, position, p.size)
+def _arrival_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.float64]:
+    uniforms = gumbel_uniforms(key, position, p.size)
     times = np.full(p.size, np.inf)
     alive = p > 0
     times[alive] = -np.log1p(-uniforms[alive]) / p[alive].astype(np.float64)

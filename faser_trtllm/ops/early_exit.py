@@ -1,4 +1,5 @@
-"""Early exit: what the target thinks of the draft's candidates between two segments (DESIGN section 4; FASER's Top-K).
+"""Early exit: the target's intermediate scores of the draft's candidates between two segments (the Top-K signal of
+FASER, arXiv 2604.20503).
 
 plugins/cpu/early_exit.cpp computes the scores inside the engine (Engine.early_exit).
 """
@@ -23,15 +24,3 @@ def early_exit_reference(
     x *= final_norm
     scores = np.einsum("rh,rch->rc", x, lm_head[candidates].astype(np.float64))
     return np.where(candidates < 0, -np.inf, scores).astype(np.float32)
-
-
-def rank_and_gap(scores: Float32Array, drafted_place: Int32Array) -> tuple[Int32Array, Float32Array]:
-    """How the drafted token does among its candidates: rank [num_rows] int32 (0: none is better) and gap fp32 >= 0.
-
-    scores [num_rows, num_candidates]; drafted_place [num_rows]: the drafted token's place among the candidates. The gap
-    is the best score minus the drafted token's.
-    """
-    drafted = scores[np.arange(scores.shape[0]), drafted_place]
-    rank = (scores > drafted[:, None]).sum(1, dtype=np.int32)
-    gap = scores.max(1) - drafted
-    return rank, gap

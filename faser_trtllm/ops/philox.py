@@ -1,4 +1,5 @@
-"""Philox4x32-10 in numpy, as plugins/cpu/philox.h has it: a random number is a function of what it is for."""
+"""Philox4x32-10 in numpy, bit for bit as plugins/cpu/sampling/philox.h: each random number is a pure function of its
+purpose."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ _SHIFT = np.uint64(32)
 class Stream(enum.IntEnum):
     """What a number is for; the fourth counter word."""
 
-    RACE = 0
+    GUMBEL = 0
     TEST = 1
     RECOVER = 2
     BONUS = 3
     DRAFT = 4
-    RACE_LOW = 5
+    GUMBEL_LOW = 5
 
 
 def philox4x32(counter: npt.ArrayLike, key: int) -> npt.NDArray[np.uint64]:
@@ -49,17 +50,17 @@ def uniform(key: int, index: int, stream: Stream) -> float:
     return float((int(words[1]) << 32 | int(words[0])) >> 11) * 2.0**-53
 
 
-def race_uniforms(key: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
+def gumbel_uniforms(key: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
     """[vocab_size] numbers in (0, 1), 52 bits, each a function of (key, position, token) alone."""
     tokens = np.arange(vocab_size)
     counter = np.zeros((vocab_size, 4), np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF
     counter[:, 1] = position >> 32
     counter[:, 2] = tokens // 64 * 16 + tokens % 16
-    counter[:, 3] = Stream.RACE
+    counter[:, 3] = Stream.GUMBEL
     high = philox4x32(counter, key)[tokens, tokens % 64 // 16]
     counter[:, 2] = tokens
-    counter[:, 3] = Stream.RACE_LOW
+    counter[:, 3] = Stream.GUMBEL_LOW
     low = philox4x32(counter, key)[:, 0]
     bits = (high << np.uint64(20)) | (low >> np.uint64(12))
     uniforms: npt.NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-52

@@ -15,14 +15,15 @@ from faser_trtllm.ops.arrays import (
     SamplingArray,
     address_of,
     float32_at,
+    int8_at,
     int32_at,
     logits_layout,
 )
-from faser_trtllm.ops.draw import draw_token, race_lead, race_token
-from faser_trtllm.ops.law import RowStatus, edited_logits, next_token_probs_reference
+from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token
 from faser_trtllm.ops.philox import Stream, uniform
+from faser_trtllm.ops.probs import RowStatus, edited_logits, next_token_probs_reference
 
-MAX_MARGIN = 1e4
+MAX_STORED_MARGIN = 1e4  # logits; the cap of Request.draft_margins
 
 Uniform = Callable[[int, int, Stream], float]
 
@@ -39,9 +40,9 @@ def sample_draft(
 ) -> Int32Array:
     """Draw one draft token per request from logits [num_requests, >= vocab_size] -> token ids [num_requests].
 
-    slots, num_known [num_requests] int32. The token is written behind the num_known[i] known tokens of the
-    slot, and its q is kept in draft_probs where the mode is sampled; -1 where the row has no usable law. Where the slot
-    has memory for them, its margin and candidates are kept by its position (core/request.py says what they are).
+    slots, num_known [num_requests] int32. The token is written after the num_known[i] known tokens of the slot, and its
+    q is kept in draft_probs where the mode is sampled; -1 where the row has no valid distribution. If the slot has
+    memory for them, the margin and candidates of the draft are kept at its position (see core/request.py).
     pool: a faser_pool handle.
     """
     address, stride = logits_layout(logits, vocab_size)
@@ -84,15 +85,17 @@ def sample_draft_reference(
         if entry["mode"] == native.GREEDY:
             tokens[i] = np.argmax(q)
         elif entry["mode"] == native.SEEDED:
-            tokens[i] = race_token(q, int(entry["key"]), known)
+            tokens[i] = gumbel_max_token(q, int(entry["key"]), known)
         else:
             draft_probs_row(entry, known, vocab_size, max_draft_len)[:] = q
             tokens[i] = draw_token(q, uniform(int(entry["key"]), int(entry["draft_counter"]), Stream.DRAFT))
             entry["draft_counter"] += np.uint64(1)
         int32_at(int(entry["tokens"]), known + 1)[known] = tokens[i]
+        if entry["draft_sources"]:
+            int8_at(int(entry["draft_sources"]), known + 1)[known] = native.BY_MODEL
         edited = edited_logits(sampling, slot, logits[i, :vocab_size], known)[1]
         if entry["mode"] == native.SEEDED:
-            margin = float(entry["temperature"]) * race_lead(q, int(entry["key"]), known)
+            margin = float(entry["temperature"]) * gumbel_lead(q, int(entry["key"]), known)
         else:
             margin = _top_margin(edited)
         _keep_confidence(entry, edited, known, int(tokens[i]), margin)
@@ -101,7 +104,7 @@ def sample_draft_reference(
 
 def _top_margin(edited: Float32Array) -> float:
     if edited.size == 1:
-        return MAX_MARGIN
+        return MAX_STORED_MARGIN
     second, best = np.sort(edited)[-2:]
     with np.errstate(over="ignore"):
         return float(best - second)
@@ -111,7 +114,7 @@ def _keep_confidence(entry: np.void, edited: Float32Array, position: int, token:
     order = np.lexsort((np.arange(edited.size), -edited.astype(np.float64)))
     margins = float32_at(int(entry["draft_margins"]), position + 1)
     if margins.size:
-        margins[position] = min(margin, MAX_MARGIN)
+        margins[position] = min(margin, MAX_STORED_MARGIN)
     candidates = int32_at(int(entry["draft_candidates"]), (position + 1) * NUM_CANDIDATES)
     if candidates.size:
         mine = candidates[position * NUM_CANDIDATES :]

@@ -1,5 +1,5 @@
-"""Synthetic acceptance: drafts are accepted by a coin, not by the target. For measuring systems; outputs are not the
-target's."""
+"""Synthetic acceptance: drafts are accepted at random, not by the target. For performance measurements; outputs are not
+the target's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import SamplingArray, int32_at
+from faser_trtllm.ops.log_probs import TokenRows
 from faser_trtllm.ops.philox import Stream, philox4x32
 
 
@@ -24,19 +25,23 @@ class Tester(Protocol):
 
     def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult: ...
 
+    def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
+        """Log probabilities [n] of tokens; logits: those of run()."""
+
 
 class RowTester(Tester, Protocol):
     """A tester that can pick rows of its logits, on the host or on a device."""
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
-        """These rows of logits, in a form that run takes."""
+        """These rows of logits, in a form that run() accepts."""
 
 
 def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int) -> npt.NDArray[np.float64]:
-    """[max_draft_len]: how likely the draft at each place of a frontier is accepted, if those before it are.
+    """[max_draft_len]: acceptance probability of the draft at each place of a frontier, given that those before it are
+    accepted.
 
     A number is the mean number of accepted drafts: its whole part always, its fraction as the chance of one more
-    (TensorRT-LLM's meaning). A sequence is these probabilities themselves; what is behind it is rejected.
+    (TensorRT-LLM's meaning). A sequence gives the probabilities themselves; places beyond it are rejected.
     """
     probabilities = np.zeros(max_draft_len)
     if isinstance(acceptance, Sequence):
@@ -47,10 +52,9 @@ def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int)
 
 
 class SyntheticAcceptor:
-    """As the tester that it stands before. What the target adds behind the accepted drafts is drawn from its law.
+    """Same as the wrapped tester. The token after the accepted drafts is drawn from the target's distribution.
 
-    Whether a draft is accepted is a function of the seed, the request's prompt and the draft's position: not of the
-    batch.
+    Acceptance is a function of the seed, the request's prompt and the draft's position, not of the batch.
     """
 
     def __init__(self, tester: RowTester, probabilities: npt.NDArray[np.float64], seed: int) -> None:
@@ -68,12 +72,12 @@ class SyntheticAcceptor:
         self._added.append((slot, num_rows, num_tokens, num_drafts))
 
     def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult:
-        """As Acceptor.run, but for what is accepted."""
+        """As Acceptor.run, except for which drafts are accepted."""
         n = len(self._added)
         slots, num_rows, num_tokens, num_drafts = np.array(self._added, np.int64).reshape(n, 4).T
         num_tested = np.minimum(num_rows, num_drafts)
         accepted = np.minimum(self._num_accepted(sampling, slots, num_tokens), num_tested)
-        carried = accepted == num_rows  # no row is left to draw from
+        carried = accepted == num_rows  # no row to draw from
         token_ids = np.zeros((n, self._probabilities.size + 1), np.int32)
         outcome = np.where(carried, Outcome.CARRIED, np.where(accepted < num_tested, Outcome.RECOVERED, Outcome.BONUS))
         row_status = np.zeros(n, np.int32)
@@ -92,6 +96,10 @@ class SyntheticAcceptor:
         counts = (np.asarray(values, np.int32) for values in (num_committed, accepted, outcome, row_status))
         return AcceptResult(token_ids, *counts)
 
+    def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
+        """As Acceptor.log_probs."""
+        return self._tester.log_probs(logits, asked)
+
     def _draw(
         self,
         sampling: SamplingArray,
@@ -100,7 +108,7 @@ class SyntheticAcceptor:
         accepted: npt.NDArray[np.int64],
         num_rows: npt.NDArray[np.int64],
     ) -> AcceptResult:
-        """The target's token behind the accepted drafts, as if no draft were pending there."""
+        """The target's token after the accepted drafts, as if no draft were pending there."""
         first_rows = np.cumsum(num_rows) - num_rows
         self._tester.clear()
         for i in drawing:
@@ -111,7 +119,7 @@ class SyntheticAcceptor:
     def _num_accepted(
         self, sampling: SamplingArray, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """How many drafts pass before the first coin that falls the other way [n]."""
+        """Number of drafts accepted before the first rejection [n]."""
         counters = np.zeros((slots.size, self._probabilities.size, 4), np.uint64)
         counters[:, :, 0] = num_tokens[:, None] + np.arange(self._probabilities.size)
         for i, slot in enumerate(slots):

@@ -2,11 +2,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "acceptance.h"
 #include "draw.h"
 #include "faser_cpu.h"
-#include "law.h"
 #include "parallel.h"
 #include "philox.h"
+#include "probs.h"
 #include "row_kernels.h"
 #include "scratch.h"
 
@@ -28,21 +29,27 @@ Verdict test_by_own_draw(const faser_sampling& s, const float* logits, int32_t v
   float* p = probs_scratch(vocab_size);
   verdict.row_status = next_token_probs(s, logits, vocab_size, position, p);
   if (verdict.row_status == FASER_ROW_OK) {
-    verdict.token = race_token(p, vocab_size, s.key, static_cast<uint64_t>(position));
+    verdict.token = gumbel_max_token(p, vocab_size, s.key, static_cast<uint64_t>(position));
   }
   return verdict;
+}
+
+// A certain draft: the target's own draw decides, which is the coupling with a q that is all at the draft.
+Verdict test_by_draw(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t position) {
+  float* p = probs_scratch(vocab_size);
+  const int32_t row_status = next_token_probs(s, logits, vocab_size, position, p);
+  if (row_status != FASER_ROW_OK) return {row_status, -1};
+  return {FASER_ROW_OK, draw_token(p, vocab_size, uniform(s.key, static_cast<uint64_t>(position), kBonusStream))};
 }
 
 // Maximal coupling: a draft drawn from q stays with probability min(1, p / q), else a token of norm((p - q)+) replaces
 // it.
 Verdict test_by_coupling(const faser_sampling& s, const float* logits, int32_t vocab_size, int32_t position,
-                         bool has_draft, int32_t max_draft_len, bool* accepted) {
+                         int32_t max_draft_len, bool* accepted) {
   float* p = probs_scratch(vocab_size);
   const int32_t row_status = next_token_probs(s, logits, vocab_size, position, p);
   if (row_status != FASER_ROW_OK) return {row_status, -1};
   const uint64_t index = static_cast<uint64_t>(position);
-  if (!has_draft) return {FASER_ROW_OK, draw_token(p, vocab_size, uniform(s.key, index, kBonusStream))};
-
   const int32_t draft = s.tokens[position];
   const float* q = s.draft_probs + static_cast<size_t>(position % max_draft_len) * static_cast<size_t>(vocab_size);
   const double u = uniform(s.key, index, kTestStream);
@@ -53,7 +60,7 @@ Verdict test_by_coupling(const faser_sampling& s, const float* logits, int32_t v
   residual_row(p, q, vocab_size, residual);
   const double v = uniform(s.key, index, kRecoverStream);
   const int32_t token = draw_token(residual, vocab_size, v);
-  // p and q equal up to rounding leave no residual: the draw from p is then the same law.
+  // p and q equal up to rounding leave no residual: the draw from p is then the same distribution.
   return {FASER_ROW_OK, token >= 0 ? token : draw_token(p, vocab_size, v)};
 }
 
@@ -64,21 +71,22 @@ struct Outcome {
   int32_t row_status = FASER_ROW_OK;
 };
 
-Outcome accept_request(const faser_sampling& s, const float* logits, int32_t logits_stride, int32_t vocab_size,
+Outcome accept_request(faser_sampling& s, const float* logits, int32_t logits_stride, int32_t vocab_size,
                        int32_t num_rows, int32_t num_tokens, int32_t num_drafts, int32_t max_draft_len,
                        int32_t* out_tokens) {
   Outcome result;
-  // A row's law is computed only once the test before it has passed.
+  // A row's distribution is computed only once the test before it has passed.
   for (int32_t row = 0; row < num_rows; ++row) {
     const float* row_logits = logits + static_cast<size_t>(row) * static_cast<size_t>(logits_stride);
     const int32_t position = num_tokens + row;
     const bool has_draft = row < num_drafts;
     bool accepted = false;
     Verdict verdict;
-    if (s.mode == FASER_SAMPLED) {
-      verdict = test_by_coupling(s, row_logits, vocab_size, position, has_draft, max_draft_len, &accepted);
+    if (s.mode == FASER_SAMPLED && has_draft && !is_certain(s, position)) {
+      verdict = test_by_coupling(s, row_logits, vocab_size, position, max_draft_len, &accepted);
     } else {
-      verdict = test_by_own_draw(s, row_logits, vocab_size, position);
+      verdict = s.mode == FASER_SAMPLED ? test_by_draw(s, row_logits, vocab_size, position)
+                                        : test_by_own_draw(s, row_logits, vocab_size, position);
       accepted = has_draft && verdict.token == s.tokens[position];
     }
     if (verdict.row_status != FASER_ROW_OK) {
@@ -87,6 +95,11 @@ Outcome accept_request(const faser_sampling& s, const float* logits, int32_t log
       return result;
     }
     out_tokens[result.num_tokens++] = verdict.token;
+    if (has_draft) {
+      const int32_t source = is_certain(s, position) ? FASER_BY_SUFFIX : FASER_BY_MODEL;
+      ++s.num_tested[source];
+      s.num_passed[source] += accepted ? 1 : 0;
+    }
     if (!accepted) {
       result.outcome = has_draft ? FASER_RECOVERED : FASER_BONUS;
       return result;
@@ -103,8 +116,9 @@ int32_t check_request(const faser_sampling& s, int32_t num_rows, int32_t num_tok
       num_rows > num_drafts + 1) {
     return FASER_BAD_ARGUMENT;
   }
-  if (s.mode == FASER_SAMPLED && num_drafts > 0 && s.draft_probs == nullptr) return FASER_BAD_ARGUMENT;
   for (int32_t j = 0; j < num_drafts; ++j) {
+    if (s.mode == FASER_SAMPLED && s.draft_probs == nullptr && !is_certain(s, num_tokens + j))
+      return FASER_BAD_ARGUMENT;
     const int32_t token = s.tokens[num_tokens + j];
     if (token < 0 || token >= vocab_size) return FASER_BAD_TOKEN;
   }

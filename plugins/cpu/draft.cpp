@@ -1,19 +1,20 @@
-// Drafting in one call: catch-up rows, then one row per request and step, without going back to the caller.
+// Drafting in one call: catch-up rows, then one row per request and step, without returning to the caller.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "acceptance.h"
 #include "faser_cpu.h"
 #include "sigmoid.h"
 
 namespace faser {
 namespace {
 
-// Buffers of the calling thread; they grow to the largest batch seen, then stay.
+// Buffers of the calling thread, which only grow.
 struct DraftScratch {
-  std::vector<int32_t> requests;  // the requests that still draft, by their place in the caller's batch
+  std::vector<int32_t> requests;  // requests still drafting, as indices into the caller's batch
   std::vector<int32_t> slots, cu_rows, token_ids, positions, rows, num_known;
-  std::vector<double> survival;  // of the request's pending drafts, by place in `requests`
+  std::vector<double> survival;  // survival of the request's pending drafts, indexed as `requests`
 
   void reserve(int32_t num_requests) {
     const size_t size = static_cast<size_t>(num_requests);
@@ -46,7 +47,9 @@ double acceptance(const faser_draft_stop& stop, int32_t mode, int32_t place, flo
 double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, int32_t num_tokens, int32_t num_drafts) {
   double survival = 1.0;
   for (int32_t j = 0; j < num_drafts; ++j) {
-    survival *= acceptance(stop, s.mode, j, s.draft_margins[num_tokens + j]);
+    const float margin = s.draft_margins[num_tokens + j];
+    survival *=
+        is_certain(s, num_tokens + j) ? sigmoid(static_cast<double>(margin)) : acceptance(stop, s.mode, j, margin);
   }
   return survival;
 }
@@ -87,9 +90,9 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     status = faser_sample_draft(pool, num_active, scratch.slots.data(), sampling, logits, stride, vocab_size,
                                 scratch.num_known.data(), max_draft_len, scratch.token_ids.data());
     if (status != FASER_OK) break;
-    // Compacts the list to the requests that go on; out_num_new is what their last row has shown.
+    // Compacts the list to the requests that continue and updates out_num_new.
     int32_t num_left = 0;
-    double gain = 0.0;  // tokens that the next step is expected to bring beyond what its rows cost
+    double gain = 0.0;  // expected tokens of the next step minus the cost of its rows
     for (int32_t a = 0; a < num_active; ++a) {
       const int32_t i = scratch.requests[a];
       if (scratch.token_ids[a] < 0 || ++out_num_new[i] == num_new_drafts[i]) continue;
@@ -122,7 +125,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
                               scratch.token_ids.data(),
                               scratch.positions.data(),
                               batch->block_table};
-    // Every row gives logits: their indices are the cumulative rows themselves.
+    // Every row has logits, so their indices are the cumulative rows.
     status = faser_engine_forward(engine, &step, 0, num_layers, scratch.cu_rows.data(), num_active, logits);
   }
   return status;

@@ -1,6 +1,6 @@
-// Early exit: what the LM head would say of hidden rows between two segments, about a few candidate tokens only.
+// Early exit: LM head scores of a few candidate tokens from the hidden rows between two segments.
 //
-// In fp32 with sums in a fixed order, so a row's scores are the same bits on every instruction set and in any batch.
+// In fp32 with sums in a fixed order: a row's scores are bitwise equal on every instruction set and in any batch.
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -19,10 +19,10 @@
 namespace {
 
 constexpr int kSumLanes = 16;
-// Below this many multiply-adds per worker waking it costs more than it brings; weights are gathered, which is slow.
+// With fewer multiply-adds per worker, waking it does not pay; gathering weights is slow.
 constexpr int64_t kMinWorkPerThread = 50'000;
 
-// even, odd [stride / 2]: RMSNorm(h) * weight, split by the parity of the index as the packed weights are.
+// even, odd [stride / 2]: RMSNorm(h) * weight, split by index parity like the packed weights.
 FASER_CLONES
 void norm_pairs(const float* h, const float* weight, int size, int stride, float eps, float* even, float* odd) {
   float sums[kSumLanes] = {};

@@ -1,7 +1,7 @@
-// C ABI of the embedded CPU engine and of the host sampling ops. Pointers and sizes only: no Python, no files.
+// C ABI of the embedded CPU engine and the host sampling ops: pointers and sizes only, no Python and no files.
 //
-// A row is one token position of one request in one forward pass. Its result depends on its own request's tokens only:
-// not on the batch, the number of threads or the split into segments, bit for bit.
+// A row is one token position of one request in one forward pass. Its result depends bit for bit only on its own
+// request's tokens, not on the batch, the number of threads or the split into segments.
 // Functions that can fail return 0 or a negative faser_status. Ids, positions and blocks index memory, so they are
 // always checked.
 #ifndef FASER_CPU_H_
@@ -14,9 +14,9 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 6
+#define FASER_ABI_VERSION 8
 #define FASER_PANEL 64          // outputs per packed weight panel
-#define FASER_NUM_CANDIDATES 8  // the draft's best tokens that are kept per drafted token
+#define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
 typedef enum {
   FASER_OK = 0,
@@ -28,7 +28,8 @@ typedef enum {
 } faser_status;
 
 int32_t faser_abi_version(void);
-// "amxbf16", "avx512bf16", "avx2" or "portable": what this process runs (chosen once; FASER_CPU_ISA=<name> lowers it).
+// The instruction set in use: "amxbf16", "avx512bf16", "avx2" or "portable" (chosen once; FASER_CPU_ISA=<name> lowers
+// it).
 const char* faser_isa(void);
 
 // Thread pool: a partition of the CPU. The calling thread is worker 0.
@@ -41,7 +42,7 @@ void faser_pool_destroy(faser_pool* pool);
 // Model: pointers into memory that outlives the engine (the memory-mapped engine file).
 // Packed matrix [out, in]: ceil(out / 64) panels, each [in_padded / 2][64] uint32; element [i][j] holds the bf16
 // weights of output 64 * panel + j for inputs 2i (low half) and 2i + 1 (high half). in_padded = in rounded up to 32;
-// what is beyond out or in is zero. All pointers are 64-byte aligned. Norm weights and biases are fp32.
+// padding is zero. All pointers are 64-byte aligned. Norm weights and biases are fp32.
 typedef struct {
   const float* input_norm;  // [hidden]
   const uint32_t* qkv;      // packed [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: all q heads, k heads, v heads
@@ -72,10 +73,10 @@ typedef struct {
 
 // Engine: KV memory, workspaces and the forward pass.
 typedef struct faser_engine faser_engine;
-// tokens_per_block: a multiple of 16. The descriptor is copied, what it points to is not.
+// tokens_per_block: a multiple of 16. The descriptor is copied, but not what it points to.
 // status: receives a faser_status when NULL is returned.
-// A pass uses all of the pool's threads or one, whichever was measured to be faster; FASER_CPU_TEAM=always fixes it to
-// all where the pass is not tiny. Results are the same.
+// A pass uses one thread or all of the pool's, whichever was measured to be faster; FASER_CPU_TEAM=always uses all
+// except for tiny passes. Results are the same.
 faser_engine* faser_engine_create(const faser_model* model, faser_pool* pool, int32_t num_blocks,
                                   int32_t tokens_per_block, int32_t max_num_tokens, int32_t max_num_requests,
                                   int32_t* status);
@@ -98,46 +99,54 @@ typedef struct {
   const int32_t* block_table;  // [max_num_slots, max_blocks_per_seq] block ids
 } faser_batch;
 
-// Runs layers [first_layer, last_layer). first_layer == 0 embeds the tokens; otherwise the hidden rows that the
-// previous call on this engine left are used (rows dropped in between are removed with faser_engine_compact_rows). With
+// Runs layers [first_layer, last_layer). first_layer == 0 embeds the tokens; otherwise it continues with the hidden
+// rows of the previous call on this engine (rows dropped in between are removed with faser_engine_compact_rows). With
 // last_layer == num_layers: final norm and LM head of the rows listed in logit_rows (indices into the batch's rows,
 // ascending) into logits [num_logit_rows, logits_stride].
 int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits);
-// Keeps the hidden rows listed (ascending) and drops the others; the caller passes a matching batch from then on.
+// Keeps the listed hidden rows (ascending) and drops the others; later calls must pass a matching batch.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);
 // Between two segments: final norm of the hidden rows listed, times the LM head rows of each row's own candidates, in
-// fp32. candidates, scores: [num_rows, num_candidates]; a candidate of -1 scores -inf. Hidden rows stay as they are.
+// fp32. candidates, scores: [num_rows, num_candidates]; a candidate of -1 scores -inf. Hidden rows are unchanged.
 int32_t faser_engine_early_exit(faser_engine* engine, const int32_t* rows, int32_t num_rows, const int32_t* candidates,
                                 int32_t num_candidates, float* scores);
 // Copies the hidden rows between two segments, for tests: hidden [num_rows, hidden_size]; num_rows as in the last call.
 int32_t faser_engine_hidden_rows(const faser_engine* engine, int32_t num_rows, float* hidden);
-// Lets another pool run the engine from the next call on. Results are the same.
+// Switches the engine to another pool from the next call on. Results are the same.
 int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool);
 
 // Sampling
 typedef enum { FASER_GREEDY = 0, FASER_SEEDED = 1, FASER_SAMPLED = 2 } faser_sampling_mode;
 
-// Writes the masks of the guided requests among these slots for the tokens behind their first num_known[i] tokens.
-// Called on the thread that drafts, before it draws.
+// Who proposed a pending draft. The draft model draws from q; the suffix automaton's draft is certain, so there is no
+// q.
+typedef enum { FASER_BY_MODEL = 0, FASER_BY_SUFFIX = 1, FASER_NUM_SOURCES = 2 } faser_draft_source;
+
+// Writes the masks of the guided requests among these slots for the token after their first num_known[i] tokens. Called
+// on the drafting thread before it draws.
 typedef void (*faser_fill_masks)(int32_t num_requests, const int32_t* slots, const int32_t* num_known);
 
-// What one request samples with. One entry per slot; Python writes it when the request is admitted.
+// Sampling parameters of one request. One entry per slot; Python writes it when the request is admitted.
 typedef struct {
   int32_t* tokens;       // committed tokens, then pending drafts; faser_draft appends to the latter
   float* draft_probs;    // FASER_SAMPLED: q of pending drafts, row (position % max_draft_len); else NULL
-  float* draft_margins;  // NULL, or by position: how much of the logit of the draft the choice of it could do without,
-                         // <= 1e4. Top-1 minus top-2 of the edited logits; FASER_SEEDED: temperature times the race's
-                         // lead (draw.h), which is the same with the noise added that draft and target share
+  float* draft_margins;  // NULL, or by position: how much logit the draft could lose and still be chosen, <= 1e4.
+                         // Top-1 minus top-2 of the edited logits; FASER_SEEDED: temperature times the gumbel max lead
+                         // (draw.h), the same difference with the noise that draft and target share added.
+                         // FASER_BY_SUFFIX: the log-odds that the draft is accepted
   int32_t* draft_candidates;  // NULL, or by position: [FASER_NUM_CANDIDATES] best ids of those logits, best first, -1
                               // where fewer are possible; a draft that is not among them is put last
+  int8_t* draft_sources;      // NULL (all are the model's), or by position: faser_draft_source
   const int32_t* end_ids;     // banned while fewer than min_tokens tokens were generated
   const int32_t* bias_ids;    // logit bias
   const float* bias_values;
   const int32_t* bad_words;     // all bad words' ids, concatenated
   const int32_t* cu_bad_words;  // [num_bad_words + 1]
   uint64_t key;                 // FASER_SEEDED: the user's seed; FASER_SAMPLED: random, unique per request
-  uint64_t draft_counter;       // FASER_SAMPLED: advanced by each drafted token, so that no random number is used twice
+  uint64_t draft_counter;       // FASER_SAMPLED: advanced by each drafted token, so that no random number is reused
+  int64_t num_tested[FASER_NUM_SOURCES], num_passed[FASER_NUM_SOURCES];  // drafts of the slot since it is there, which
+                                                                         // faser_accept counts
   int32_t num_end_ids, num_bias, num_bad_words;
   int32_t prompt_len;
   int32_t min_tokens;
@@ -150,20 +159,20 @@ typedef struct {
   float presence_penalty;    // 0: off; over prompt and output, as TensorRT-LLM counts
   float frequency_penalty;   // 0: off
   int32_t num_mask_rows;     // of masks
-  const uint32_t* masks;  // NULL, or by position % num_mask_rows: [ceil(vocab_size / 32)] words; token v may stand at
+  const uint32_t* masks;  // NULL, or by position % num_mask_rows: [ceil(vocab_size / 32)] words; token v is allowed at
                           // that position only if bit v % 32 of word v / 32 is set
-  faser_fill_masks fill_masks;  // NULL, or writes masks; faser_draft and faser_sample_draft call it, faser_accept finds
-                                // the masks of its rows written
+  faser_fill_masks fill_masks;  // NULL, or writes masks; faser_draft and faser_sample_draft call it, faser_accept
+                                // expects the masks of its rows
 } faser_sampling;
 
-// The law of the next token of one request given its first num_tokens tokens: logits edited in this order: penalties,
-// bias, bad words and min_tokens bans, the mask, temperature, top_k, top_p, min_p, softmax.
-// probs: [vocab_size]. Returns FASER_ROW_OK, or FASER_ROW_NAN / FASER_ROW_EMPTY (probs undefined).
+// The distribution of the next token of one request given its first num_tokens tokens: logits edited in this order:
+// penalties, bias, bad words and min_tokens bans, the mask, temperature, top_k, top_p, min_p, softmax. probs:
+// [vocab_size]. Returns FASER_ROW_OK, or FASER_ROW_NAN / FASER_ROW_EMPTY (probs undefined).
 typedef enum { FASER_ROW_OK = 0, FASER_ROW_NAN = 1, FASER_ROW_EMPTY = 2 } faser_row_status;
 int32_t faser_next_token_probs(const faser_sampling* sampling, const float* logits, int32_t vocab_size,
                                int32_t num_tokens, float* probs);
 
-// The free test (DESIGN section 3) over a batch. Request i has logits rows cu_logit_rows[i] .. cu_logit_rows[i + 1] - 1
+// The free test (docs/glossary.md) over a batch. Request i has logits rows cu_logit_rows[i] .. cu_logit_rows[i + 1] - 1
 // for its frontier (last committed token, d_1 .. d_L), num_tokens[i] committed tokens, num_drafts[i] >= L pending
 // drafts behind them in sampling[slots[i]].tokens. Outputs per request: committed tokens in order (accepted drafts,
 // then at most one recovered or bonus token), their number, how many were accepted drafts, an outcome and a row status.
@@ -184,16 +193,33 @@ int32_t faser_accept(faser_pool* pool, int32_t num_requests, const int32_t* slot
 
 // Draws one draft token per request from logits row i, appends it to sampling[slots[i]].tokens behind num_known[i]
 // tokens (committed and pending) and keeps its q where the mode needs it. out_tokens[i] is -1 if the row has no usable
-// law.
+// distribution.
 int32_t faser_sample_draft(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
                            const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* num_known,
                            int32_t max_draft_len, int32_t* out_tokens);
 
-// When drafting ends early. A draft at place j (0: the first pending one) with margin m, of a request with sampling
+// Drafts from the request's own text, prompt and output: what most often followed the longest suffix that occurred
+// before, of equals what followed last. One automaton per slot, of at most max_tokens tokens: then it begins anew with
+// the later half. faser_suffix_memory_bytes: held now.
+typedef struct faser_suffix faser_suffix;
+faser_suffix* faser_suffix_create(int32_t max_batch_size, int32_t max_tokens, int32_t* status);
+void faser_suffix_destroy(faser_suffix* suffix);
+int64_t faser_suffix_memory_bytes(const faser_suffix* suffix);
+// The slot's request ends: its text is forgotten.
+int32_t faser_suffix_reset(faser_suffix* suffix, int32_t slot);
+// Takes in what was committed since the last call, then proposes up to num_new_drafts[i] drafts behind num_drafts[i]
+// pending ones, each with its source, its log-odds of acceptance as margin, and itself as candidate. It ends where
+// nothing matches, where a row would hardly be reached, and before place num_model[i] (up to which the draft model
+// would draft) where the draft model is surer.
+int32_t faser_suffix_draft(faser_suffix* suffix, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
+                           const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
+                           const int32_t* num_model, int32_t* out_num_new);
+
+// Early stopping of drafting. A draft at place j (0: the first pending one) with margin m, of a request with sampling
 // mode s, is accepted with probability sigmoid(slope[s][j] * m + intercept[s][j]); survival is the product over a
-// request's pending drafts. After each draft the next one is worth survival * prior[s][j + 1] - row_price[j + 1]: a
-// request stops when that is negative; all stop when its sum over the requests that would go on is below
-// step_price[their number].
+// request's pending drafts. After each draft, the next one is worth survival * prior[s][j + 1] - row_price[j + 1]: a
+// request stops when this is negative, and all stop when the sum over the continuing requests is below step_price[their
+// number].
 typedef struct {
   const float *slope, *intercept, *prior;  // [modes, stride]
   const float* row_price;                  // [max_draft_len]
@@ -203,39 +229,61 @@ typedef struct {
 
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
 // draft); then request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind
-// num_tokens[i] + num_drafts[i], each drawn from the same edited law as the target's (greedy: argmax; seeded: the
-// shared noise; sampled: q kept in draft_probs). A row with NaN logits or an empty law ends that request's drafting.
-// stop: NULL, or ends drafting early (needs draft_margins of every request that drafts).
+// num_tokens[i] + num_drafts[i], each drawn from the same edited distribution as the target's (greedy: argmax; seeded:
+// the shared noise; sampled: q kept in draft_probs). A row with NaN logits or an empty distribution ends that request's
+// drafting.
+// stop: NULL, or ends drafting early (needs draft_margins of every drafting request).
 // out_num_new: [num_requests] tokens drafted. logits: workspace [max_num_requests, logits_stride].
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
                     int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new);
 
-// Which pending drafts get a row. A draft of request i at place j (0: the first pending one) with margin m is accepted
-// with probability sigmoid(slope[s][j] * min(m, max_margin) + intercept[s][j] + offset[i]), s being modes[i]; survival
-// is the product up to a draft, a slot's worth weight[i] times that. The number of slots is the n with the most of
-// worth - price * verify_ms[n], where each request with drafts is expected to have num_ahead slots: the first one with
-// its worth, and place j accepted with probability sigmoid(prior[s][j] + offset[i]). So many of the slots with the most
-// worth run. One request alone goes on, place by place, while for some number of slots behind it (as expected from
-// there) survivals exceed price * ms. So whether a slot runs never depends on a later draft of its request.
+// What slots cost: rows that verify a draft each, and the draft steps that make them.
 typedef struct {
-  const float *slope, *intercept;     // [modes, stride]
-  const float* const* draft_margins;  // [num_requests], by position in the sequence
-  const int32_t* modes;               // [num_requests]
-  const double *offset, *weight;      // [num_requests]
-  const double* prior;                // [modes, stride], log-odds
-  const double* verify_ms;            // [num_requests * stride + 1], by number of slots in the pass
-  double price;                       // tokens per ms
-  double max_margin;
-  int32_t num_requests;
-  int32_t stride;     // most drafts that are pending
-  int32_t num_ahead;  // 1 to stride
-} faser_frontier_rule;
+  const double* verify_ms;                       // [num_costs] of a pass, by its number of slots
+  const double *draft_first_ms, *draft_step_ms;  // [num_requests + 1] by requests that draft; NULL: drafts are there
+  double fixed_ms;                               // of a step with slots, beside these
+  double base_tokens;                            // of a step without slots
+  double price;                                  // tokens per ms; 0: the ratio of tokens to ms is maximised
+  int32_t num_costs;                             // more slots cost what the last one costs
+  int32_t multiple;                              // only such numbers of slots are looked at; 1: all
+} faser_slot_costs;
 
-// num_tokens, num_pending [num_requests]: committed tokens, and drafts behind them. out_lengths[i]: slots of request i,
-// 0 to num_pending[i].
-int32_t faser_frontier(const faser_frontier_rule* rule, const int32_t* num_tokens, const int32_t* num_pending,
-                       int32_t* out_lengths);
+// The slots that pay: of all requests' slots, ranked by survival, the number with the most tokens - price * ms (none
+// included), or, where price is 0, with the most tokens / ms (one at least, where there is one). survival
+// [num_requests, stride]: that all drafts of the request up to this place are accepted; it never rises along a request;
+// limits [num_requests]: places that there are. out_lengths [num_requests]; out_score: of the best number.
+int32_t faser_best_slots(const faser_slot_costs* costs, int32_t num_requests, int32_t stride, const double* survival,
+                         const int32_t* limits, int32_t* out_lengths, double* out_score);
+
+// How likely a draft is accepted: at place j (0: the first pending one) with margin m, of a slot with sampling mode s,
+// sigmoid(slope[s][j] * min(m, max_margin) + intercept[s][j] + offset[slot]).
+typedef struct {
+  const float *slope, *intercept;  // [modes, stride]
+  const double* offset;            // by slot
+  double max_margin;
+  int32_t stride;  // most drafts that are pending
+} faser_acceptance;
+
+// faser_best_slots over the pending drafts of a batch, with the survivals that their margins tell. num_tokens,
+// num_pending [num_requests]: committed tokens, and drafts behind them.
+int32_t faser_frontier(const faser_slot_costs* costs, const faser_acceptance* acceptance, int32_t num_requests,
+                       const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
+                       const int32_t* num_pending, int32_t* out_lengths);
+
+// Sums over tested drafts, for a fit of faser_acceptance: p is the estimate before the test, y 1 if it passed and 0 if
+// not, m the margin, w = p (1 - p).
+typedef struct {
+  double* cells;  // [modes, stride, 7] sums of 1, y, (y - p) m, y - p, w m m, w m, w
+  double* slots;  // [max_batch_size, 2] sums of y - p, w
+  double* bins;   // [3, num_bins] by p: sums of 1, p, y
+  int32_t num_bins;
+} faser_test_sums;
+
+// Adds what a free test found. num_tokens: committed before it; num_accepted, outcome: as faser_accept told them.
+int32_t faser_add_tests(const faser_test_sums* sums, const faser_acceptance* acceptance, int32_t num_requests,
+                        const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
+                        const int32_t* num_accepted, const int32_t* outcome);
 
 #ifdef __cplusplus
 }

@@ -5,9 +5,9 @@
 #include <cstddef>
 
 #include "draw.h"
-#include "law.h"
 #include "parallel.h"
 #include "philox.h"
+#include "probs.h"
 #include "row_kernels.h"
 #include "scratch.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr float kLargestMargin = 1e4f;
 
-// What policies and early exit want to know of the draft at this position.
+// Stores the margin and candidates of the draft at this position, for policies and early exit.
 void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t vocab_size, int32_t position, int32_t token,
                      float margin) {
   if (s.draft_margins != nullptr) s.draft_margins[position] = std::min(margin, kLargestMargin);
@@ -42,7 +42,7 @@ int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size,
     float* q = probs_scratch(vocab_size);
     probs_of_row(*s, row, vocab_size, q);
     double lead = 0.0;
-    token = race_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known), wants_margin ? &lead : nullptr);
+    token = gumbel_max_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known), wants_margin ? &lead : nullptr);
     margin = static_cast<float>(static_cast<double>(s->temperature) * lead);
   } else {
     float* q = s->draft_probs + static_cast<size_t>(num_known % max_draft_len) * static_cast<size_t>(vocab_size);
@@ -50,6 +50,7 @@ int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size,
     token = draw_token(q, vocab_size, uniform(s->key, s->draft_counter++, kDraftStream));
   }
   s->tokens[num_known] = token;
+  if (s->draft_sources != nullptr) s->draft_sources[num_known] = FASER_BY_MODEL;
   keep_confidence(*s, row, vocab_size, num_known, token, margin);
   return token;
 }

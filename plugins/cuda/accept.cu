@@ -1,8 +1,8 @@
 // The free test: every live row tests the draft that follows it, or draws where none does.
 //
-// Two launches. accept_rows_*: one block per row of logits, all at once, since what a row decides depends only on its
-// own law, its draft and the noise of its position. accept: one thread per request walks its rows up to the first that
-// does not accept, so a row behind a rejection never counts, whatever it holds.
+// Two launches. accept_rows_*: one block per row of logits, all at once, since a row's verdict depends only on its own
+// distribution, its draft and the noise of its position. accept: one thread per request walks its rows up to the first
+// that does not accept, so rows after a rejection are ignored.
 //
 // limits: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
 #include "draw.cuh"
@@ -17,7 +17,7 @@ struct Verdict {
   int32_t status;     // RowStatus
   int32_t token;      // the draft if it was accepted, else the recovered or bonus token
   int32_t accepted;   // 0 or 1
-  float lead = 0.0f;  // of the race that drew the token, where it is asked for
+  float lead = 0.0f;  // of a seeded draw (see gumbel_max_token), where requested
 };
 
 struct RowShared {
@@ -27,7 +27,7 @@ struct RowShared {
   };
 };
 
-// What indexes memory: a slot and counts as the host should have given them.
+// Checks everything that indexes memory: the slot and the counts.
 __device__ inline bool is_valid(const Sampling* sampling, int32_t num_slots, int32_t slot, int32_t num_rows,
                                 int32_t num_tokens, int32_t num_drafts, int32_t max_draft_len) {
   if (slot < 0 || slot >= num_slots || num_rows < 0 || num_tokens <= 0 || num_tokens > kMaxPositions) return false;
@@ -36,20 +36,20 @@ __device__ inline bool is_valid(const Sampling* sampling, int32_t num_slots, int
          (sampling[slot].mode != kSampled || num_drafts == 0 || sampling[slot].draft_probs != nullptr);
 }
 
-// Fills what the law needs beyond its maximum.
+// Fills the fields of probs other than max.
 template <typename T>
-__device__ void make_law(const Sampling& s, const Row<T>& row, Law* law, RowShared* shared) {
-  law->inv_temperature = inverse_temperature(s.temperature);
-  law->min_p = 0.0f;
-  law->cut = 0;
-  if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, law, &shared->filter);
-  if (s.top_p < 1.0f) tighten(row, 0, s.top_p, law, &shared->filter);
-  law->min_p = s.min_p;  // the largest weight is exactly 1, so that min_p itself is the floor
+__device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs, RowShared* shared) {
+  probs->inv_temperature = inverse_temperature(s.temperature);
+  probs->min_p = 0.0f;
+  probs->cut = 0;
+  if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, probs, &shared->filter);
+  if (s.top_p < 1.0f) tighten(row, 0, s.top_p, probs, &shared->filter);
+  probs->min_p = s.min_p;  // the largest weight is exactly 1, so that min_p itself is the floor
   const int shift = weight_shift(row.n);
   uint64_t mass = 0;
-  for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(law->kept_weight(value, id), shift); });
+  for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(probs->kept_weight(value, id), shift); });
   mass = block_reduce(mass, Sum());
-  law->scale = static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
+  probs->scale = static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
 }
 
 template <bool kLead, typename T>
@@ -64,9 +64,9 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
   });
   if (__syncthreads_or(!finite)) return {kRowNan, -1, 0};
   best = block_reduce(best, Max());
-  Law law;
-  law.max = value_of_rank(best);
-  if (law.max == -INFINITY) return {kRowEmpty, -1, 0};
+  RowProbs probs;
+  probs.max = value_of_rank(best);
+  if (probs.max == -INFINITY) return {kRowEmpty, -1, 0};
 
   const int32_t draft = has_draft ? s.tokens[position] : -1;
   if (has_draft && !in_vocabulary(draft, n)) return {kRowRefused, -1, 0};
@@ -74,14 +74,14 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
     const int32_t token = id_of_rank(best);
     return {kRowOk, token, token == draft};
   }
-  make_law(s, row, &law, shared);
+  make_probs(s, row, &probs, shared);
   // A min_p above 1 leaves no token.
   constexpr Verdict kNothingToDraw = {kRowRefused, -1, 0};
   const uint64_t index = static_cast<uint64_t>(position);
-  const auto p = [&](int32_t v) { return law.probability(row[v], v); };
+  const auto p = [&](int32_t v) { return probs.probability(row[v], v); };
   if (s.mode == kSeeded) {
     double lead = 0.0;
-    const int32_t token = race_token<kLead>(n, s.key, index, p, &lead);
+    const int32_t token = gumbel_max_token<kLead>(n, s.key, index, p, &lead);
     return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft, static_cast<float>(lead)};
   }
   const auto p_mass = [&](int32_t v) { return fixed_of(p(v), kProbabilityShift); };
@@ -99,7 +99,7 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
     return fixed_of(difference > 0.0f ? fminf(difference, 1.0f) : 0.0f, kProbabilityShift);
   };
   int32_t token = draw_index(n, recover_bits, residual_mass, &shared->draw);
-  // p and q equal up to rounding leave no residual: the draw from p is then the same law.
+  // p and q equal up to rounding leave no residual: the draw from p is then the same distribution.
   if (token < 0) token = draw_index(n, recover_bits, p_mass, &shared->draw);
   return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
 }
@@ -116,7 +116,7 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
   if (row >= num_rows || request < 0) return;
   const int32_t slot = slots[request];
   const int32_t begin = cu_logit_rows[request];
-  if (begin < 0) return;  // such a request is refused by the second launch
+  if (begin < 0) return;  // the second launch refuses such a request
   const int32_t frontier = cu_logit_rows[request + 1] - begin, place = row - begin;
   Verdict verdict = {kRowRefused, -1, 0};
   if (is_valid(sampling, num_slots, slot, frontier, num_tokens[request], num_drafts[request], max_draft_len)) {
@@ -160,8 +160,8 @@ FASER_ACCEPT_ROWS(accept_rows_fp32, float)
 FASER_ACCEPT_ROWS(accept_rows_bf16, faser::bf16)
 FASER_ACCEPT_ROWS(accept_rows_fp16, faser::fp16)
 
-// As accept_rows_fp32; leads: fp32 [num_rows], log(time of the second / time of the winner) of the race that a seeded
-// row ran, 0 where a row of a request ran none. A kernel of its own, so that rows that are not asked pay nothing.
+// accept_rows_fp32 that also writes leads: fp32 [num_rows], the lead of a seeded row's draw, 0 for other rows. A
+// separate kernel, so that nobody else pays for it.
 extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
     accept_rows_leads_fp32(const faser::Sampling* sampling, const int32_t* slots, const float* logits,
                            const int32_t* cu_logit_rows, const int32_t* num_tokens, const int32_t* num_drafts,

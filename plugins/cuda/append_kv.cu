@@ -1,7 +1,7 @@
 // Rotates the queries and keys of new rows and writes keys and values to a paged cache, in one pass over qkv.
 //
-// A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Bound
-// by memory: qkv is read once, as much is written. Speed: not measured.
+// A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Memory
+// bound: qkv is read once and as much is written. Speed: not measured.
 //
 // limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 0
 #include "common.cuh"
@@ -27,8 +27,8 @@ struct AppendArguments {
   void* v_cache;
 };
 
-// Where the row's position lies in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1: nowhere,
-// since the row is a dummy or a number is out of range.
+// Index of the row's position in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1 if the row
+// is a dummy or a number is out of range.
 __device__ inline int64_t token_slot(const AppendArguments& args, int row, int position) {
   const int request = request_of_row(args.cu_q_lens, args.batch_size, row);
   if (request < 0 || position < 0 || position >= args.max_seq_len || position >= args.kv_lens[request]) return -1;
@@ -124,8 +124,8 @@ __device__ void append(const AppendArguments& args) {
 
 }  // namespace faser
 
-// Grid (num_rows, ceil((num_heads + 2 num_kv_heads) * head_dim / 16 / 128)), blocks of 128 threads. The caches that
-// come in are those that go out: a plugin's input and output at one address.
+// Grid (num_rows, ceil((num_heads + 2 num_kv_heads) * head_dim / 16 / 128)), blocks of 128 threads. Input and output
+// caches are the same memory: a plugin's input and output at one address.
 #define FASER_APPEND_KV(NAME, T, KV)                                                                           \
   extern "C" __global__ void __launch_bounds__(128) append_kv_##NAME(                                          \
       const void* qkv, const float* cos, const float* sin, const int32_t* positions, const int32_t* cu_q_lens, \

@@ -1,5 +1,5 @@
-// What a block of threads computes together: reductions and scans over 64-bit integers, so that every result is the
-// same whatever the order of the additions, and loops over a row.
+// Block-wide reductions and scans over 64-bit integers, whose results do not depend on the order of additions, and
+// loops over a row.
 #ifndef FASER_CUDA_BLOCK_CUH_
 #define FASER_CUDA_BLOCK_CUH_
 
@@ -7,7 +7,7 @@
 
 #include "common.cuh"
 
-// A block's threads; a test may compile for fewer.
+// Threads per block; tests may compile with fewer.
 #ifndef FASER_BLOCK_THREADS
 #define FASER_BLOCK_THREADS 512
 #endif
@@ -38,7 +38,7 @@ __device__ uint64_t warp_reduce(uint64_t value, Combine combine) {
   return value;
 }
 
-// Every thread gets the result. All threads of the block must call, as in the functions below.
+// Every thread gets the result. As for the functions below, all threads of the block must call it.
 template <typename Combine>
 __device__ uint64_t block_reduce(uint64_t value, Combine combine) {
   __shared__ uint64_t warp_values[kWarps];
@@ -51,7 +51,7 @@ __device__ uint64_t block_reduce(uint64_t value, Combine combine) {
   return value;
 }
 
-// The sum of the values of the threads before this one; total: of all.
+// The sum over the preceding threads; total: over all threads.
 __device__ inline uint64_t block_exclusive_sum(uint64_t value, uint64_t* total) {
   __shared__ uint64_t warp_sums[kWarps];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -90,7 +90,7 @@ __device__ inline Pack<T> load_pack(const T* x) {
 
 __device__ inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// A row of n logits: as the model gave them, or edited (then logits are not read).
+// A row of n logits, original or edited (then logits is not read).
 template <typename T>
 struct Row {
   const T* logits;
@@ -100,12 +100,12 @@ struct Row {
   __device__ float operator[](int32_t i) const { return edited != nullptr ? edited[i] : to_float(logits[i]); }
 };
 
-// f(index, value as float) for each entry of a row, spread over the block in no particular order.
+// Calls f(index, value as float) for each entry of a row, distributed over the block in no particular order.
 template <typename T, typename F>
 __device__ void for_each_entry(const Row<T>& row, F f) {
   constexpr int kPack = 16 / sizeof(T);
   const bool aligned = row.edited == nullptr && is_aligned(row.logits);
-  // One body for all ways of loading: it is long where f is.
+  // One loop body for all ways of loading: f may be long.
   for (int32_t first = threadIdx.x * kPack; first < row.n; first += kThreads * kPack) {
     float values[kPack];
     if (aligned && first + kPack <= row.n) {

@@ -1,9 +1,8 @@
-// What the kernels share: conversions, warp reductions, and the PTX instructions they use, by name.
+// Shared by the kernels: conversions, warp reductions, and wrappers of PTX instructions.
 //
 // Conventions of every kernel: extern "C"; arguments are input pointers, then int32 scalars, then output pointers (the
 // order of a TensorRT ahead-of-time plugin; a float travels as the int32 of its bits); at most 48 KB of static shared
-// memory and none dynamic; whatever indexes memory and comes from memory is checked, since builders execute plugins on
-// arbitrary data.
+// memory and none dynamic; every index loaded from memory is checked, since builders run plugins on arbitrary data.
 //
 // Compiled by a host compiler, the PTX wrappers come from the emulator of tests/ops/cuda, which runs the kernels on the
 // CPU as they are.
@@ -29,8 +28,7 @@ using e4m3 = __nv_fp8_e4m3;
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// No tensor of a model is this long; larger counts in device memory are garbage, and sums of two of these do not
-// overflow.
+// Longer than any model tensor; larger counts in device memory are garbage, and the sum of two does not overflow.
 constexpr int kMaxPositions = 1 << 30;
 
 __host__ __device__ inline int clamp(int value, int low, int high) {
@@ -118,7 +116,7 @@ __device__ inline void cp_async_16(void* shared, const void* source, bool valid)
 
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Wait until at most kPending of this thread's newest groups are under way.
+// Wait until at most kPending of this thread's newest groups are in flight.
 template <int kPending>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,8 +1,8 @@
-// Dropping rows between two segments: the rows that stay, and the ragged arrays that describe them.
+// Drops rows between two segments and updates the ragged arrays.
 //
-// One launch, a block per row that goes on. Every output is a function of the inputs alone (two binary searches), so
-// nothing waits for another block. The number of rows is the host's: a bucket's rows behind the listed ones are dummies
-// with a position that no cache has.
+// One launch, one block per kept row. Every output is a function of the inputs alone (two binary searches), so blocks
+// do not synchronise. The host gives the number of rows: rows of a bucket after the listed ones are dummies with a
+// position outside every cache.
 //
 // limits: registers <= 48, spill_bytes <= 0, shared_bytes <= 0
 #include "block.cuh"
@@ -30,8 +30,8 @@ __device__ inline void clear_row(char* to, int64_t num_bytes) {
 
 }  // namespace faser
 
-// hidden [num_rows] rows of row_bytes; positions [num_rows]; rows [num_kept]: indices ascending, -1 for dummies behind
-// them; cu_q_lens [num_requests + 1]; kv_lens [num_requests]: past and new. Every request keeps a prefix of its rows.
+// hidden [num_rows] rows of row_bytes; positions [num_rows]; rows [num_kept]: ascending indices, then -1 for dummies;
+// cu_q_lens [num_requests + 1]; kv_lens [num_requests] includes the new rows. Every request keeps a prefix of its rows.
 extern "C" __global__ void __launch_bounds__(faser::kCopyThreads)
     compact_rows(const char* hidden, const int32_t* positions, const int32_t* rows, const int32_t* cu_q_lens,
                  const int32_t* kv_lens, int32_t num_rows, int32_t num_kept, int32_t num_requests, int32_t row_bytes,

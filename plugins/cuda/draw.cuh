@@ -1,12 +1,12 @@
-// Drawing one token from a row, by a block.
+// Draw one token from a row with one block.
 #ifndef FASER_CUDA_DRAW_CUH_
 #define FASER_CUDA_DRAW_CUH_
 
 #include <cmath>
 
 #include "block.cuh"
-#include "law.cuh"
 #include "philox.cuh"
+#include "probs.cuh"
 
 namespace faser {
 
@@ -39,7 +39,7 @@ __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawS
   int chosen = 0;
   while (chosen < kWarps - 1 && reached + shared->warp_mass[chosen] <= wanted) reached += shared->warp_mass[chosen++];
 
-  // The part that the draw falls into, a few consecutive entries per thread.
+  // The part that contains the draw, a few consecutive entries per thread.
   const int32_t piece = ceil_div(part, kThreads);
   const int32_t part_end = clamp((chosen + 1) * part, 0, n);
   const int32_t first = clamp(chosen * part + static_cast<int32_t>(threadIdx.x) * piece, 0, part_end);
@@ -63,8 +63,8 @@ __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawS
   return token;
 }
 
-// At least -log(1 - u) / p for every u that begins with the word, at most 1e-5 of it above for small ones.
-__host__ __device__ inline float race_time_above(uint32_t word, float p) {
+// An upper bound of -log(1 - u) / p for every u whose leading bits are the word, within 1e-5 for small ones.
+__host__ __device__ inline float arrival_time_above(uint32_t word, float p) {
 #ifdef __CUDA_ARCH__
   const float u = __fmul_rn(__ull2float_ru(static_cast<unsigned long long>(word) + 1), 0x1p-32f);
 #else
@@ -76,39 +76,39 @@ __host__ __device__ inline float race_time_above(uint32_t word, float p) {
   return -log1pf(-u) / p * 1.00001f;
 }
 
-// Whether a number that begins with the word can be the time `bound` or less: -log(1 - u) >= u.
-__host__ __device__ inline bool can_win_race(uint32_t word, float p, float bound) {
+// Whether -log(1 - u) / p can be at most `bound` for a u whose leading bits are the word, by -log(1 - u) >= u.
+__host__ __device__ inline bool can_win_gumbel_max(uint32_t word, float p, float bound) {
   return static_cast<float>(word >> 8) * 0x1p-24f <= bound * p * 1.00001f;
 }
 
-// The exponential race: argmin over p_v > 0 of E_v / p_v, E_v = -log(1 - U(key, position, v)), the lowest id on ties;
-// -1 if no p is positive. p: index -> float. A first pass bounds the winner's time in fp32, so that only the few tokens
-// that can win get a logarithm in fp64.
-// lead: with kLead set to log(time of the second / time of the winner), infinite if no other token runs, 0 if none
-// does; what is bounded first is then the time of the second.
+// A draw from p with the Gumbel-max trick, as an exponential race: argmin over p_v > 0 of E_v / p_v, with E_v = -log(1
+// - U(key, position, v)); the lowest id wins ties; -1 if no p is positive. p: index -> float. A first pass bounds the
+// winner's time E_v / p_v in fp32, so that only the few tokens that can win need a logarithm in fp64.
+// lead: with kLead set to log(second smallest time / smallest), infinite if p has one token, 0 if none; the first pass
+// then bounds the second smallest time.
 template <bool kLead, typename P>
-__device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p, double* lead = nullptr) {
+__device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, P p, double* lead = nullptr) {
   const int32_t num_counters = (n + 63) / 64 * 16;
   float bound = INFINITY, second_bound = INFINITY;
   for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
     float probability[4];
     bool any = false;
     for (int word = 0; word < 4; ++word) {
-      const int32_t token = race_token_of(counter, word);
+      const int32_t token = gumbel_token_of(counter, word);
       probability[word] = token < n ? p(token) : 0.0f;
       any |= probability[word] > 0.0f;
     }
     if (!any) continue;
-    const PhiloxWords words = race_words(key, position, counter);
+    const PhiloxWords words = gumbel_words(key, position, counter);
     for (int word = 0; word < 4; ++word) {
       if (!(probability[word] > 0.0f)) continue;
-      const float above = race_time_above(words.word[word], probability[word]);
+      const float above = arrival_time_above(words.word[word], probability[word]);
       if constexpr (kLead) second_bound = fminf(second_bound, fmaxf(bound, above));
       bound = fminf(bound, above);
     }
   }
   if constexpr (kLead) {
-    // Who has the least bound leaves it out; if several do, what remains is a looser bound, but one.
+    // The thread with the least bound leaves it out; if several have it, the bound is looser but valid.
     if (block_reduce(bits_of(bound), Min()) == bits_of(bound)) bound = second_bound;
   }
   bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(bound), Min())));
@@ -119,16 +119,16 @@ __device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p, d
     float probability[4];
     bool any = false;
     for (int word = 0; word < 4; ++word) {
-      const int32_t token = race_token_of(counter, word);
+      const int32_t token = gumbel_token_of(counter, word);
       probability[word] = token < n ? p(token) : 0.0f;
       any |= probability[word] > 0.0f;
     }
     if (!any) continue;
-    const PhiloxWords words = race_words(key, position, counter);
+    const PhiloxWords words = gumbel_words(key, position, counter);
     for (int word = 0; word < 4; ++word) {
-      if (!(probability[word] > 0.0f) || !can_win_race(words.word[word], probability[word], bound)) continue;
-      const int32_t token = race_token_of(counter, word);
-      const double u = race_uniform(key, position, token, words.word[word]);
+      if (!(probability[word] > 0.0f) || !can_win_gumbel_max(words.word[word], probability[word], bound)) continue;
+      const int32_t token = gumbel_token_of(counter, word);
+      const double u = gumbel_uniform(key, position, token, words.word[word]);
       const double time = -log1p(-u) / static_cast<double>(probability[word]);
       if (time < best || (time == best && token < best_token)) {
         second = best;
@@ -140,7 +140,7 @@ __device__ int32_t race_token(int32_t n, uint64_t key, uint64_t position, P p, d
     }
   }
   uint64_t time_bits;
-  memcpy(&time_bits, &best, sizeof time_bits);  // times are not negative: their bits are ordered as they are
+  memcpy(&time_bits, &best, sizeof time_bits);  // times are non-negative, so their bits have the same order
   const uint64_t least = block_reduce(time_bits, Min());
   const bool wins = best_token >= 0 && time_bits == least;
   const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(best_token) : ~uint64_t{0}, Min());

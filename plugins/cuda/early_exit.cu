@@ -1,8 +1,8 @@
-// Early exit: what the LM head would say of hidden rows between two segments, about a few candidate tokens only, and
+// Early exit: LM head scores of a few candidate tokens from the hidden rows between two segments, and
 // how the drafted token does among them.
 //
 // One block per row, one warp per candidate: each candidate's LM head row is read once, coalesced; the hidden row and
-// the norm stay in cache. Sums in a fixed tree, so that a row's scores do not depend on the others.
+// the norm stay in cache. Sums use a fixed tree, so a row's scores do not depend on other rows.
 //
 // limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 1024
 #include <cmath>
@@ -15,7 +15,7 @@ constexpr int kExitWarps = 8;
 constexpr int kExitThreads = kExitWarps * kWarpSize;
 constexpr int kMaxCandidates = 32;
 
-// What one thread adds up: f(first index) over every stride-th pack of entries, beginning with pack `first`.
+// One thread's partial sum: f(first index) over every stride-th pack of entries, starting with pack `first`.
 template <typename F>
 __device__ float sum_packs(int32_t n, int32_t pack, int32_t first, int32_t stride, F f) {
   float sum = 0.0f;
@@ -37,7 +37,7 @@ struct Entries {
   }
 };
 
-// kPack entries at a time: 16 / sizeof(T) where every row begins at a multiple of 16 bytes, else 1.
+// kPack entries at a time: 16 / sizeof(T) if every row is 16-byte aligned, else 1.
 template <typename T, int kPack>
 __device__ void score_row(const T* hidden, const T* final_norm, const T* lm_head, const int32_t* candidates,
                           int32_t hidden_size, int32_t vocab_size, int32_t num_candidates, float rms_norm_eps,

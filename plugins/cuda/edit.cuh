@@ -1,11 +1,11 @@
-// What a request does to its row of logits before the temperature: penalties, bias, bad words, min_tokens.
+// A request's logit edits before temperature: penalties, bias, bad words, min_tokens, the mask of its guide.
 #ifndef FASER_CUDA_EDIT_CUH_
 #define FASER_CUDA_EDIT_CUH_
 
 #include <cmath>
 
 #include "block.cuh"
-#include "law.cuh"
+#include "probs.cuh"
 #include "sampling.cuh"
 
 namespace faser {
@@ -19,14 +19,14 @@ __host__ __device__ inline bool bans_end_ids(const Sampling& s, int32_t num_toke
 }
 
 __host__ __device__ inline bool has_edits(const Sampling& s, int32_t num_tokens) {
-  return has_penalties(s) || s.num_bias > 0 || s.num_bad_words > 0 || bans_end_ids(s, num_tokens);
+  return has_penalties(s) || s.num_bias > 0 || s.num_bad_words > 0 || bans_end_ids(s, num_tokens) || s.masks != nullptr;
 }
 
 __host__ __device__ inline bool in_vocabulary(int32_t token, int32_t vocab_size) {
   return token >= 0 && token < vocab_size;
 }
 
-// An edit of a finite logit stays finite; what the model has ruled out stays ruled out.
+// Edited finite logits stay finite; a logit of -inf stays -inf.
 __host__ __device__ inline float clamp_edit(float before, float after) {
   return before == -INFINITY ? before : fminf(fmaxf(after, -kLargest), kLargest);
 }
@@ -39,7 +39,7 @@ __host__ __device__ inline float penalised(const Sampling& s, float before, int3
   return clamp_edit(before, after);
 }
 
-// Whether the word's last token is banned behind the tokens; last: that token.
+// Whether the word's last token is banned after these tokens; last: that token.
 __host__ __device__ inline bool bans_word(const Sampling& s, int32_t word, int32_t num_tokens, int32_t* last) {
   const int32_t* ids = s.bad_words + s.cu_bad_words[word];
   const int32_t prefix_len = s.cu_bad_words[word + 1] - s.cu_bad_words[word] - 1;
@@ -57,7 +57,7 @@ __host__ __device__ inline bool is_finite_logit(float x) { return x < INFINITY; 
 // NaN or +inf.
 template <typename T>
 __device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size, int32_t num_tokens, float* edited) {
-  // The counts of tokens live where the edited logits will be: one buffer, touched by this block only.
+  // Token counts share the buffer of the edited logits, which only this block touches.
   bool finite = true;
   if (has_penalties(s)) {
     uint32_t* counts = reinterpret_cast<uint32_t*>(edited);
@@ -101,6 +101,14 @@ __device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size,
   if (bans_end_ids(s, num_tokens)) {
     for (int32_t e = threadIdx.x; e < s.num_end_ids; e += kThreads) {
       if (in_vocabulary(s.end_ids[e], vocab_size)) edited[s.end_ids[e]] = -INFINITY;
+    }
+  }
+  if (s.masks != nullptr && s.num_mask_rows > 0) {
+    __syncthreads();
+    const int32_t num_words = ceil_div(vocab_size, 32);
+    const uint32_t* mask = s.masks + static_cast<int64_t>(num_tokens % s.num_mask_rows) * num_words;
+    for (int32_t v = threadIdx.x; v < vocab_size; v += kThreads) {
+      if (!(mask[v / 32] >> (v % 32) & 1u)) edited[v] = -INFINITY;
     }
   }
   __syncthreads();

@@ -2,12 +2,12 @@
 // histogram over the row, until the bucket that holds the cut is small enough to rank.
 //
 // The first levels take digits of the depth in nats, since logits spread evenly over it (and so over shared memory);
-// the later ones digits of the rank, which is unique, so that ties of any number end.
+// later levels take digits of the rank, which is unique, so that any number of ties is resolved.
 #ifndef FASER_CUDA_FILTER_CUH_
 #define FASER_CUDA_FILTER_CUH_
 
 #include "block.cuh"
-#include "law.cuh"
+#include "probs.cuh"
 
 namespace faser {
 
@@ -16,7 +16,7 @@ __host__ __device__ constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_
 constexpr int kDigitBits = log2_of(kThreads);
 constexpr int kBuckets = 1 << kDigitBits;
 constexpr int kNumDepthDigits = 2;
-constexpr int kMaxRanked = 256;  // members that are compared pair by pair
+constexpr int kMaxRanked = 256;  // members that are compared pairwise
 static_assert(kBuckets == kThreads, "each thread looks after one bucket");
 
 struct Histogram {
@@ -89,22 +89,22 @@ struct Prefix {
   }
 };
 
-// f(rank, weight, depth) for the entries with a weight that a law's cut leaves and a prefix holds.
+// Calls f(rank, weight, depth) for the entries of nonzero weight that survive the cut and match the prefix.
 template <typename T, typename F>
-__device__ void for_each_member(const Row<T>& row, const Law& law, const Prefix& prefix, F f) {
+__device__ void for_each_member(const Row<T>& row, const RowProbs& probs, const Prefix& prefix, F f) {
   for_each_entry(row, [&](int32_t id, float value) {
-    const float weight = law.weight(value, id);
+    const float weight = probs.weight(value, id);
     if (!(weight > 0.0f)) return;
-    const float depth = law.depth(value);
+    const float depth = probs.depth(value);
     const uint64_t rank = rank_of(value, id);
     if (prefix.holds(depth, rank)) f(rank, weight, depth);
   });
 }
 
-// Moves the law's cut so that the best top_k entries are left (top_p >= 1), or the smallest set of the best ones that
-// holds top_p of the mass (top_p < 1). Without effect if all are.
+// Moves the cut so that the best top_k entries remain (top_p >= 1), or the smallest set of best entries that holds
+// top_p of the mass (top_p < 1). No effect if that is all of them.
 template <typename T>
-__device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, Law* law, FilterShared* shared) {
+__device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, RowProbs* probs, FilterShared* shared) {
   const bool by_mass = top_p < 1.0f;
   const int shift = weight_shift(row.n);
   Prefix prefix;
@@ -113,7 +113,7 @@ __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, Law* law,
     shared->histogram.clear();
     if (threadIdx.x == 0) shared->chosen = -1;
     __syncthreads();
-    for_each_member(row, *law, prefix, [&](uint64_t rank, float weight, float depth) {
+    for_each_member(row, *probs, prefix, [&](uint64_t rank, float weight, float depth) {
       shared->histogram.add(prefix.bucket(depth, rank), by_mass ? fixed_of(weight, shift) : 0);
     });
     __syncthreads();
@@ -129,7 +129,7 @@ __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, Law* law,
     }
     __syncthreads();
     const int chosen = shared->chosen;
-    if (chosen < 0) return;  // only a law without any mass comes here
+    if (chosen < 0) return;  // only for a distribution without mass
     wanted -= shared->before;
     const uint32_t num_members = shared->histogram.count[chosen];
     prefix.descend(chosen);
@@ -139,10 +139,10 @@ __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, Law* law,
 
   if (threadIdx.x == 0) {
     shared->num_members = 0;
-    shared->cut = law->cut;
+    shared->cut = probs->cut;
   }
   __syncthreads();
-  for_each_member(row, *law, prefix, [&](uint64_t rank, float weight, float) {
+  for_each_member(row, *probs, prefix, [&](uint64_t rank, float weight, float) {
     const uint32_t place = atomicAdd(&shared->num_members, 1u);
     if (place >= kMaxRanked) return;  // only if the row changes while it is read
     shared->rank[place] = rank;
@@ -158,7 +158,7 @@ __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, Law* law,
     if (before < wanted && wanted <= before + shared->mass[member]) shared->cut = shared->rank[member];
   }
   __syncthreads();
-  law->cut = shared->cut;
+  probs->cut = shared->cut;
   __syncthreads();
 }
 

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., SC 2011), bit for bit plugins/cpu/philox.h and race.h: a random number is a function of
-// what it is for, so that a text does not depend on where it was drawn.
+// Philox4x32-10 (Salmon et al., SC 2011), bit for bit as in plugins/cpu/sampling: each random number is a pure function
+// of its purpose, so that a text does not depend on the device.
 #ifndef FASER_CUDA_PHILOX_CUH_
 #define FASER_CUDA_PHILOX_CUH_
 
@@ -8,12 +8,12 @@
 namespace faser {
 
 enum RandomStream : uint32_t {
-  kRaceStream = 0,     // seeded: one exponential per (position, token)
-  kTestStream = 1,     // sampled: the acceptance test of a draft at a position
-  kRecoverStream = 2,  // sampled: the token drawn from the residual at a position
-  kBonusStream = 3,    // sampled: the token drawn from the target's law at a position
-  kDraftStream = 4,    // sampled: draft tokens, by draft counter
-  kRaceLowStream = 5,  // seeded: the low bits of a token's number in the race
+  kGumbelStream = 0,     // seeded: one exponential per (position, token)
+  kTestStream = 1,       // sampled: the acceptance test of a draft at a position
+  kRecoverStream = 2,    // sampled: the token drawn from the residual at a position
+  kBonusStream = 3,      // sampled: the token drawn from the target's distribution at a position
+  kDraftStream = 4,      // sampled: draft tokens, by draft counter
+  kGumbelLowStream = 5,  // seeded: the low bits of a token's uniform
 };
 
 struct PhiloxWords {
@@ -48,20 +48,20 @@ __host__ __device__ inline double uniform(uint64_t key, uint64_t index, RandomSt
   return static_cast<double>(uniform_bits(key, index, stream)) * 0x1p-53;
 }
 
-// Race counter c serves tokens race_token_of(c, 0 .. 3), with words 0 .. 3.
-__host__ __device__ inline int32_t race_token_of(int32_t counter, int32_t word) {
+// Seeded noise: counter c serves tokens gumbel_token_of(c, 0 .. 3), with words 0 .. 3.
+__host__ __device__ inline int32_t gumbel_token_of(int32_t counter, int32_t word) {
   return counter / 16 * 64 + word * 16 + counter % 16;
 }
 
-__host__ __device__ inline PhiloxWords race_words(uint64_t key, uint64_t position, int32_t counter) {
+__host__ __device__ inline PhiloxWords gumbel_words(uint64_t key, uint64_t position, int32_t counter) {
   return philox4x32(static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                    static_cast<uint32_t>(counter), kRaceStream, key);
+                    static_cast<uint32_t>(counter), kGumbelStream, key);
 }
 
-// The whole number of a token, 52 bits in (0, 1), at least word * 2^-32 and below (word + 1) * 2^-32.
-__host__ __device__ inline double race_uniform(uint64_t key, uint64_t position, int32_t token, uint32_t word) {
+// The full uniform of a token, 52 bits in (0, 1), at least word * 2^-32 and below (word + 1) * 2^-32.
+__host__ __device__ inline double gumbel_uniform(uint64_t key, uint64_t position, int32_t token, uint32_t word) {
   const PhiloxWords low = philox4x32(static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                                     static_cast<uint32_t>(token), kRaceLowStream, key);
+                                     static_cast<uint32_t>(token), kGumbelLowStream, key);
   const uint64_t bits = (static_cast<uint64_t>(word) << 20) | (low.word[0] >> 12);
   return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }

@@ -1,8 +1,8 @@
-// Rows in e4m3 with a scale each, as fp8 products take them.
+// Quantises rows to e4m3 with one scale per row, for fp8 GEMMs.
 //
-// A block per row: the largest number of the row, then its numbers over the scale. The scale is the smallest power of
-// two that brings the largest number to 448 or less, so it scales exactly; what a row becomes depends on that row
-// alone. Bound by memory: the row is read twice, the second time from a cache. Speed: not measured.
+// One block per row: find the row's largest number, then divide by the scale. The scale is the smallest power of
+// two that brings the largest number to 448 or less, so it scales exactly; each row is quantised independently. Memory
+// bound: the row is read twice, the second time from a cache. Speed: not measured.
 //
 // limits: registers <= 40, spill_bytes <= 0, shared_bytes <= 64
 #define FASER_BLOCK_THREADS 256
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads)
     const auto pack = faser::load_pack(x + start + i);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      // Of numbers without sign the larger one has the larger bits, and NaN larger ones yet.
+      // For non-negative floats larger numbers have larger bits, and NaN has the largest.
       const uint64_t bits = static_cast<uint64_t>(__float_as_int(faser::to_float(pack.entry[j])) & 0x7FFFFFFF);
       largest = bits > largest ? bits : largest;
     }

@@ -1,4 +1,4 @@
-// Looking up rows in the ragged arrays of a batch. The answers are within bounds for any data.
+// Lookups in the ragged arrays of a batch. Results are within bounds for any data.
 #ifndef FASER_CUDA_RAGGED_CUH_
 #define FASER_CUDA_RAGGED_CUH_
 
@@ -6,7 +6,7 @@
 
 namespace faser {
 
-// The request whose rows cu_rows [num_requests + 1] puts this row among; -1 if none.
+// The request that owns this row by cu_rows [num_requests + 1]; -1 if none.
 __host__ __device__ inline int32_t request_of_row(const int32_t* cu_rows, int32_t num_requests, int32_t row) {
   int32_t low = 0, high = num_requests;
   while (low < high) {
@@ -25,7 +25,7 @@ __host__ __device__ inline int32_t num_rows_below(const int32_t* rows, int32_t n
   int32_t low = 0, high = n;
   while (low < high) {
     const int32_t middle = low + (high - low) / 2;
-    // As unsigned numbers dummies are behind every row.
+    // As unsigned numbers, dummies come after every row.
     if (static_cast<uint32_t>(rows[middle]) < static_cast<uint32_t>(bound)) {
       low = middle + 1;
     } else {

@@ -1,4 +1,4 @@
-// What one request samples with: faser_sampling of plugins/cpu/faser_cpu.h, field for field, with device pointers.
+// Sampling parameters of one request: faser_sampling of plugins/cpu/faser_cpu.h, field for field, with device pointers.
 #ifndef FASER_CUDA_SAMPLING_CUH_
 #define FASER_CUDA_SAMPLING_CUH_
 
@@ -22,6 +22,7 @@ struct Sampling {
   const float* draft_probs;
   float* draft_margins;
   int32_t* draft_candidates;
+  const int8_t* draft_sources;  // host only, as are the counts: kernels test the draft model's drafts
   const int32_t* end_ids;
   const int32_t* bias_ids;
   const float* bias_values;
@@ -29,6 +30,7 @@ struct Sampling {
   const int32_t* cu_bad_words;
   uint64_t key;
   uint64_t draft_counter;
+  int64_t num_tested[2], num_passed[2];
   int32_t num_end_ids, num_bias, num_bad_words;
   int32_t prompt_len;
   int32_t min_tokens;
@@ -41,8 +43,8 @@ struct Sampling {
   float presence_penalty;
   float frequency_penalty;
   int32_t num_mask_rows;
-  const uint32_t* masks;  // of the host, as is fill_masks: kernels do not mask
-  const void* fill_masks;
+  const uint32_t* masks;
+  const void* fill_masks;  // host only: the host fills masks before it sends them
 };
 
 }  // namespace faser

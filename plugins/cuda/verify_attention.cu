@@ -2,15 +2,15 @@
 //
 // The rows of a request times the query heads of one KV head are packed into tensor-core tiles of 16 or 64: a frontier
 // of n rows with groups of G heads fills n * G of them, so K and V are read from memory once per request and KV head as
-// long as n * G <= the tile, whatever n is. That is the roofline: kv_len * 2 * head_dim * sizeof(KV) bytes per request
+// long as n * G fits the tile. That is the roofline: kv_len * 2 * head_dim * sizeof(KV) bytes per request
 // and KV head over the memory's bandwidth; long chunks of context are bound by the tensor cores instead. Speed: not
 // measured.
 //
-// Blocks are tile x KV head x split. Which request a tile belongs to is found on the device from cu_q_lens, so the host
-// needs the number of rows and of requests only. With splits, a block writes a normalised partial result and its log2
-// sum; verify_attention_combine adds them up.
+// Blocks are tile x KV head x split. The device finds a tile's request from cu_q_lens, so the host only needs the
+// numbers of rows and requests. With splits, a block writes a normalised partial result and its log2
+// sum; verify_attention_combine merges them.
 //
-// FASER_HEAD_DIM=H compiles the kernels of one head size only.
+// FASER_HEAD_DIM=H compiles a single head size.
 //
 // The first: 64 rows of 256 values are more than the registers hold; a few addresses are read back once per tile.
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 36864
@@ -54,8 +54,8 @@ struct FastDivision {
   }
 };
 
-// The rows [first_row, first_row + num_rows) of one request, and which of its tiles a block has. request < 0: none;
-// then tile counts from the end of all tiles.
+// The rows [first_row, first_row + num_rows) of one request, and the tile of a block. request < 0: none; tile then
+// counts from the end of all tiles.
 struct RequestTile {
   int request, tile, first_row, num_rows;
 };
@@ -100,9 +100,9 @@ struct Tiling {
   static constexpr int kKvWarps = kRowWarps > 1 ? 1 : kTileTokens / 16;
   static constexpr int kNumThreads = kRowWarps * kKvWarps * kWarpSize;
   static constexpr int kWarpTokens = kTileTokens / kKvWarps;
-  // Per multiprocessor: three keep enough copies under way. Larger heads do not fit the registers that often.
+  // Blocks per SM: three keep enough copies in flight. With larger heads the registers allow fewer.
   static constexpr int kMinBlocks = kHeadDim * kTileRows < 96 * 64 ? 3 : 1;
-  // 16 bytes more than a row: then the eight rows that ldmatrix reads lie in different banks.
+  // Padded by 16 bytes, so that the eight rows that ldmatrix reads are in different banks.
   static constexpr int kStride = kHeadDim + 8;
   static constexpr int kTileBytes = kTileTokens * kStride * 2;
   static constexpr int kSlotBytes = kIsFp8 ? kTileTokens * kHeadDim : kTileBytes;
@@ -113,7 +113,8 @@ struct Tiling {
   static_assert(kKvWarps == 1 || kKvWarps * 16 * kHeadDim * 4 <= kPoolBytes, "the merge of warps fits the pool");
 };
 
-// Where a tile's K and V lie. Positions outside [kv_begin, kv_end) and those in blocks that do not exist read as zeros.
+// Addresses of a tile's K and V. Positions outside [kv_begin, kv_end) and those in blocks that do not exist read as
+// zeros.
 template <typename Kv, typename Tiles>
 struct KvReader {
   const int32_t* blocks;
@@ -147,7 +148,7 @@ struct KvReader {
   }
 };
 
-// A tile of e4m3 to T, into rows of kStride values.
+// Converts a tile of e4m3 to T, in rows of kStride values.
 template <typename T, typename Tiles>
 __device__ inline void convert_tile(const char* slot, T* converted) {
   constexpr int kWords = Tiles::kTileTokens * Tiles::kHeadDim / 4;
@@ -190,7 +191,7 @@ struct ResultWriter {
   }
 };
 
-// Rows behind the last request's: zeros. These are dummies that fill a bucket; what follows must find numbers there.
+// Zeroes rows after the last request's: dummies of a bucket, which later ops must be able to read.
 template <typename Tiles, typename Writer>
 __device__ void fill_rows_of_nobody(const AttentionArguments& args, const Writer& writer, int group, int part,
                                     int num_parts) {
@@ -226,7 +227,7 @@ __device__ void attend(const AttentionArguments& args) {
     return;
   }
 
-  // Which positions the tile's rows see: row i of the request sees past + i and what lies before, within the window.
+  // Positions visible to the tile's rows: row i of the request sees positions up to past + i, within the window.
   const int past = clamp(args.kv_lens[mine.request], 0, kMaxPositions) - mine.num_rows;
   const int64_t table_tokens = static_cast<int64_t>(args.max_blocks_per_seq) * args.tokens_per_block;
   const int capacity = static_cast<int>(table_tokens < kMaxPositions ? table_tokens : kMaxPositions);
@@ -249,8 +250,8 @@ __device__ void attend(const AttentionArguments& args) {
                                    kv_end,
                                    static_cast<int64_t>(args.num_kv_heads) * args.tokens_per_block * kHeadDim,
                                    static_cast<int64_t>(kv_head) * args.tokens_per_block * kHeadDim};
-  // Halves are K and V of a tile in turn; half h goes to slot h mod kNumSlots. An empty group is committed past the
-  // end, so that the number of groups under way is always the same.
+  // Halves are K and V of a tile in turn; half h goes to slot h mod kNumSlots. Past the end an empty group is
+  // committed, so that the number of groups in flight is constant.
   auto fetch = [&](int half) {
     if (half < 2 * num_tiles) {
       const Kv* cache = static_cast<const Kv*>(half % 2 == 0 ? args.k_cache : args.v_cache);
@@ -275,7 +276,7 @@ __device__ void attend(const AttentionArguments& args) {
 #pragma unroll
   for (int half = 0; half < kNumSlots - 1; half++) fetch(half);
 
-  // This lane's two rows of the tile: lane / 4 and 8 behind.
+  // This lane's two rows of the tile: lane / 4 and 8 rows further.
   const bool warp_has_rows = first_packed + row_warp * 16 < num_packed;
   int limit[2];
   const T* q_row[2];
@@ -345,7 +346,7 @@ __device__ void attend(const AttentionArguments& args) {
         for (int n = 0; n < kScoreTiles; n++) highest = fmaxf(highest, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
         highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, 2));
-        // A row that has seen nothing yet keeps weights of zero instead of exp2(-inf + inf).
+        // A row that has seen nothing yet has weights 0 rather than exp2(-inf + inf).
         const float shift = highest == -INFINITY ? 0.0f : highest * scale;
         const float keep = exp2_approx(top[i] * scale - shift);
         top[i] = highest;

@@ -1,4 +1,4 @@
-"""The free test, native: the reference's decisions, and the target's law by chi-square."""
+"""The free test, native: the reference's decisions, and the target's distribution by chi-square."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import Acceptor, Outcome, RowStatus, accept, accept_reference
 from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
-from tests.ops.sampling_slots import Slots
-from tests.ops.toy_models import VOCAB_SIZE, ToyModel, target_law
+from tests.support.effort import examples
+from tests.support.sampling_slots import Slots
+from tests.support.toy_models import VOCAB_SIZE, ToyModel, target_probs
 
 MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
 
@@ -39,11 +40,12 @@ def rounds(draw):
             "repetition_penalty": draw(st.sampled_from([1.0, 1.5])),
             "bad_words": draw(st.sampled_from([[], [[1]], [[0, 1]]])),
         }
-        requests.append((fields, draw(st.integers(1, 9)), num_drafts, draw(st.integers(-1, num_drafts))))
+        certain = draw(st.lists(st.booleans(), min_size=max_draft_len, max_size=max_draft_len))
+        requests.append((fields, draw(st.integers(1, 9)), num_drafts, certain, draw(st.integers(-1, num_drafts))))
     return max_draft_len, vocab_size, requests, draw(st.integers(0, 2**32))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(rounds())
 def test_native_is_the_reference(case):
     max_draft_len, vocab_size, requests, seed = case
@@ -64,13 +66,18 @@ def test_native_is_the_reference(case):
     outcomes = []
     for draft, test in ((sample_draft, accept), (sample_draft_reference, accept_reference)):
         slots = Slots(num_slots, vocab_size, max_draft_len)
-        for slot, (fields, known, _, _) in zip(order, requests, strict=True):
+        for slot, (fields, known, *_) in zip(order, requests, strict=True):
             slots.set(slot, tokens=history[slot, :known], prompt_len=known, **fields)
         for j in range(max_draft_len):
             drafting = [i for i, drafts in enumerate(num_drafts) if drafts > j]
             logits = np.ascontiguousarray(draft_logits[j, drafting])
             known = num_tokens[drafting] + np.int32(j)
             draft(slots.array, order[drafting], logits, vocab_size, known, max_draft_len)
+            for i in drafting:  # some are what a drafter says that draws nothing: the target's likeliest token, or not
+                if requests[i][3][j]:
+                    slots.draft_sources[order[i], num_tokens[i] + j] = native.BY_SUFFIX
+                    slots.tokens[order[i], num_tokens[i] + j] = draft_logits[j, i].argmax()
+                    slots.draft_probs[order[i], (num_tokens[i] + j) % max_draft_len] = 0.5  # nobody's law
         batch = (
             slots.array,
             order,
@@ -86,6 +93,10 @@ def test_native_is_the_reference(case):
     assert (slots.tokens == expected_slots.tokens).all()
     assert (slots.array["draft_counter"] == expected_slots.array["draft_counter"]).all()
     np.testing.assert_allclose(slots.draft_probs, expected_slots.draft_probs, rtol=1e-6)
+    tested = int((result.num_accepted + (result.outcome == Outcome.RECOVERED)).sum())
+    for name, total in (("num_tested", tested), ("num_passed", int(result.num_accepted.sum()))):
+        assert slots.array[name].tolist() == expected_slots.array[name].tolist()
+        assert slots.array[name].sum() == total
     for name in ("num_tokens", "num_accepted", "outcome", "row_status"):
         assert getattr(result, name).tolist() == getattr(expected, name).tolist(), name
     for i, count in enumerate(result.num_tokens):
@@ -145,7 +156,7 @@ def own_token_frontier(slot, tokens, known, drafts):
 
 @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
 @pytest.mark.parametrize("num_drafts", [0, 1, 3])
-def test_the_text_has_the_target_s_law(mode, num_drafts):
+def test_the_text_has_the_target_s_distribution(mode, num_drafts):
     target, draft = ToyModel(11), ToyModel(12)
     num_slots, length = 6000, 3
     slots = Slots(num_slots, VOCAB_SIZE, 3, capacity=16)
@@ -153,12 +164,12 @@ def test_the_text_has_the_target_s_law(mode, num_drafts):
         slots.set(slot, tokens=[0, 1], prompt_len=2, mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
     logits = (toy_logits(target), toy_logits(draft))
     texts = emit(slots, *logits, length, num_drafts=num_drafts, frontier=own_token_frontier)
-    law = {text: p for text, p in target_law(target, (0, 1), length).items() if p > 0}
+    probs = {text: p for text, p in target_probs(target, (0, 1), length).items() if p > 0}
     seen, counts = np.unique(texts, axis=0, return_counts=True)
     observed = {tuple(text): count for text, count in zip(seen.tolist(), counts.tolist(), strict=True)}
-    assert observed.keys() <= law.keys()
-    expected = [num_slots * p for p in law.values()]
-    assert chisquare([observed.get(text, 0) for text in law], expected).pvalue > 1e-3
+    assert observed.keys() <= probs.keys()
+    expected = [num_slots * p for p in probs.values()]
+    assert chisquare([observed.get(text, 0) for text in probs], expected).pvalue > 1e-3
 
 
 def test_chi_square_sees_a_biased_rule():
@@ -172,14 +183,14 @@ def test_chi_square_sees_a_biased_rule():
     slot_ids = np.arange(num_slots, dtype=np.int32)
     known = np.full(num_slots, 2, np.int32)
     sample_draft(slots.array, slot_ids, np.tile(draft_logits[0, 1], (num_slots, 1)), VOCAB_SIZE, known, 3)
-    dropped = slots.tokens[:, 2] == draft.law((0, 1)).argmax()
+    dropped = slots.tokens[:, 2] == draft.probs((0, 1)).argmax()
     acceptor = Acceptor(num_slots, VOCAB_SIZE, 3)
     for slot in range(num_slots):
         acceptor.add(slot, 1, 2, 0 if dropped[slot] else 1)
     result = acceptor.run(slots.array, np.tile(logits[0, 1], (num_slots, 1)))
     counts = np.bincount(result.token_ids[:, 0], minlength=VOCAB_SIZE)
-    law = target.law((0, 1))
-    assert chisquare(counts[law > 0], num_slots * law[law > 0]).pvalue < 1e-6
+    probs = target.probs((0, 1))
+    assert chisquare(counts[probs > 0], num_slots * probs[probs > 0]).pvalue < 1e-6
 
 
 def random_logits(seed, vocab_size):
@@ -215,8 +226,8 @@ def test_seeded_and_greedy_text_do_not_depend_on_speculation(mode, edits):
     assert (texts(near, 4, own_token_frontier, slice(None, None, -1)) == alone[::-1]).all()
 
 
-def test_seeded_drafts_of_the_same_law_are_always_accepted():
-    """Draft and target race with the same noise."""
+def test_seeded_drafts_of_the_same_distribution_are_always_accepted():
+    """Draft and target draw with the same noise."""
     vocab_size, num_slots = 16, 500
     logits = np.random.default_rng(5).standard_normal(vocab_size).astype(np.float32)
     slots = Slots(num_slots, vocab_size, 1)
@@ -230,6 +241,25 @@ def test_seeded_drafts_of_the_same_law_are_always_accepted():
     assert accept(slots.array, slot_ids, rows, vocab_size, cu_rows, ones, ones, 1).num_accepted.all()
 
 
+@pytest.mark.parametrize("test", [accept, accept_reference])
+def test_a_draft_that_nobody_drew_is_tested_by_the_targets_own_draw(test):
+    """The token is the one that would be drawn without it; draft probs, which are nobody's law, are not read."""
+    n, vocab_size = 100, 5
+    logits = np.random.default_rng(3).standard_normal((n, vocab_size)).astype(np.float32)
+    found = []
+    for num_drafts in (0, 1):
+        slots = Slots(n, vocab_size, 1)
+        for slot in range(n):
+            slots.set(slot, tokens=[1, 2, slot % vocab_size], key=slot)
+            slots.draft_sources[slot, 2] = native.BY_SUFFIX
+        batch = (np.arange(n + 1, dtype=np.int32), np.full(n, 2, np.int32), np.full(n, num_drafts, np.int32), 1)
+        found.append(test(slots.array, np.arange(n, dtype=np.int32), logits, vocab_size, *batch))
+    alone, drafted = found
+    assert drafted.token_ids[:, 0].tolist() == alone.token_ids[:, 0].tolist()
+    assert drafted.num_accepted.tolist() == (alone.token_ids[:, 0] == np.arange(n) % vocab_size).astype(int).tolist()
+    assert 0 < drafted.num_accepted.sum() < n
+
+
 def test_sampled_randomness_is_never_used_twice():
     """Drafting a position again, after its drafts were dropped, draws fresh numbers."""
     vocab_size, num_slots = 64, 200
@@ -237,9 +267,9 @@ def test_sampled_randomness_is_never_used_twice():
     for slot in range(num_slots):
         slots.set(slot, key=slot)
     slot_ids, ones = np.arange(num_slots, dtype=np.int32), np.ones(num_slots, np.int32)
-    uniform_law = np.zeros((num_slots, vocab_size), np.float32)
-    first = sample_draft(slots.array, slot_ids, uniform_law, vocab_size, ones, 2)
-    second = sample_draft(slots.array, slot_ids, uniform_law, vocab_size, ones, 2)
+    uniform_probs = np.zeros((num_slots, vocab_size), np.float32)
+    first = sample_draft(slots.array, slot_ids, uniform_probs, vocab_size, ones, 2)
+    second = sample_draft(slots.array, slot_ids, uniform_probs, vocab_size, ones, 2)
     assert (slots.array["draft_counter"] == 2).all()
     assert np.count_nonzero(first == second) < 0.1 * num_slots
 
@@ -345,7 +375,7 @@ class TestMisuse:
         with pytest.raises(InvalidArgumentError, match="token id"):
             self.accept(3, 2)
 
-    def test_sampled_drafts_without_their_laws(self):
+    def test_sampled_drafts_without_their_distributions(self):
         self.slots.array["draft_probs"] = 0
         with pytest.raises(InvalidArgumentError):
             self.accept(3, 2)
@@ -409,7 +439,7 @@ def test_threads_do_not_change_results():
 
 
 @pytest.mark.parametrize("broken", [[0, 1, 2, 3], [2]])
-def test_a_draft_whose_law_is_nan_is_rejected_and_the_target_draws(broken):
+def test_a_draft_whose_distribution_is_nan_is_rejected_and_the_target_draws(broken):
     """As a device may copy it back; native sampling itself drafts nothing from NaN logits."""
     logits = np.log(np.array([[0.1, 0.2, 0.3, 0.4]] * 2, np.float32))
     seen = np.zeros(4)

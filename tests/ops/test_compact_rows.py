@@ -6,7 +6,7 @@ import pytest
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.compact_rows import compact_rows_reference
 from tests.engine.conftest import open_harness  # noqa: F401
-from tests.engine.tiny_model import TinyConfig, TinyModel
+from tests.support.tiny_model import TinyConfig, TinyModel
 
 
 def test_native_is_the_reference(open_harness):  # noqa: F811

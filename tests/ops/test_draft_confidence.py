@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
-from tests.ops.sampling_slots import Slots
+from tests.support.effort import examples
+from tests.support.sampling_slots import Slots
 
 PATHS = [sample_draft, sample_draft_reference]
 CAPACITY = 64
@@ -62,7 +63,7 @@ def test_what_cannot_be_is_no_candidate_and_margins_are_bounded(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_draft_outside_the_candidates_is_put_last(path):
-    """A flat law over 200 tokens draws most drafts from beyond the eight best."""
+    """A flat distribution over 200 tokens draws most drafts from beyond the eight best."""
     logits = np.linspace(0.01, 0, 200)
     num_outside = 0
     for seed in range(30):
@@ -77,7 +78,7 @@ def test_a_draft_outside_the_candidates_is_put_last(path):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 def test_with_a_seed_the_margin_is_what_the_draft_s_logit_can_lose(path, temperature):
-    """Draft and target run the race with the same numbers: what counts is how far ahead the winner is."""
+    """Draft and target draw with the same noise: what counts is how far ahead the winner is."""
     logits = np.random.default_rng(1).standard_normal(90).astype(np.float32)
     margins = []
     for seed in range(20):
@@ -100,7 +101,7 @@ def test_with_a_seed_what_top_k_leaves_out_does_not_run(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_row_without_a_law_leaves_nothing(path):
+def test_a_row_without_a_distribution_leaves_nothing(path):
     assert draw(path, [float("nan"), 1, 2], mode=native.GREEDY) == (-1, UNTOUCHED, [UNTOUCHED] * 8)
     assert draw(path, [1, 2], mode=native.GREEDY, bad_words=[(0,), (1,)]) == (-1, UNTOUCHED, [UNTOUCHED] * 8)
 
@@ -119,7 +120,7 @@ def test_memory_is_optional():
         assert (slots.candidates[0, 2, 0] == UNTOUCHED) == ("draft_candidates" in missing)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_native_is_the_reference(data):
     """Around the sizes of vectors and blocks, with ties, bans and infinities."""
@@ -140,5 +141,5 @@ def test_native_is_the_reference(data):
     token, margin, candidates = draw(sample_draft, logits, **fields)
     wanted_token, wanted_margin, wanted_candidates = draw(sample_draft_reference, logits, **fields)
     assert (token, candidates) == (wanted_token, wanted_candidates)
-    # Two logarithms may differ in their last bits, which a close race shows.
+    # Two logarithms may differ in their last bits, which shows where two tokens are close.
     assert margin == pytest.approx(wanted_margin, rel=1e-5, abs=1e-9 if fields["mode"] == native.SEEDED else 0)

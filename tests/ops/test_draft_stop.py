@@ -8,7 +8,7 @@ import pytest
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingMode
 from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, survival
-from tests.ops.sampling_slots import Slots
+from tests.support.sampling_slots import Slots
 
 GREEDY, SEEDED, SAMPLED = SamplingMode
 
@@ -23,8 +23,9 @@ def stop(
     """slope, intercept and prior of greedy requests; those of the other modes would never draft on."""
     greedy = slope, intercept, prior
     others = (-9.0, -9.0, -9.0), (-9.0, -9.0, -9.0), (0.0, 0.0, 0.0)
-    laws = [np.array([mine, *[none] * (NUM_MODES - 1)], np.float32) for mine, none in zip(greedy, others, strict=True)]
-    return DraftStop(*laws, np.array(row_price, np.float32), np.array(step_price, np.float32))
+    pairs = zip(greedy, others, strict=True)
+    curves = [np.array([mine, *[none] * (NUM_MODES - 1)], np.float32) for mine, none in pairs]
+    return DraftStop(*curves, np.array(row_price, np.float32), np.array(step_price, np.float32))
 
 
 def going(rule, margins, modes=None):
@@ -59,10 +60,10 @@ def test_a_request_stops_when_its_next_row_costs_more_than_it_is_worth():
     assert going(stop(row_price=(0, 0.26, 0)), [margins(0), margins(0, 0)]) == [False, True]
 
 
-def test_each_sampling_mode_has_its_own_law():
+def test_each_sampling_mode_has_its_own_distribution():
     rule = stop(row_price=(0, 0.2, 0.2))
-    for law in (rule.slope, rule.intercept, rule.prior):
-        law[SEEDED] = 2 * law[GREEDY]
+    for curve in (rule.slope, rule.intercept, rule.prior):
+        curve[SEEDED] = 2 * curve[GREEDY]
     assert acceptance(rule, SEEDED, 0, 1.5) == acceptance(rule, GREEDY, 0, 3.0)
     # 1/2 x prior: 1/4 and 1/2.
     rule.row_price[1] = 0.3

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.early_exit import early_exit_reference, rank_and_gap
+from faser_trtllm.ops.early_exit import early_exit_reference
+from faser_trtllm.ops.prune_rows import rank_and_gap
 from tests.engine.conftest import open_harness  # noqa: F401
-from tests.engine.tiny_model import TinyConfig, TinyModel
+from tests.support.tiny_model import TinyConfig, TinyModel
 
 CONFIGS = {
     "tied": TinyConfig(num_layers=2),

@@ -1,4 +1,4 @@
-"""Masked laws under the free test: the text has the law of the masked target alone, and obvious shortcuts do not."""
+"""Masks under the free test: the text has the distribution of the masked target alone, and obvious shortcuts do not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from faser_trtllm.ops.accept import Outcome, accept_reference
 from faser_trtllm.ops.sample import sample_draft_reference
-from tests.ops.sampling_slots import Slots
-from tests.ops.toy_models import VOCAB_SIZE, total_variation
+from tests.support.sampling_slots import Slots
+from tests.support.toy_models import VOCAB_SIZE, total_variation
 
 PROMPT = (0, 1)
 LENGTH = 3
@@ -65,7 +65,7 @@ def enumerate_uniforms(run):
         kind, value = observe(chosen)
         if kind == "result":
             return {value: 1.0}
-        law: dict = {}
+        probs: dict = {}
         representatives: dict = {}
 
         def look(u):
@@ -75,14 +75,14 @@ def enumerate_uniforms(run):
 
         for seen, probability in branches_of(look).items():
             for result, share in walk([*chosen, representatives[seen]]).items():
-                law[result] = law.get(result, 0.0) + probability * share
-        return law
+                probs[result] = probs.get(result, 0.0) + probability * share
+        return probs
 
     return [(probability, result) for result, probability in walk([]).items()]
 
 
 class GuidedEnumeration:
-    """The law of the text under a guide that allows a set of tokens behind every two tokens.
+    """The distribution of the text under a guide that allows a set of tokens behind every two tokens.
 
     rule: "masked" (drafts are drawn under the mask), "unmasked" (drafts break the guide and are tested all the same),
     "dropped" (a draft that breaks the guide is dropped with those behind it, and the target draws afresh there).
@@ -95,39 +95,39 @@ class GuidedEnumeration:
         self.target, self.draft = np.log(weights).astype(np.float32)
         self.guide = rng.integers(0, len(_SETS), (VOCAB_SIZE, VOCAB_SIZE))
         self.slots = Slots(1, VOCAB_SIZE, MAX_DRAFT_LEN)
-        self._laws: dict = {}
+        self._probs: dict = {}
         self._steps: dict = {}
         self.lengths: set[int] = set()
 
     def allowed(self, tokens):
         return _SETS[self.guide[tokens[-2], tokens[-1]]]
 
-    def masked_law(self, logits, tokens):
-        law = np.exp(logits[tokens[-2], tokens[-1]].astype(np.float64)) * self.allowed(tokens)
-        return law / law.sum()
+    def masked_probs(self, logits, tokens):
+        probs = np.exp(logits[tokens[-2], tokens[-1]].astype(np.float64)) * self.allowed(tokens)
+        return probs / probs.sum()
 
-    def target_law(self):
-        laws = {(): 1.0}
+    def target_probs(self):
+        probs = {(): 1.0}
         for _ in range(LENGTH):
-            laws = {
-                (*tokens, token): probability * self.masked_law(self.target, PROMPT + tokens)[token]
-                for tokens, probability in laws.items()
+            probs = {
+                (*tokens, token): probability * self.masked_probs(self.target, PROMPT + tokens)[token]
+                for tokens, probability in probs.items()
                 for token in range(VOCAB_SIZE)
             }
-        return laws
+        return probs
 
-    def law(self, emitted=()):
+    def probs(self, emitted=()):
         """{text of LENGTH tokens: probability}: each step drafts to the full, tests all, and carries nothing."""
         if len(emitted) >= LENGTH:
             return {emitted[:LENGTH]: 1.0}
-        if emitted not in self._laws:
-            law: dict = {}
+        if emitted not in self._probs:
+            probs: dict = {}
             for drafted, drafts in self._drafts(emitted, ()):
                 for tested, tokens in self._test((PROMPT + emitted)[-2:], drafts):
-                    for text, probability in self.law(emitted + tokens).items():
-                        law[text] = law.get(text, 0.0) + drafted * tested * probability
-            self._laws[emitted] = law
-        return self._laws[emitted]
+                    for text, probability in self.probs(emitted + tokens).items():
+                        probs[text] = probs.get(text, 0.0) + drafted * tested * probability
+            self._probs[emitted] = probs
+        return self._probs[emitted]
 
     def _drafts(self, emitted, drafts):
         if len(drafts) == MAX_DRAFT_LEN:
@@ -190,16 +190,16 @@ class GuidedEnumeration:
 
 
 @pytest.mark.parametrize("rule", ["masked", "unmasked"])
-def test_the_text_has_the_law_of_the_masked_target(rule):
+def test_the_text_has_the_distribution_of_the_masked_target(rule):
     enumeration = GuidedEnumeration(rule, seed=1)
-    law = enumeration.law()
-    assert sum(law.values()) == pytest.approx(1, abs=1e-6)
-    assert total_variation(law, enumeration.target_law()) < 1e-6  # of draws in float32
+    probs = enumeration.probs()
+    assert sum(probs.values()) == pytest.approx(1, abs=1e-6)
+    assert total_variation(probs, enumeration.target_probs()) < 1e-6  # of draws in float32
     assert enumeration.lengths == {1, 2, 3}, "drafts were accepted and rejected"
 
 
 def test_dropping_a_draft_that_breaks_the_guide_and_drawing_afresh_is_biased():
     enumeration = GuidedEnumeration("dropped", seed=1)
-    law = enumeration.law()
-    assert sum(law.values()) == pytest.approx(1, abs=1e-6)
-    assert total_variation(law, enumeration.target_law()) > 0.01
+    probs = enumeration.probs()
+    assert sum(probs.values()) == pytest.approx(1, abs=1e-6)
+    assert total_variation(probs, enumeration.target_probs()) > 0.01

@@ -1,4 +1,4 @@
-"""Synthetic acceptance takes drafts by a coin and draws what follows from the target's law."""
+"""Synthetic acceptance takes drafts by a coin and draws what follows from the target's distribution."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The free test on the device: two launches, one block per row of logits and one thread per request.
 
-A row is read from memory once, then from cache: one pass for greedy, 2 or 3 for plain sampling, 4 for seeded, up to 6
-more with top_k and top_p, which are found without sorting; many equal logits at the cut cost more. Everything that
-ops.accept has is here: penalties, bias, bad words and min_tokens need `edited_logits`. All sums are over integers, so
-that results do not depend on the number of threads. Not run on a GPU yet, time not measured: the kernels are tested on
+A row is read from memory once, then from cache: one pass for greedy, 2 or 3 for plain sampling, 4 for seeded, and up to
+6 more for top_k and top_p, which need no sort (many equal logits at the cut cost extra). All features of ops.accept are
+supported; penalties, bias, bad words and min_tokens need `edited_logits`. All sums are over integers, so results do not
+depend on the number of threads. Not run on a GPU yet, time not measured: the kernels are tested on
 the CPU (tests/ops/cuda).
 """
 
@@ -48,11 +48,11 @@ def accept(
 
     sampling uint8 [num_slots, 160]: entries of SAMPLING_DTYPE whose pointers are the device's. slots, num_tokens,
     num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16
-    or fp16 with contiguous rows; rows that cu_logit_rows does not reach are not looked at. Scratch: verdicts int32
+    or fp16 with contiguous rows; rows beyond cu_logit_rows are ignored. Scratch: verdicts int32
     [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or
-    min_tokens. leads fp32 [num_rows], with fp32 logits only: as in accept_reference; what it holds for rows behind the
-    last token of a request does not count. What ops.accept raises for ends a request with outcome FAILED and row_status
-    ROW_REFUSED (3) here; its tokens before the row that was refused stand. Tokens behind a request's num_tokens are 0.
+    min_tokens. leads fp32 [num_rows], with fp32 logits only: as in accept_reference; undefined for rows after a
+    request's last committed token. Where ops.accept raises, here the request ends with outcome FAILED and row_status
+    ROW_REFUSED (3); its tokens before that row are kept. Tokens beyond a request's num_tokens are 0.
     Asynchronous on the stream.
     """
     suffix = dtype_suffix("logits", logits, ("fp32", "bf16", "fp16"))
@@ -67,7 +67,7 @@ def accept(
         raise InvalidArgumentError(f"logits has strides {tuple(logits.stride())}, its rows must be contiguous")
     if leads is not None and suffix != "fp32":
         raise InvalidArgumentError(
-            f"logits has dtype {logits.dtype}, it must be torch.float32 where leads are asked for"
+            f"logits has dtype {logits.dtype}, it must be torch.float32 when leads are requested"
         )
     num_slots = sampling.shape[0]
     entry = pointer("sampling", sampling, "uint8", (None, SAMPLING_DTYPE.itemsize))
@@ -92,7 +92,7 @@ def accept(
     )
     if not num_requests:
         return
-    # A stride is not defined where there is one row.
+    # The stride of a single row is undefined.
     stride = logits.stride(0) if num_rows > 1 else logits.shape[1]
     counts = (num_slots, num_requests, num_rows)
     if num_rows:

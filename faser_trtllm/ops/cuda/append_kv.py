@@ -1,4 +1,4 @@
-"""append_kv: rope of new rows' queries and keys, and the write of keys and values to a paged KV cache."""
+"""append_kv: apply rope to the queries and keys of new rows and write keys and values to a paged KV cache."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def launch(
 ) -> None:
     """As append_kv_reference, into q_rotated [num_rows, num_heads, head_dim] and the caches; asynchronous on `stream`.
 
-    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError for what no kernel serves.
+    Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
     shape = shape_of(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
     _check_scales(k_scale, v_scale)
@@ -106,10 +106,11 @@ def append_kv_reference(
 
     qkv [num_rows, (num_heads + 2 num_kv_heads) * head_dim] bf16 or fp16; cos, sin fp32 [max_seq_len, head_dim / 2];
     positions int32 [num_rows]; cu_q_lens int32 [batch_size + 1]; block_table int32 [batch_size, max_blocks_per_seq];
-    kv_lens int32 [batch_size], past and new; q_rotated [num_rows, num_heads, head_dim] of qkv's type; k_cache, v_cache
-    [num_blocks, num_kv_heads, tokens_per_block, head_dim] of qkv's type, or e4m3, which then hold K / k_scale and
-    V / v_scale, saturated at 448. Nothing is written for a row of no request, for a position outside [0, kv_len) or
-    [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest position in range.
+    kv_lens int32 [batch_size], including the new rows; q_rotated [num_rows, num_heads, head_dim] of qkv's type;
+    k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block, head_dim] of qkv's type, or e4m3 holding K / k_scale
+    and V / v_scale, saturated at 448. Nothing is written for a row outside all requests, for a position outside [0,
+    kv_len) or [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest position in
+    range.
     """
     import torch
 
@@ -124,7 +125,7 @@ def append_kv_reference(
     keys = rotated[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
     values = heads[:, shape.num_heads + shape.num_kv_heads :]
     if shape.kv_dtype == "e4m3":
-        # The reciprocal in fp32, as the kernel has it.
+        # The reciprocal in fp32, as in the kernel.
         k_inverse, v_inverse = torch.tensor([k_scale, v_scale], dtype=torch.float32).reciprocal().tolist()
         keys = (keys * k_inverse).clamp(-E4M3_MAX, E4M3_MAX)
         values = (values * v_inverse).clamp(-E4M3_MAX, E4M3_MAX)
@@ -152,7 +153,7 @@ def shape_of(
     k_cache: Tensor,
     v_cache: Tensor,
 ) -> AppendShape:
-    """The sizes of tensors that fit each other; InvalidArgumentError names the one that does not."""
+    """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
     if q_rotated.dim() != 3 or k_cache.dim() != 4 or cos.dim() != 2:
         raise InvalidArgumentError(
             f"q_rotated has {q_rotated.dim()}, k_cache {k_cache.dim()} and cos {cos.dim()} dimensions; "

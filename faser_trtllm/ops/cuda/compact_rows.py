@@ -1,4 +1,4 @@
-"""Dropping rows between two segments on the device: hidden rows and the ragged arrays of the batch, in one launch.
+"""Drop rows between two segments on the device: hidden rows and the batch's ragged arrays, in one launch.
 
 Moves num_kept rows of hidden_size values once in and once out, which bounds its time. Not run on a GPU yet: its
 arithmetic is tested on the CPU (tests/ops/cuda).
@@ -21,7 +21,7 @@ NUM_THREADS = 128
 
 
 class CompactedRows(NamedTuple):
-    """What the next segment runs.
+    """The inputs of the next segment.
 
     hidden [num_kept, hidden_size]; positions, request_ids int32 [num_kept]; cu_q_lens int32 [num_requests + 1]; kv_lens
     int32 [num_requests].
@@ -46,13 +46,13 @@ def compact_rows(
     kept: CompactedRows,
     stream: int = 0,
 ) -> None:
-    """Writes the rows listed, and what describes them, to the tensors of `kept`.
+    """Write the listed rows and their ragged arrays to the tensors of `kept`.
 
     hidden [num_rows, hidden_size] torch.bfloat16, float16 or float32; positions int32 [num_rows]; rows int32
     [num_kept]: ascending indices, then -1 for the dummies that fill a bucket; each request keeps a prefix of its rows.
-    cu_q_lens int32 [num_requests + 1], kv_lens int32 [num_requests]: past and new. A dummy has a hidden row of zeros,
-    position max_seq_len (no cache has it, so that nothing is written for it) and request id -1, and is behind
-    cu_q_lens. No output may overlap an input. Contiguous device tensors; asynchronous on the stream.
+    cu_q_lens int32 [num_requests + 1], kv_lens int32 [num_requests], including the new rows. A dummy has a hidden row
+    of zeros, position max_seq_len (outside every cache, so nothing is written for it) and request id -1, and lies
+    beyond cu_q_lens. No output may overlap an input. Contiguous device tensors; asynchronous on the stream.
     """
     dtype_suffix("hidden", hidden, ("bf16", "fp16", "fp32"))
     dtype = str(hidden.dtype).removeprefix("torch.")
@@ -82,7 +82,7 @@ def compact_rows_reference(
     kv_lens: Int32Array,
     max_seq_len: int,
 ) -> CompactedRows:
-    """compact_rows in numpy; InvalidArgumentError unless the rows that are no dummies ascend and exist."""
+    """compact_rows in numpy; InvalidArgumentError unless the rows other than dummies exist and ascend."""
     listed = rows[rows >= 0]
     kept_hidden = np.zeros((rows.size, hidden.shape[1]), hidden.dtype)
     kept_hidden[: listed.size] = hidden_reference(hidden, listed)

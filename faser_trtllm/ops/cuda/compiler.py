@@ -1,4 +1,4 @@
-"""nvcc: one stem of plugins/cuda for one architecture, to a cubin or PTX, cached by content.
+"""Compile a stem of plugins/cuda for one architecture with nvcc, to a cubin or PTX, cached by content.
 
 `python -m faser_trtllm.ops.cuda.compiler` compiles every stem for every architecture and prints registers, spills and
 shared memory against each file's stated limits.
@@ -43,7 +43,8 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas says of one kernel: registers per thread, bytes spilled (stores and loads), bytes of shared memory."""
+    """What ptxas reports for one kernel: registers per thread, bytes spilled (stores and loads), bytes of shared
+    memory."""
 
     kernel: str
     registers: int
@@ -53,7 +54,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most a kernel may use; `kernels` is a pattern of names."""
+    """Upper limits for a kernel; `kernels` is a name pattern."""
 
     kernels: str
     registers: int
@@ -71,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled stem. kind is "cubin" or "ptx"; resources are empty for PTX, which is not assembled."""
+    """A compiled stem. kind is "cubin" or "ptx"; resources is empty for PTX, which is not assembled."""
 
     stem: str
     arch: str
@@ -81,7 +82,8 @@ class Compiled:
 
 
 def source_dir() -> Path:
-    """Where the .cu files are: beside the package in a checkout, inside it when installed; ConfigError if neither."""
+    """The folder of the .cu files: beside the package in a checkout, inside it when installed; ConfigError if
+    neither."""
     package = Path(__file__).resolve().parents[2]
     for path in (package.parent / "plugins" / "cuda", package / "plugins" / "cuda"):
         if path.is_dir():
@@ -90,7 +92,7 @@ def source_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """build/cuda of a checkout, else a folder of the user's cache."""
+    """build/cuda in a checkout, else a folder in the user's cache."""
     root = source_dir().parents[1]
     if (root / "pyproject.toml").is_file():
         return root / "build" / "cuda"
@@ -104,7 +106,7 @@ def stems() -> tuple[str, ...]:
 
 @functools.cache
 def find_nvcc() -> Path:
-    """nvcc of the pip wheels, else of $CUDA_HOME, else on PATH; ConfigError if there is none of at least 12.8."""
+    """nvcc from the pip wheels, else $CUDA_HOME, else PATH; ConfigError unless it is 12.8 or newer."""
     candidates = [root / "bin" / "nvcc" for root in _wheel_roots()]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(Path(home) / "bin" / "nvcc")
@@ -125,7 +127,7 @@ def find_nvcc() -> Path:
 def include_dirs() -> tuple[Path, ...]:
     """Folders of the CUDA headers (cuda_bf16.h, nv/target), for compiling the kernels with a host compiler."""
     nvcc = find_nvcc()
-    # Asked of nvcc, since the file found may be a wrapper that lies elsewhere.
+    # Ask nvcc, since the file found may be a wrapper in another place.
     done = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True)
     match = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
     if match is None:
@@ -137,8 +139,9 @@ def include_dirs() -> tuple[Path, ...]:
 def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str, int | str] | None = None) -> Compiled:
     """Compile plugins/cuda/<stem>.cu for one architecture (sm_80 ...), or take it from the cache.
 
-    kind "ptx" gives text for compute_<arch>. defines narrow what a file instantiates (see each file's head). Raises
-    ConfigError for an unknown stem or kind or a missing nvcc, FaserError with the compiler's words if it fails.
+    kind "ptx" gives text for compute_<arch>. defines restrict what a file instantiates (see the top of each file).
+    Raises ConfigError for an unknown stem or kind or a missing nvcc, FaserError with the compiler's output if
+    compilation fails.
     """
     if stem not in stems():
         raise ConfigError(f"stem {stem!r} is unknown; plugins/cuda has {', '.join(stems())}")
@@ -167,8 +170,21 @@ def compile_all(
         return list(pool.map(lambda pair: compile_stem(pair[0], pair[1], defines=defines), wanted))
 
 
+def check_driver(version: int) -> None:
+    """ConfigError unless a driver of this version (cuDriverGetVersion: 12080 for CUDA 12.8) runs what nvcc makes.
+
+    A driver runs cubins of all toolkits of its own major version and of older ones.
+    """
+    nvcc = _nvcc_version(find_nvcc())
+    if version // 1000 < nvcc[0]:
+        raise ConfigError(
+            f"the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}, nvcc {nvcc[0]}.{nvcc[1]} makes "
+            f"kernels for drivers of CUDA {nvcc[0]}.0 or newer; update the driver"
+        )
+
+
 def parse_resources(log: str) -> list[Resources]:
-    """Resources of each kernel from the words of `ptxas -v`."""
+    """Resources of each kernel, parsed from `ptxas -v`."""
     found: list[Resources] = []
     kernel, spills = "", 0
     for line in log.splitlines():
@@ -183,10 +199,10 @@ def parse_resources(log: str) -> list[Resources]:
 
 
 def limits_of(stem: str) -> list[Limits]:
-    """The limits that a file states, in its order.
+    """The limits stated in a file, in order.
 
-    A line "// limits: registers <= N, spill_bytes <= N, shared_bytes <= N" holds for all its kernels, "// limits of
-    PATTERN: ..." for those whose name matches.
+    A line "// limits: registers <= N, spill_bytes <= N, shared_bytes <= N" applies to all its kernels, "// limits of
+            // PATTERN: ..." to those whose name matches.
     """
     text = (source_dir() / f"{stem}.cu").read_text()
     return [
@@ -232,7 +248,7 @@ def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
 
 
 def _with_headers(source: Path) -> list[Path]:
-    """A file and what it includes by name from its own folder, in a fixed order."""
+    """A file and the files it includes from its own folder, in a fixed order."""
     found, waiting = [source], [source]
     while waiting:
         for name in _INCLUDE.findall(waiting.pop().read_text()):
@@ -268,7 +284,7 @@ def _compile(nvcc: Path, stem: str, arch: str, kind: str, flags: list[str], targ
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compile and print the report; 1 if a limit is broken."""
+    """Compile and print the report; returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m faser_trtllm.ops.cuda.compiler", description=__doc__)
     parser.add_argument("--arch", action="append", help=f"repeatable; default {' '.join(ARCHITECTURES)}")
     parser.add_argument("--stem", action="append", help="repeatable; default every file of plugins/cuda")

@@ -1,4 +1,4 @@
-"""Early exit on the device: scores of a few candidate tokens from hidden rows between two segments.
+"""Early exit on the device: score a few candidate tokens from the hidden rows between two segments.
 
 The kernels read each candidate's LM head row once: num_rows * num_candidates * hidden_size weights, which bounds their
 time. Not run on a GPU yet: their arithmetic is tested on the CPU (tests/ops/cuda).
@@ -37,13 +37,14 @@ def early_exit(
     gap: Any,
     stream: int = 0,
 ) -> None:
-    """Scores of candidates, and how the drafted one does among them, written to scores, rank and gap.
+    """Score candidates and rank the drafted one; writes scores, rank and gap.
 
     hidden [num_hidden_rows, hidden_size], final_norm [hidden_size], lm_head [vocab_size, hidden_size]: torch.bfloat16
-    or torch.float16, all the same. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows, num_candidates],
-    num_candidates 1 to 32, -1 for none; drafted_place int32 [num_rows]: the drafted token's place among them. scores
-    fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. See early_exit_reference for their
-    meaning. Contiguous device tensors; asynchronous on the stream.
+    or torch.float16, all of one dtype. rows int32 [num_rows]: rows of hidden. candidates int32 [num_rows,
+    num_candidates], num_candidates 1 to 32, -1 for none; drafted_place int32 [num_rows]: the drafted token's place
+    among them. scores fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. early_exit_reference
+    defines them.
+    Contiguous device tensors; asynchronous on the stream.
     """
     suffix = dtype_suffix("hidden", hidden, ("bf16", "fp16"))
     dtype = str(hidden.dtype).removeprefix("torch.")
@@ -83,8 +84,8 @@ def early_exit_reference(
     """early_exit in numpy -> scores, rank, gap.
 
     A row or token that does not exist scores -inf. rank: how many candidates score above the drafted one; gap >= 0:
-    the best score minus the drafted one's, inf if the drafted one has none, 0 if nothing has. A drafted_place that does
-    not exist counts as a candidate without a score.
+    the best score minus the drafted one's, inf if the drafted one has no score, 0 if no candidate has one. An invalid
+    drafted_place counts as a candidate without a score.
     """
     exists = (rows >= 0) & (rows < hidden.shape[0])
     known = np.where((candidates >= 0) & (candidates < lm_head.shape[0]) & exists[:, None], candidates, -1)

@@ -1,4 +1,4 @@
-"""The paged KV cache of the attention kernels: checks of its tensors, and a plain way to read it."""
+"""The paged KV cache of the attention kernels: tensor checks and a simple reader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from faser_trtllm.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The kernels' names of torch's types.
+# The kernels' names for torch dtypes.
 TYPE_NAMES = {
     "torch.bfloat16": "bf16",
     "torch.float16": "fp16",
@@ -42,7 +42,7 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: str) -> Non
 
 
 def same_type(name: str, tensor: Tensor, other: Tensor) -> None:
-    """InvalidArgumentError unless a tensor is like another in shape, type and layout."""
+    """InvalidArgumentError unless two tensors agree in shape, type and layout."""
     expect(name, tensor, tuple(other.shape), type_name(name, other))
 
 
@@ -58,7 +58,7 @@ def address_of(tensor: Tensor) -> int:
 
 
 def kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:
-    """The first positions of one request, [num_tokens, num_kv_heads, head_dim] fp32; zeros where no block is.
+    """The first positions of one request, [num_tokens, num_kv_heads, head_dim] fp32; zeros where there is no block.
 
     cache [num_blocks, num_kv_heads, tokens_per_block, head_dim]; blocks: the request's row of the block table.
     """

@@ -1,4 +1,4 @@
-"""A cubin in the driver: functions by name, launched with pointers and a stream (cuda-python's driver bindings)."""
+"""A cubin loaded through cuda-python's driver bindings: kernels by name, launched with pointers and a stream."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from typing import Any, Protocol
 
 from faser_trtllm.errors import ConfigError, FaserError
 
-# c_void_p or c_int32; a type checker has no name for what lists of both have in common.
+# c_void_p or c_int32; no common base type covers both.
 Argument = Any
 Dim3 = tuple[int, int, int]
 
 
 class Launcher(Protocol):
-    """What an op's launch needs: a loaded cubin, or anything that runs the same kernels."""
+    """What an op's launch needs: a loaded cubin or another runner of the same kernels."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
         """Run a kernel: input pointers, int32 scalars, output pointers; asynchronous on a stream (0: default)."""
 
 
 class Module:
-    """A cubin loaded into the current CUDA context, or into device 0's primary context if none is current.
+    """A cubin, loaded for every context: a kernel runs in that of the stream it is launched on, as cuLaunchKernel says
+    of a CUkernel, so green contexts need no copies.
 
-    A `with` block, or close(), unloads it. Raises ConfigError where cuda-python or a driver is missing, FaserError with
-    the driver's name of the error otherwise.
+    A `with` block, or close(), unloads it. Raises ConfigError if cuda-python or a driver is missing, otherwise
+    FaserError with the driver's error name.
     """
 
     def __init__(self, path: Path) -> None:
         self._driver = load_driver()
         ensure_context(self._driver)
-        self._module = call_driver(self._driver, self._driver.cuModuleLoadData, path.read_bytes())
+        load = self._driver.cuLibraryLoadData
+        self._library = call_driver(self._driver, load, path.read_bytes(), None, None, 0, None, None, 0)
         self._functions: dict[str, Any] = {}
 
     def __enter__(self) -> Module:
@@ -44,24 +46,25 @@ class Module:
         self.close()
 
     def close(self) -> None:
-        """Unload the code; launches that are under way must have ended."""
-        if self._module is not None:
-            module, self._module = self._module, None
+        """Unload the code; its launches must have finished."""
+        if self._library is not None:
+            library, self._library = self._library, None
             self._functions.clear()
-            call_driver(self._driver, self._driver.cuModuleUnload, module)
+            call_driver(self._driver, self._driver.cuLibraryUnload, library)
 
     def function(self, kernel: str) -> Any:
-        """The CUfunction of a kernel, looked up once."""
-        if self._module is None:
+        """A kernel as cuLaunchKernel takes it, looked up once."""
+        if self._library is None:
             raise FaserError(f"kernel {kernel} cannot be launched: its module is closed")
         if kernel not in self._functions:
-            self._functions[kernel] = call_driver(
-                self._driver, self._driver.cuModuleGetFunction, self._module, kernel.encode(), what=kernel
+            found = call_driver(
+                self._driver, self._driver.cuLibraryGetKernel, self._library, kernel.encode(), what=kernel
             )
+            self._functions[kernel] = self._driver.CUfunction(int(found))
         return self._functions[kernel]
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """As Launcher.launch. A grid of zero blocks is no launch."""
+        """As Launcher.launch. An empty grid launches nothing."""
         if 0 in grid:
             return
         function = self.function(kernel)
@@ -95,6 +98,20 @@ def device_arch(ordinal: int = 0) -> str:
     return f"sm_{major}{minor}"
 
 
+def driver_version() -> int:
+    """Of CUDA that the driver is for: 12080 for 12.8. ConfigError without a driver."""
+    driver = load_driver()
+    return int(call_driver(driver, driver.cuDriverGetVersion))
+
+
+def device_name(ordinal: int = 0) -> str:
+    """A device's name, like "NVIDIA H100 80GB HBM3"; ConfigError without a driver."""
+    driver = load_driver()
+    device = call_driver(driver, driver.cuDeviceGet, ordinal)
+    name: bytes = call_driver(driver, driver.cuDeviceGetName, 256, device)
+    return name.split(b"\0")[0].decode()
+
+
 def num_sms(ordinal: int = 0) -> int:
     """How many streaming multiprocessors a device has; ConfigError without a driver."""
     driver = load_driver()
@@ -103,8 +120,15 @@ def num_sms(ordinal: int = 0) -> int:
     return int(call_driver(driver, driver.cuDeviceGetAttribute, attribute, device))
 
 
+def free_bytes() -> int:
+    """Free memory of the current context's device; ConfigError without a driver."""
+    driver = load_driver()
+    ensure_context(driver)
+    return int(call_driver(driver, driver.cuMemGetInfo)[0])
+
+
 def load_driver() -> Any:
-    """cuda-python's driver bindings, initialised; ConfigError where they or a driver are missing."""
+    """cuda-python's driver bindings, initialised; ConfigError if they or a driver are missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -128,9 +152,9 @@ def ensure_context(driver: Any) -> None:
 
 
 def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> Any:
-    """What a driver function returns beside its status: nothing, a value, or a tuple of several.
+    """The results of a driver call without its status: None, a value, or a tuple.
 
-    FaserError with the name of the driver's error, and `what` it was for.
+    Raises FaserError with the driver's error name and `what` the call was for.
     """
     status, *values = function(*arguments)
     if int(status) != 0:

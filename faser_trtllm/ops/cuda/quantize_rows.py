@@ -1,4 +1,4 @@
-"""Rows in e4m3 with a scale each, as fp8 products take them: what an activation becomes in each pass.
+"""Quantise rows to e4m3 with one scale per row, the operand format of fp8 GEMMs.
 
 Reads a row and writes half of it, which bounds its time. Not run on a GPU yet: its arithmetic is tested on the CPU
 (tests/ops/cuda).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 16
-"""Both sizes of a matrix are multiples of it: torch's product wants whole 16 byte pieces."""
+"""Both sizes of a matrix must be multiples of this: torch's fp8 GEMM needs 16-byte alignment."""
 
 NUM_THREADS = 256
 
@@ -27,14 +27,14 @@ NUM_THREADS = 256
 _CARRY_BEYOND_1_75 = 0x1FFFFF
 _EIGHT_BINADES = 8 << 23
 _EXPONENT_BITS = 0x7F800000
-_SMALLEST_SCALE = 64 << 23  # 2^-63: a row of zeros has a scale too, and products of two scales stay normal numbers
+_SMALLEST_SCALE = 64 << 23  # 2^-63: so that a row of zeros has a scale and products of two scales stay normal
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
     """values e4m3 [num_rows, width], scales fp32 [num_rows, 1]: the matrix is values x scales.
 
-    Each number is within 1/16 of itself, or within 2^-17 of its row's largest where that is more.
+    The error of each number is at most 1/16 of it, or 2^-17 of its row's largest if that is more.
     """
 
     values: Tensor
@@ -45,17 +45,18 @@ class ScaledRows:
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.values, self.scales))
 
     def dequantized(self) -> Tensor:
-        """fp32 [num_rows, width], exactly what the e4m3 numbers stand for."""
+        """fp32 [num_rows, width], exactly the values that the e4m3 numbers represent."""
         return self.values.float() * self.scales
 
 
 def quantize_rows(x: Tensor) -> ScaledRows:
-    """Rows [num_rows, width] in e4m3, each by the smallest power of two that brings its largest number to 448 or less.
+    """Rows [num_rows, width] in e4m3, each scaled by the smallest power of two that brings its largest number to at
+    most 448.
 
-    A power of two loses a floating-point format nothing but part of a binade of range, scales exactly, and does not
-    change with the last bit of the largest number. What a row becomes depends on that row alone. NaN stays NaN.
+    A power of two scales exactly, costs less than one binade of range, and does not change with the last bit of the
+    largest number. Each row is quantised independently. NaN stays NaN.
 
-    In torch, on any device and of any floating-point dtype: for weights, and the kernel's reference.
+    In torch, on any device and for any floating-point dtype: used for weights and as the kernel's reference.
     """
     import torch
 
@@ -66,9 +67,9 @@ def quantize_rows(x: Tensor) -> ScaledRows:
 
 
 def launch(launcher: Launcher, x: Tensor, found: ScaledRows, *, stream: int = 0) -> None:
-    """quantize_rows of x torch.bfloat16 [num_rows, width] by the kernel, to the tensors of `found`.
+    """quantize_rows of x torch.bfloat16 [num_rows, width] with the kernel, into the tensors of `found`.
 
-    width is a multiple of 16, addresses too. Contiguous device tensors; asynchronous on the stream.
+    width and addresses must be multiples of 16. Contiguous device tensors; asynchronous on the stream.
     """
     num_rows, width = x.shape
     if width % ALIGNMENT or x.data_ptr() % ALIGNMENT:

@@ -1,4 +1,4 @@
-"""From device tensors to the arguments of a launch: checked, then only their addresses are used."""
+"""Launch arguments from device tensors: checked, then reduced to addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIXES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32":
 
 
 def dtype_suffix(name: str, tensor: Any, allowed: tuple[str, ...]) -> str:
-    """The kernels' name of a tensor's dtype: bf16, fp16 or fp32; InvalidArgumentError unless it is among `allowed`."""
+    """The kernels' name for a tensor's dtype: bf16, fp16 or fp32; InvalidArgumentError unless it is among `allowed`."""
     suffix = _SUFFIXES.get(str(tensor.dtype), "")
     if suffix not in allowed:
         wanted = " or ".join(dtype for dtype, known in _SUFFIXES.items() if known in allowed)
@@ -35,6 +35,6 @@ def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -
 
 
 def bits_of(value: float) -> int:
-    """The int32 with the bits of a float32, as kernels take floats."""
+    """The bits of a float32 as an int32, which is how kernels take floats."""
     (bits,) = struct.unpack("<i", struct.pack("<f", value))
     return int(bits)

@@ -1,6 +1,6 @@
 """verify_attention: attention of ragged frontiers and context chunks over a paged KV cache.
 
-Row i of a request's n rows stands at position kv_lens[b] - n + i and sees what is before it and itself, within the
+Row i of a request's n rows is at position kv_lens[b] - n + i and sees itself and everything before it, within the
 window. Roofline designed for: each request's K and V are read once per KV head while n * num_heads / num_kv_heads fits
 a tile of 16 or 64 packed rows, that is 2 * kv_len * head_dim * element size bytes over the memory's bandwidth. Speed:
 not measured.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEAD_DIMS = (64, 80, 96, 128, 256)
 TILE_ROWS = (16, 64)
 MAX_SPLITS = 64
-# Fewer positions than this per split cost more in the second pass than they gain.
+# With fewer positions per split the second pass costs more than the split gains.
 MIN_SPLIT_TOKENS = 256
 _COMBINE_WARPS = 4
 _WARP_SIZE = 32
@@ -32,7 +32,7 @@ _WARP_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Sizes of one launch. window 0: none, else a row sees that many positions, its own included."""
+    """Sizes of one launch. window: number of positions a row sees, including its own; 0: all."""
 
     num_rows: int
     batch_size: int
@@ -58,7 +58,7 @@ def choose_tile_rows(shape: AttentionShape, max_rows_per_request: int) -> int:
 
 
 def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
-    """Blocks along the grid's x: one more than the tiles there can be, whatever cu_q_lens says."""
+    """Blocks along the grid's x: an upper bound on the number of tiles for any cu_q_lens, plus one."""
     requests = min(shape.num_rows, shape.batch_size)
     return (shape.num_rows * shape.group + requests * (tile_rows - 1)) // tile_rows + 1
 
@@ -66,7 +66,7 @@ def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
 def choose_num_splits(shape: AttentionShape, tile_rows: int, max_kv_len: int, num_sms: int) -> int:
     """Splits of the context that fill the device twice; 1 where tiles and KV heads fill it, or the context is short.
 
-    All host numbers: max_kv_len is a bound, so that nothing is read back from the device.
+    Uses host numbers only: max_kv_len is an upper bound, so nothing is read back from the device.
     """
     blocks = max(1, (num_tiles(shape, tile_rows) - 1) * shape.num_kv_heads)
     wanted = -(-2 * num_sms // blocks)
@@ -131,7 +131,7 @@ def launch(
 
     As verify_attention_reference, into `out`, of q's type. tile_rows is choose_tile_rows(); num_splits > 1 needs a
     `workspace` of workspace_bytes(). Only addresses, shapes and types of the tensors are used. Raises
-    InvalidArgumentError for what no kernel serves.
+    InvalidArgumentError where no kernel fits.
     """
     shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window)
     expect("out", out, (shape.num_rows, shape.num_heads, shape.head_dim), shape.dtype)
@@ -181,10 +181,10 @@ def verify_attention_reference(
 
     q [num_rows, num_heads, head_dim] bf16, fp16 or fp32; k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block,
     head_dim] of q's type, or e4m3 holding K / k_scale and V / v_scale; block_table int32 [batch_size,
-    max_blocks_per_seq]; cu_q_lens int32 [batch_size + 1]; kv_lens int32 [batch_size], past and new. scale: of the
-    scores, by default 1 / sqrt(head_dim). A position in a block that does not exist reads as zeros; one past the table
-    is not seen; a row that sees nothing, or belongs to no request, is zeros. K and V behind a request's kv_len are
-    never read; those before it must be finite, since a kernel multiplies what a row does not see yet by zero.
+    max_blocks_per_seq]; cu_q_lens int32 [batch_size + 1]; kv_lens int32 [batch_size], including the new rows. scale: of
+    the scores, by default 1 / sqrt(head_dim). A position in a block that does not exist reads as zeros; one past the
+    table is not seen; a row that sees nothing or is outside all requests gives zeros. K and V beyond a request's kv_len
+    are never read; those before it must be finite, since kernels multiply masked positions by zero.
     """
     import torch
 
@@ -226,7 +226,7 @@ def shape_of(
     window: int = 0,
     any_shape: bool = False,
 ) -> AttentionShape:
-    """The sizes of tensors that fit each other; InvalidArgumentError names the one that does not."""
+    """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
     if q.dim() != 3 or k_cache.dim() != 4:
         raise InvalidArgumentError(
             f"q has {q.dim()} and k_cache {k_cache.dim()} dimensions; they need 3 (rows, heads, head_dim) and 4 "

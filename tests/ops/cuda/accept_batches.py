@@ -11,7 +11,7 @@ from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept
 from tests.ops.cuda.emulation import emulated
-from tests.ops.sampling_slots import Slots
+from tests.support.sampling_slots import Slots
 
 MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
 FIELDS = [field.name for field in dataclasses.fields(AcceptResult)]
@@ -114,6 +114,9 @@ def rounds(draw):
                 "end_ids": draw(st.lists(token, max_size=2)),
                 "min_tokens": draw(st.sampled_from([0, 3])),
             }
+        if draw(st.booleans()):
+            rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+            fields["masks"] = rng.random((max_draft_len + 1, vocab_size)) < draw(st.sampled_from([0.1, 0.7, 1.0]))
         requests.append((fields, draw(st.integers(1, 9)), num_drafts, draw(st.integers(-1, num_drafts))))
     ties = draw(st.booleans())
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def emulated(
     stem: str, defines: Mapping[str, int] | None = None, order: int = 0, sources: Path | None = None
 ) -> EmulatedModule:
     """An EmulatedModule, or a skipped test where there is no host compiler or no CUDA headers."""
-    if _host_compiler() is None:
+    if host_compiler() is None:
         pytest.skip("no host C++ compiler (CXX, c++) to emulate the kernels with")
     try:
         include_dirs()
@@ -60,29 +61,44 @@ def emulated(
     return EmulatedModule(stem, defines, order, sources)
 
 
-def _host_compiler() -> str | None:
+def host_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "c++"))
 
 
 @functools.cache
 def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
-    folders = list(dict.fromkeys((folder, source_dir())))
+    flags = emulation_flags(defines, folder)
+    folders = dict.fromkeys((folder, source_dir()))
     headers = [path for place in folders for path in sorted(place.glob("*.cuh"))]
     sources = [folder / f"{stem}.cu", *headers, *sorted(EMULATOR_DIR.glob("*.h"))]
+    return ctypes.CDLL(str(built(stem, ["-x", "c++", str(sources[0])], flags, sources)))
+
+
+def emulation_flags(defines: Iterable[tuple[str, int]], folder: Path) -> list[str]:
+    """Of the host compiler, for a .cu file of this folder over the emulator."""
     # Without -fno-gnu-unique two builds of one stem would share static memory.
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-gnu-unique"]
     flags += ["-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
     flags += [f"-D{name}={value}" for name, value in defines]
-    flags += [argument for place in (*folders, EMULATOR_DIR) for argument in ("-I", str(place))]
+    places = dict.fromkeys((folder, source_dir(), EMULATOR_DIR))
+    flags += [argument for place in places for argument in ("-I", str(place))]
     for include in include_dirs():
         flags += ["-isystem", str(include)]
-    digest = hashlib.sha256(repr(flags).encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    target = cache_dir() / "emulated" / f"{stem}-{digest}.so"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_suffix(f".{os.getpid()}.tmp")
-        command = [str(_host_compiler()), *flags, "-o", str(scratch), "-x", "c++", str(sources[0])]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        os.replace(scratch, target)
-    return ctypes.CDLL(str(target))
+    return flags
+
+
+def built(name: str, inputs: Sequence[str], flags: Sequence[str], sources: Iterable[Path]) -> Path:
+    """The library that the host compiler makes of the inputs; kept as long as flags and sources are the same."""
+    content = b"".join(path.read_bytes() for path in sources)
+    digest = hashlib.sha256(repr((inputs, flags)).encode() + content).hexdigest()[:16]
+    target = cache_dir() / "emulated" / f"{name}-{digest}.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another of pytest's workers may be at it
+        if not target.is_file():
+            scratch = target.with_suffix(".tmp")
+            command = [str(host_compiler()), *flags, "-o", str(scratch), *inputs]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            os.replace(scratch, target)
+    return target

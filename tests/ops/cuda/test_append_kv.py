@@ -17,6 +17,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import append_kv as op
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import TORCH_TYPES, garbage
+from tests.support.effort import examples
 
 MAX_SEQ_LEN = 96
 
@@ -105,7 +106,7 @@ def test_the_reference_is_hugging_face_s_rope():
         assert (cache.transpose(1, 2)[~written] == 1).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     batch=batches(),
     seed=st.integers(0, 2**31),
@@ -150,7 +151,7 @@ def test_what_is_out_of_range_is_not_written():
     assert case.q_rotated.isfinite().all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**31))
 def test_arbitrary_data_stays_within_the_caches(seed):
     """What a builder may feed; the memory around must not change."""

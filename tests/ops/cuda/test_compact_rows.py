@@ -10,25 +10,10 @@ from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows, compact_rows_reference
 from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.pruned_batches import batch_of, listed_rows
+from tests.support.effort import examples
 
 MAX_SEQ_LEN = 512
-
-
-def batch_of(rows_per_request, past, hidden_size, dtype=torch.bfloat16, seed=0):
-    """hidden, positions, cu_q_lens, kv_lens of requests with this many new rows behind this many old ones."""
-    cu_q_lens = np.cumsum([0, *rows_per_request]).astype(np.int32)
-    positions = [np.arange(p, p + n) for n, p in zip(rows_per_request, past, strict=True)]
-    generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(int(cu_q_lens[-1]), hidden_size, generator=generator).to(dtype)
-    kv_lens = np.array(past, np.int32) + np.array(rows_per_request, np.int32)
-    positions = np.concatenate([np.zeros(0), *positions]).astype(np.int32)
-    return hidden, torch.tensor(positions), torch.tensor(cu_q_lens), torch.tensor(kv_lens, dtype=torch.int32)
-
-
-def listed_rows(cu_q_lens, num_kept, bucket):
-    starts = cu_q_lens[:-1].tolist()
-    rows = [row for start, n in zip(starts, num_kept, strict=True) for row in range(start, start + n)]
-    return torch.tensor(rows + [-1] * (bucket - len(rows)), dtype=torch.int32)
 
 
 def run(launcher, hidden, positions, rows, cu_q_lens, kv_lens, device="cpu"):
@@ -60,7 +45,7 @@ def prunings(draw):
     return requests, kept, sum(kept) + draw(st.integers(0, 5)), draw(st.sampled_from([1, 8, 74, 264]))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), derandomize=True)
 @given(prunings(), st.sampled_from([torch.bfloat16, torch.float32]))
 def test_the_kernel_is_the_reference(case, dtype):
     requests, num_kept, bucket, hidden_size = case

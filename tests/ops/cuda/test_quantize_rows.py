@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, launch, quantize_rows
 from tests.ops.cuda.emulation import emulated
+from tests.support.effort import examples
 
 
 def run(launcher, x: torch.Tensor) -> ScaledRows:
@@ -39,7 +40,7 @@ def random_rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
 
 
 @given(st.integers(1, 5), st.sampled_from([16, 48, 2048, 2064, 4112]), st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 def test_the_kernel_is_the_reference(num_rows: int, width: int, seed: int) -> None:
     x = random_rows(num_rows, width, seed)
     assert_same(run(emulated("quantize_rows"), x), quantize_rows(x))

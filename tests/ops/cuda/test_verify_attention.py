@@ -16,6 +16,7 @@ from faser_trtllm.ops.cuda import verify_attention as op
 from faser_trtllm.ops.cuda.compiler import source_dir
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import TOLERANCES, PagedCase, garbage, paged_case
+from tests.support.effort import examples, pick
 
 # (rows, kv_len) per request: idle ones, a first chunk, one row far behind, kv_len 0.
 BATCHES = [
@@ -74,7 +75,7 @@ def split_batch(batch: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [rows for rows, _ in batch], [kv_len for _, kv_len in batch]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from([0, 0, 1, 9]))
 def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window):
     generator = torch.Generator().manual_seed(seed)
@@ -90,7 +91,7 @@ def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window)
     torch.testing.assert_close(found.double(), dense(case, window), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("head_dim", op.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", pick((64, 80), op.HEAD_DIMS))  # a compile each
 @pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
 @pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
 def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
@@ -106,7 +107,7 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
             assert_close(run(module, case, tile_rows, num_splits, **options), wanted, "bf16", 3.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     batch=batches(),
     seed=st.integers(0, 2**31),
@@ -156,7 +157,7 @@ def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, num_splits):
     assert_close(found, wanted, "bf16", 2.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([1, 3]))
 def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, num_splits):
     """What a builder may feed; memory around the outputs must not change, and the kernel must end."""
@@ -188,7 +189,7 @@ BREAKAGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("breakage", BREAKAGES)
+@pytest.mark.parametrize("breakage", pick(["a barrier is missing", "stale positions are read"], BREAKAGES))
 def test_broken_kernels_are_found(breakage, tmp_path):
     """The emulator is no good if it computes the right thing from a wrong kernel."""
     sources = tmp_path / "cuda"

@@ -2,7 +2,8 @@
 //
 // A block's threads are fibers on one thread of the machine; a fiber runs until it waits for others (a barrier, a
 // warp's collective), then the next one runs, in an order that launch() is given, so that a missing barrier shows in
-// one of the orders. Copies by cp.async happen when they are waited for, and until then their destination holds NaNs.
+// one of the orders. Copies by cp.async happen when they are waited for, and until then their destination holds NaNs, as
+// shared memory does when a block begins.
 // Blocks run one after the other. What this cannot show: speed, bank conflicts, memory ordering between blocks.
 #ifndef FASER_CUDA_EMULATOR_H_
 #define FASER_CUDA_EMULATOR_H_
@@ -21,7 +22,7 @@
 #include <vector>
 
 #undef __shared__
-#define __shared__ static
+#define __shared__ static __attribute__((section("faser_shared")))
 #undef __global__
 #define __global__ __attribute__((visibility("default")))
 #undef __device__
@@ -34,6 +35,9 @@
 #define __launch_bounds__(...)
 #undef __restrict__
 #define __restrict__ __restrict
+
+// The linker's names for where that section begins and ends; nullptr in a file without shared memory.
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_faser_shared[], __stop_faser_shared[];
 
 struct EmulatedIndex {
   unsigned x, y, z;
@@ -176,6 +180,9 @@ inline void run_block(unsigned order) {
   const size_t num_threads = size_t{blockDim.x} * blockDim.y * blockDim.z;
   static std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() < num_threads) stacks.emplace_back(new char[kStackBytes]);
+  if (__start_faser_shared != nullptr) {
+    std::memset(__start_faser_shared, 0xff, static_cast<size_t>(__stop_faser_shared - __start_faser_shared));
+  }
   Block state;
   block = &state;
   state.fibers.resize(num_threads);

@@ -1,0 +1,164 @@
+"""Which slots pay: the native argmax over rows that verify a draft each, and its plain reference, equal to the bit.
+
+Row j of a request yields one token if the drafts up to it are all accepted, so a pass over base rows and slots S brings
+the base tokens and the sum of the survivals of S. Survival never rises along a request, so the n best slots are
+prefixes. Where drafting is still to be paid, the longest length is chosen too, since the first slot at a place costs a
+whole draft step: so no uniform length is better. The same argmax plans (survivals expected, drafting to be paid) and
+ranks what was drafted (survivals by the drafts' margins, drafting paid). Whether a slot runs may depend on later drafts
+of its request, since what gets no row stays pending: rows decide when a draft is tested, never whether.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.core.value import value
+from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Float64Array, Int32Array, SamplingArray, address_of, float32_at
+from faser_trtllm.ops.draft_stop import sigmoid
+
+
+class BestSlots(NamedTuple):
+    """lengths: slots per request. score: tokens / ms, or tokens - price * ms."""
+
+    lengths: list[int]
+    score: float
+
+
+class SlotCosts:
+    """verify_ms [num_costs]: of a pass, by its number of slots; more cost what the last one does. draft_first_ms,
+    draft_step_ms [num_requests + 1]: of the first and of a further draft step, by requests that draft; None: all is
+    drafted. fixed_ms: of a step with slots, beside these. base_tokens: of a step without slots.
+
+    price: tokens per ms; 0: the most tokens / ms wins, one slot at least. multiple: of the numbers of slots looked at.
+    """
+
+    def __init__(
+        self,
+        verify_ms: Float64Array,
+        draft_ms: tuple[Float64Array, Float64Array] | None = None,
+        *,
+        fixed_ms: float = 0.0,
+        base_tokens: float = 0.0,
+        price: float = 0.0,
+        multiple: int = 1,
+    ) -> None:
+        self.verify_ms, self.draft_ms = verify_ms, draft_ms
+        self.fixed_ms, self.base_tokens, self.price, self.multiple = fixed_ms, base_tokens, price, multiple
+        first, step = (None, None) if draft_ms is None else (address_of(ms, np.float64) for ms in draft_ms)
+        self._struct = native.FaserSlotCosts(
+            address_of(verify_ms, np.float64), first, step, fixed_ms, base_tokens, price, verify_ms.size, multiple
+        )
+        self.address = ctypes.addressof(self._struct)
+
+
+def best_slots(survival: Float64Array, limits: Int32Array, costs: SlotCosts) -> BestSlots:
+    """survival [num_requests, max_draft_len], never rising along a request; limits [num_requests]: places there are."""
+    n, stride = survival.shape
+    lengths = np.zeros(n, np.int32)
+    score = ctypes.c_double()
+    status = native.library().faser_best_slots(
+        costs.address,
+        n,
+        stride,
+        address_of(survival, np.float64),
+        address_of(limits, np.int32),
+        address_of(lengths, np.int32),
+        ctypes.addressof(score),
+    )
+    native.check(status, "choosing slots")
+    return BestSlots(lengths.tolist(), score.value)
+
+
+def best_slots_reference(survival: Float64Array, limits: Int32Array, costs: SlotCosts) -> BestSlots:
+    """best_slots in plain loops."""
+    rows = [row[:limit] for row, limit in zip(survival.tolist(), limits.tolist(), strict=True)]
+    return _choose(rows, costs)
+
+
+@value
+class FrontierRule:
+    """Which of the pending drafts the pass verifies: those with the most tokens - price * ms, ranked over the batch."""
+
+    acceptance: AcceptanceModel
+    costs: SlotCosts
+
+    def lengths(
+        self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_pending: Sequence[int]
+    ) -> list[int]:
+        """Rows per request, 0 to num_pending[i]; its drafts are behind num_tokens[i] committed tokens."""
+        arrays = [np.array(values, np.int32) for values in (slots, num_tokens, num_pending)]
+        lengths = np.zeros(len(slots), np.int32)
+        at_slots, at_tokens, at_pending, at_lengths = (native.address_of_buffer(a) for a in (*arrays, lengths))
+        status = native.library().faser_frontier(
+            self.costs.address,
+            self.acceptance.address,
+            len(slots),
+            at_slots,
+            address_of(sampling, SAMPLING_DTYPE),
+            at_tokens,
+            at_pending,
+            at_lengths,
+        )
+        if status:
+            native.check(status, f"ranking {list(num_pending)} pending drafts")
+        return lengths.tolist()  # type: ignore[no-any-return]
+
+
+def frontier_reference(
+    rule: FrontierRule,
+    sampling: SamplingArray,
+    slots: Sequence[int],
+    num_tokens: Sequence[int],
+    num_pending: Sequence[int],
+) -> list[int]:
+    """FrontierRule.lengths in plain loops."""
+    rows = []
+    for slot, tokens, pending in zip(slots, num_tokens, num_pending, strict=True):
+        alive, row = 1.0, []
+        entry = sampling[slot]
+        for place, margin in enumerate(pending_margins(sampling, slot, tokens, pending)):
+            if is_certain(entry, tokens + place):
+                alive *= sigmoid(float32_at(int(entry["draft_margins"]), tokens + place + 1)[-1])
+            else:
+                alive *= rule.acceptance.at(slot, int(entry["mode"]), place, margin)
+            row.append(alive)
+        rows.append(row)
+    return _choose(rows, rule.costs).lengths
+
+
+def _choose(rows: Sequence[Sequence[float]], costs: SlotCosts) -> BestSlots:
+    slots = sorted((-alive, place, i) for i, row in enumerate(rows) for place, alive in enumerate(row))
+    verify_ms, price = costs.verify_ms.tolist(), costs.price
+    deepest = max([1, *map(len, rows)])
+
+    def score_of(tokens: float, ms: float) -> float:
+        return tokens - price * ms if price > 0.0 else tokens / ms
+
+    chosen: list[tuple[float, int, int]] = []
+    best_score = score_of(costs.base_tokens, verify_ms[0]) if price > 0.0 else 0.0
+    for longest in range(1 if costs.draft_ms is not None else deepest, deepest + 1):
+        reached = [slot for slot in slots if slot[1] < longest]
+        active = [0] * deepest
+        tokens, draft_ms = costs.base_tokens, 0.0
+        for count, (minus, place, _) in enumerate(reached, 1):
+            tokens -= minus
+            if costs.draft_ms is not None:
+                step_ms = costs.draft_ms[place > 0]
+                active[place] += 1
+                draft_ms += float(step_ms[active[place]]) - float(step_ms[active[place] - 1])
+            if count % costs.multiple:
+                continue
+            ms = draft_ms + verify_ms[min(count, len(verify_ms) - 1)] + costs.fixed_ms
+            score = score_of(tokens, ms)
+            if score > best_score:
+                chosen, best_score = reached[:count], score
+    lengths = [0] * len(rows)
+    for _, _, i in chosen:
+        lengths[i] += 1
+    return BestSlots(lengths, best_score)

@@ -1,0 +1,158 @@
+"""The distribution of the next token: edited logits as probabilities."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Float32Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int32_at,
+)
+
+_LARGEST = np.finfo(np.float32).max
+_F = np.float32
+
+
+class RowStatus(enum.IntEnum):
+    """Whether a row of logits gives a distribution."""
+
+    OK = native.ROW_OK
+    NAN = native.ROW_NAN  # NaN or +inf in the row
+    EMPTY = native.ROW_EMPTY  # every token is banned
+
+
+def next_token_probs(
+    sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int, probs: Float32Array
+) -> RowStatus:
+    """Write the distribution of the token after the slot's first num_tokens tokens into probs [vocab_size].
+
+    logits [vocab_size]. Edits in this order: penalties, bias, bad words and min_tokens bans, the mask,
+    temperature, top_k, top_p, min_p, softmax. Unless OK is returned, probs is undefined. Greedy: all probability
+    at the argmax.
+    """
+    if logits.size < probs.size:
+        raise ValueError(f"logits has {logits.size} entries, probs has {probs.size}")
+    status = native.library().faser_next_token_probs(
+        address_of(sampling, SAMPLING_DTYPE) + slot * SAMPLING_DTYPE.itemsize,
+        address_of(logits, np.float32),
+        probs.size,
+        num_tokens,
+        address_of(probs, np.float32),
+    )
+    return RowStatus(status)
+
+
+def next_token_probs_reference(
+    sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int, probs: Float32Array
+) -> RowStatus:
+    """next_token_probs in numpy, operation by operation in float32."""
+    status, x = edited_logits(sampling, slot, logits[: probs.size], num_tokens)
+    if status is not RowStatus.OK:
+        return status
+    entry = sampling[slot]
+    if entry["mode"] == native.GREEDY:
+        probs[:] = 0
+        probs[np.argmax(x)] = 1
+        return RowStatus.OK
+    with np.errstate(over="ignore", divide="ignore"):
+        inv_temperature = min(_F(1) / _F(entry["temperature"]), _LARGEST)
+        weights = exp_non_positive((x - x.max()) * inv_temperature)
+    order = np.lexsort((np.arange(x.size), -x.astype(np.float64)))
+    order = order[weights[order] > 0]
+    if 0 < entry["top_k"] < x.size:
+        order = order[: entry["top_k"]]
+    if entry["top_p"] < 1:
+        sums = np.cumsum(weights[order], dtype=np.float64)
+        order = order[: int(np.searchsorted(sums, np.float64(entry["top_p"]) * sums[-1], side="left")) + 1]
+    if entry["min_p"] > 0:
+        order = order[weights[order] >= entry["min_p"]]
+    probs[:] = 0
+    probs[order] = weights[order]
+    probs *= _F(1.0 / probs.sum(dtype=np.float64))
+    return RowStatus.OK
+
+
+def edited_logits(
+    sampling: SamplingArray, slot: int, logits: Float32Array, num_tokens: int
+) -> tuple[RowStatus, Float32Array]:
+    """Logits [vocab_size] after penalties, bias, bans and the mask, before temperature."""
+    if np.isnan(logits).any() or np.isposinf(logits).any():
+        return RowStatus.NAN, logits
+    entry = sampling[slot]
+    history = int32_at(int(entry["tokens"]), num_tokens)
+    x = logits.astype(np.float32, copy=True)
+    _penalise(entry, history, x)
+    bias_ids = int32_at(int(entry["bias_ids"]), int(entry["num_bias"]))
+    bias_values = float32_at(int(entry["bias_values"]), int(entry["num_bias"]))
+    with np.errstate(over="ignore"):
+        for token, value in zip(bias_ids, bias_values, strict=True):
+            if 0 <= token < x.size:
+                x[token] = _clamp(x[token], x[token] + value)
+    _ban_bad_words(entry, history, x)
+    if num_tokens - entry["prompt_len"] < entry["min_tokens"]:
+        end_ids = int32_at(int(entry["end_ids"]), int(entry["num_end_ids"]))
+        x[end_ids[(end_ids >= 0) & (end_ids < x.size)]] = -np.inf
+    if entry["masks"]:
+        x[~_allowed(entry, num_tokens, x.size)] = -np.inf
+    return (RowStatus.EMPTY if np.isneginf(x).all() else RowStatus.OK), x
+
+
+def _allowed(entry: np.void, position: int, vocab_size: int) -> npt.NDArray[np.bool_]:
+    num_words = -(-vocab_size // 32)
+    row = position % int(entry["num_mask_rows"])
+    words = int32_at(int(entry["masks"]) + 4 * row * num_words, num_words)
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+
+
+def exp_non_positive(z: Float32Array) -> Float32Array:
+    """exp of z [n] <= 0 with the native library's polynomial; 0 below -72."""
+    z = z.astype(np.float32)
+    inside = z >= _F(-72)
+    z = np.where(inside, z, _F(0))
+    shifted = z * _F(1.44269504) + _F(12582912)
+    n = shifted - _F(12582912)
+    r = (z - n * _F(0.693359375)) - n * _F(-2.12194440e-4)
+    poly = np.full_like(r, _F(1.9875691500e-4))
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        poly = poly * r + _F(coefficient)
+    poly = (poly * (r * r) + r) + _F(1)
+    return np.where(inside, np.ldexp(poly, n.astype(np.int32)), _F(0))
+
+
+def _penalise(entry: np.void, history: Int32Array, x: Float32Array) -> None:
+    repetition, presence, frequency = (_F(entry[f"{name}_penalty"]) for name in ("repetition", "presence", "frequency"))
+    if repetition == 1 and presence == 0 and frequency == 0:
+        return
+    tokens, counts = np.unique(history[(history >= 0) & (history < x.size)], return_counts=True)
+    before = x[tokens]
+    with np.errstate(over="ignore"):
+        after = np.where(before > 0, before / repetition, before * repetition)
+        after = after - presence
+        after = after - frequency * counts.astype(np.float32)
+    x[tokens] = _clamp(before, after)
+
+
+def _clamp(before: Float32Array, after: Float32Array) -> Float32Array:
+    """Keep edited finite logits finite; a token with logit -inf stays impossible."""
+    return np.where(np.isneginf(before), before, np.clip(after, -_LARGEST, _LARGEST))
+
+
+def _ban_bad_words(entry: np.void, history: Int32Array, x: Float32Array) -> None:
+    num_words = int(entry["num_bad_words"])
+    cu = int32_at(int(entry["cu_bad_words"]), num_words + 1 if num_words else 0)
+    ids = int32_at(int(entry["bad_words"]), int(cu[-1]) if num_words else 0)
+    for begin, end in itertools.pairwise(cu.tolist()):
+        *prefix, last = ids[begin:end].tolist()
+        fits = len(prefix) <= history.size
+        if fits and 0 <= last < x.size and history[history.size - len(prefix) :].tolist() == prefix:
+            x[last] = -np.inf

@@ -1,0 +1,246 @@
+"""Drafts from a request's own text: what followed the longest suffix that occurred before.
+
+plugins/cpu/suffix.cpp has an online suffix automaton per slot (Blumer et al. 1985); the reference here searches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.core.request import NUM_CANDIDATES
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Float32Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int8_at,
+    int32_at,
+)
+from faser_trtllm.ops.draft_stop import sigmoid
+
+LENGTHS = (1, 2, 3, 4, 8, 16)  # of the match: the classes of a continuation begin there
+INITIAL_RATES = (0.3, 0.6, 0.7, 0.8, 0.87, 0.9)  # of continuations that come true, before anything is known
+INITIAL_TESTS = 8.0  # that these count as
+CELL_TESTS = 2000.0  # after which old tests weigh 1 / e
+OFFSET_PRECISION = 4.0  # of a request's log-odds offset, 0 at first
+OFFSET_INFO = 40.0  # of what is known of it, at most: a text changes
+LEAST_SURVIVAL = 0.1  # of a draft that is worth a row to anyone
+MAX_LOG_ODDS = 13.8
+INITIAL_MODEL_RATE, REQUEST_TESTS = 0.82, 8.0  # of the draft model, and what that counts as for a request
+MODEL_TESTS = 600.0
+
+
+class SuffixAutomata:
+    """The native automata, one per slot, of at most max_tokens tokens each; close() frees them.
+
+    How likely a continuation comes true is learnt from every committed token, drafted or not: a rate per sampling mode,
+    class of match length and support (one occurrence, several that agree, several that do not), and a log-odds offset
+    per request.
+    """
+
+    def __init__(self, max_batch_size: int, max_tokens: int) -> None:
+        status = ctypes.c_int32()
+        self._handle = native.library().faser_suffix_create(max_batch_size, max_tokens, ctypes.byref(status))
+        native.check(status.value, "making suffix automata")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Held now."""
+        return int(native.library().faser_suffix_memory_bytes(self._handle))
+
+    def reset(self, slot: int) -> None:
+        """The slot's request ends: its text is forgotten."""
+        native.check(native.library().faser_suffix_reset(self._handle, slot), "forgetting a text")
+
+    def draft(
+        self,
+        sampling: SamplingArray,
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
+        num_new_drafts: Int32Array,
+        num_model: Int32Array,
+    ) -> Int32Array:
+        """Drafts behind num_drafts[i] pending ones -> how many [num_requests].
+
+        All [num_requests] int32, as in faser_suffix_draft: at most num_new_drafts[i], and where the draft model would
+        draft as well, before place num_model[i], only while the match is at least as sure as its drafts have been.
+        """
+        found = np.empty(slots.size, np.int32)
+        status = native.library().faser_suffix_draft(
+            self._handle,
+            slots.size,
+            address_of(slots, np.int32),
+            address_of(sampling, SAMPLING_DTYPE),
+            *(address_of(array, np.int32) for array in (num_tokens, num_drafts, num_new_drafts, num_model)),
+            address_of(found, np.int32),
+        )
+        native.check(status, "drafting from the text")
+        return found
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            native.library().faser_suffix_destroy(handle)
+
+    def __enter__(self) -> SuffixAutomata:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A count of tests and of those passed, which forgets."""
+
+    tests: float
+    passed: float
+
+    def add(self, tests: float, passed: float, memory: float) -> None:
+        kept = max(0.0, 1.0 - tests / memory)
+        self.tests = kept * self.tests + tests
+        self.passed = kept * self.passed + passed
+
+    @property
+    def log_odds(self) -> float:
+        p = min(max(self.passed / self.tests, 0.001), 0.999)
+        return math.log(p / (1.0 - p))
+
+
+@dataclass(slots=True)
+class _Slot:
+    first: int = 0  # of the text: where what is searched begins, and ends
+    num_seen: int = 0
+    offset: float = 0.0
+    info: float = 0.0
+    before: tuple[int, int] | None = None  # the slot's counts of the model when the request began
+    model_tested: int = 0
+    model_passed: int = 0
+
+
+@dataclass(slots=True)
+class _Match:
+    """Of the longest suffix that was followed by something: its length, what followed most, how often, of how many."""
+
+    length: int
+    token: int
+    count: int
+    total: int
+
+
+@dataclass
+class SuffixReference:
+    """SuffixAutomata by brute force, without native memory."""
+
+    max_batch_size: int
+    max_tokens: int
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _cells: dict[tuple[int, int, int], _Cell] = field(default_factory=dict)
+    _model: dict[int, _Cell] = field(default_factory=dict)
+
+    def reset(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def draft(
+        self,
+        sampling: SamplingArray,
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
+        num_new_drafts: Int32Array,
+        num_model: Int32Array,
+    ) -> Int32Array:
+        columns = (array.tolist() for array in (slots, num_tokens, num_drafts, num_new_drafts, num_model))
+        return np.array([self._draft(sampling, *row) for row in zip(*columns, strict=True)], np.int32)
+
+    def _draft(self, sampling: SamplingArray, at: int, known: int, pending: int, wanted: int, num_model: int) -> int:
+        entry, slot = sampling[at], self._slots.setdefault(at, _Slot())
+        mode = int(entry["mode"])
+        text: list[int] = int32_at(int(entry["tokens"]), known + pending).tolist()
+        self._catch_up(slot, mode, text[:known], int(entry["prompt_len"]))
+        rival = self._model_rate(slot, entry, mode)
+        survival, count = 1.0, 0
+        while count < wanted:
+            match = longest_match(text[slot.first :], known - slot.first)
+            if match is None:
+                break
+            odds = self._cell(mode, match).log_odds + slot.offset
+            survival *= sigmoid(odds)
+            if survival < LEAST_SURVIVAL or (pending + count < num_model and sigmoid(odds) < rival):
+                break
+            _write(entry, known + pending + count, match.token, odds)
+            text.append(match.token)
+            count += 1
+        return count
+
+    def _catch_up(self, slot: _Slot, mode: int, text: Sequence[int], prompt_len: int) -> None:
+        if slot.num_seen > len(text):
+            slot.first = slot.num_seen = 0
+        if len(text) - slot.num_seen > self.max_tokens:
+            slot.first = slot.num_seen = len(text) - self.max_tokens
+        for t in range(slot.num_seen, len(text)):
+            if t >= prompt_len:
+                self._score(slot, mode, longest_match(text[slot.first : t], t - slot.first), text[t])
+            if t - slot.first >= self.max_tokens:
+                slot.first = t - self.max_tokens // 2
+        slot.num_seen = len(text)
+
+    def _score(self, slot: _Slot, mode: int, match: _Match | None, token: int) -> None:
+        if match is None:
+            return
+        cell, y = self._cell(mode, match), float(match.token == token)
+        p = sigmoid(cell.log_odds + slot.offset)
+        slot.info = min(slot.info + p * (1.0 - p), OFFSET_INFO)
+        slot.offset += (y - p) / (slot.info + OFFSET_PRECISION)
+        cell.add(1.0, y, CELL_TESTS)
+
+    def _cell(self, mode: int, match: _Match) -> _Cell:
+        length = sum(match.length >= least for least in LENGTHS) - 1
+        support = 0 if match.total == 1 else 1 if match.count == match.total else 2
+        initial = _Cell(INITIAL_TESTS, INITIAL_TESTS * INITIAL_RATES[length])
+        return self._cells.setdefault((mode, support, length), initial)
+
+    def _model_rate(self, slot: _Slot, entry: np.void, mode: int) -> float:
+        cell = self._model.setdefault(mode, _Cell(INITIAL_TESTS, INITIAL_TESTS * INITIAL_MODEL_RATE))
+        counts = int(entry["num_tested"][native.BY_MODEL]), int(entry["num_passed"][native.BY_MODEL])
+        slot.before = slot.before or counts
+        tested, passed = counts[0] - slot.before[0], counts[1] - slot.before[1]
+        if tested > slot.model_tested:
+            cell.add(tested - slot.model_tested, passed - slot.model_passed, MODEL_TESTS)
+        slot.model_tested, slot.model_passed = tested, passed
+        return (passed + REQUEST_TESTS * cell.passed / cell.tests) / (tested + REQUEST_TESTS)
+
+
+def longest_match(text: Sequence[int], known: int) -> _Match | None:
+    """Of all of `text`, among the first `known` tokens, where every occurrence is followed by another of them."""
+    for length in range(min(len(text), known - 1), 0, -1):
+        suffix = list(text[len(text) - length :])
+        ends = [end for end in range(length, known) if list(text[end - length : end]) == suffix]
+        if ends:
+            followers = [text[end] for end in ends]
+            token = max(reversed(followers), key=followers.count)  # of equals the latest
+            return _Match(length, token, followers.count(token), len(followers))
+    return None
+
+
+def _write(entry: np.void, position: int, token: int, odds: float) -> None:
+    int32_at(int(entry["tokens"]), position + 1)[position] = token
+    int8_at(int(entry["draft_sources"]), position + 1)[position] = native.BY_SUFFIX
+    margins: Float32Array = float32_at(int(entry["draft_margins"]), position + 1)
+    if margins.size:
+        margins[position] = min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)
+    candidates = int32_at(int(entry["draft_candidates"]), (position + 1) * NUM_CANDIDATES)
+    if candidates.size:
+        candidates[position * NUM_CANDIDATES :] = [token] + [-1] * (NUM_CANDIDATES - 1)

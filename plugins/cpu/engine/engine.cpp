@@ -1,0 +1,214 @@
+#include "engine.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+
+namespace faser {
+
+Memory::Memory(size_t num_bytes) : num_bytes_(std::max<size_t>(num_bytes, 1)) {
+  data_ = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data_ == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  madvise(data_, num_bytes_, MADV_HUGEPAGE);
+#endif
+}
+
+Memory::Memory(Memory&& other) noexcept : data_(other.data_), num_bytes_(other.num_bytes_) { other.data_ = nullptr; }
+
+Memory::~Memory() {
+  if (data_ != nullptr) munmap(data_, num_bytes_);
+}
+
+}  // namespace faser
+
+using faser::kPanel;
+using faser::round_up;
+
+namespace {
+
+constexpr size_t kMaxPools = 16;  // pools whose measurements are kept
+
+bool wants_team_always() {
+  const char* value = std::getenv("FASER_CPU_TEAM");
+  return value != nullptr && std::strcmp(value, "always") == 0;
+}
+
+}  // namespace
+
+template <typename T>
+T* faser_engine::allocate(size_t count) {
+  memory_.emplace_back(count * sizeof(T));
+  num_bytes_ += static_cast<int64_t>(count * sizeof(T));
+  return static_cast<T*>(memory_.back().data());
+}
+
+const float* faser_engine::padded_copy(const float* source, int size, int multiple) {
+  if (source == nullptr) return nullptr;
+  float* copy = allocate<float>(round_up(size, multiple));
+  std::memcpy(copy, source, sizeof(float) * size);
+  return copy;
+}
+
+faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_blocks, int tokens_per_block,
+                           int max_num_tokens, int max_num_requests)
+    : kernels_(faser::kernels()),
+      pair_bytes_(kernels_.pair_bytes),
+      model_(model),
+      layers_(model.layers, model.layers + model.num_layers),
+      num_blocks_(num_blocks),
+      tokens_per_block_(tokens_per_block),
+      max_num_tokens_(max_num_tokens),
+      max_num_requests_(max_num_requests),
+      always_team_(wants_team_always()) {
+  heads_ = {model.num_heads, model.num_kv_heads, model.head_dim, round_up(model.head_dim, 32), model.rms_norm_eps};
+  const int q_size = model.num_heads * model.head_dim;
+  const int qkv_size = q_size + 2 * model.num_kv_heads * model.head_dim;
+  hidden_stride_ = round_up(model.hidden_size, kPanel);
+  hidden_pairs_ = hidden_stride_ / 2;
+  qkv_stride_ = round_up(qkv_size, kPanel);
+  query_pairs_ = model.num_heads * heads_.padded_dim / 2;
+  attention_pairs_ = round_up(q_size, kPanel) / 2;
+  mlp_size_ = round_up(model.intermediate_size, kPanel);
+  mlp_pairs_ = mlp_size_ / 2;
+
+  memory_.reserve(16 + 8 * static_cast<size_t>(model.num_layers) + 2 * pool->num_threads());
+  for (const faser_layer& layer : layers_) {
+    vectors_.push_back(
+        {padded_copy(layer.input_norm, model.hidden_size, kPanel), padded_copy(layer.qkv_bias, qkv_size, kPanel),
+         padded_copy(layer.q_norm, model.head_dim, 32), padded_copy(layer.k_norm, model.head_dim, 32),
+         padded_copy(layer.o_bias, model.hidden_size, kPanel), padded_copy(layer.post_norm, model.hidden_size, kPanel),
+         padded_copy(layer.gate_up_bias, 2 * mlp_size_, kPanel),
+         padded_copy(layer.down_bias, model.hidden_size, kPanel)});
+  }
+  final_norm_ = padded_copy(model.final_norm, model.hidden_size, kPanel);
+
+  kv_head_words_ = static_cast<size_t>(tokens_per_block) * heads_.padded_dim;
+  kv_layer_words_ = kv_head_words_ * model.num_kv_heads * num_blocks;
+  kv_ = allocate<uint32_t>(kv_layer_words_ * model.num_layers);
+
+  const size_t num_rows = round_up(max_num_tokens, faser::kRowAlignment);
+  hidden_ = allocate<float>(num_rows * hidden_stride_);
+  qkv_ = allocate<float>(num_rows * qkv_stride_);
+  cos_ = allocate<float>(num_rows * (model.head_dim / 2));
+  sin_ = allocate<float>(num_rows * (model.head_dim / 2));
+  x_hidden_ = allocate<char>(num_rows * hidden_pairs_ * pair_bytes_);
+  queries_ = allocate<char>(num_rows * query_pairs_ * pair_bytes_);
+  x_attention_ = allocate<char>(num_rows * attention_pairs_ * pair_bytes_);
+  x_mlp_ = allocate<char>(num_rows * mlp_pairs_ * pair_bytes_);
+  row_requests_ = allocate<int32_t>(num_rows);
+  set_pool(pool);
+
+  const size_t group = model.num_heads / model.num_kv_heads;
+  const size_t tiles_per_head = num_rows * group / kernels_.tile_size + max_num_requests + 1;
+  tiles_.reserve(tiles_per_head * model.num_kv_heads);
+}
+
+faser::KvLayer faser_engine::kv_layer(int layer) const {
+  return {kv_ + kv_layer_words_ * layer, kv_head_words_ * heads_.num_kv_heads, kv_head_words_, kv_head_words_ / 2,
+          tokens_per_block_};
+}
+
+void faser_engine::set_pool(faser_pool* pool) {
+  while (static_cast<int>(scratch_.size()) < pool->num_threads())
+    scratch_.push_back(allocate<char>(kernels_.scratch_bytes));
+  while (exit_rows_.size() < scratch_.size()) exit_rows_.push_back(allocate<float>(hidden_stride_));
+  const auto is_of_pool = [&](const auto& choosers) { return choosers->pool == pool; };
+  auto found = std::find_if(choosers_.begin(), choosers_.end(), is_of_pool);
+  if (found == choosers_.end()) {
+    choosers_.push_back(std::make_unique<faser::PoolChoosers>());
+    choosers_.back()->pool = pool;
+    if (choosers_.size() > kMaxPools) choosers_.erase(choosers_.begin());
+    found = choosers_.end() - 1;
+  }
+  pool_ = pool;
+  pool_choosers_ = found->get();
+}
+
+int32_t faser_engine::compact_rows(const int32_t* rows, int num_rows) {
+  if (next_layer_ < 0 || num_rows < 0 || num_rows > num_hidden_rows_) return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_rows; i++)
+    if (rows[i] < (i > 0 ? rows[i - 1] + 1 : 0) || rows[i] >= num_hidden_rows_) return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_rows; i++)
+    if (rows[i] != i)
+      std::memcpy(hidden_ + static_cast<size_t>(i) * hidden_stride_,
+                  hidden_ + static_cast<size_t>(rows[i]) * hidden_stride_, sizeof(float) * hidden_stride_);
+  num_hidden_rows_ = num_rows;
+  return FASER_OK;
+}
+
+namespace {
+
+bool is_valid(const faser_model& model) {
+  const bool sizes = model.num_layers > 0 && model.hidden_size > 0 && model.hidden_size % 2 == 0 &&
+                     model.num_heads > 0 && model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0 &&
+                     model.head_dim > 0 && model.head_dim % 2 == 0 && model.head_dim <= faser::kMaxHeadDim &&
+                     model.intermediate_size > 0 && model.vocab_size > 0 && model.max_seq_len > 0 &&
+                     model.sliding_window >= 0;
+  if (!sizes || model.rope_inv_freq == nullptr || model.final_norm == nullptr || model.lm_head == nullptr ||
+      model.layers == nullptr)
+    return false;
+  for (int i = 0; i < model.num_layers; i++) {
+    const faser_layer& layer = model.layers[i];
+    if (layer.input_norm == nullptr || layer.qkv == nullptr || layer.o == nullptr || layer.post_norm == nullptr ||
+        layer.gate_up == nullptr || layer.down == nullptr)
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+faser_engine* faser_engine_create(const faser_model* model, faser_pool* pool, int32_t num_blocks,
+                                  int32_t tokens_per_block, int32_t max_num_tokens, int32_t max_num_requests,
+                                  int32_t* status) {
+  *status = FASER_BAD_ARGUMENT;
+  if (model == nullptr || pool == nullptr || !is_valid(*model) || num_blocks < 1 || tokens_per_block < 1 ||
+      tokens_per_block % faser::kPageTokens != 0 || max_num_tokens < 1 || max_num_requests < 1)
+    return nullptr;
+  try {
+    faser_engine* engine =
+        new faser_engine(*model, pool, num_blocks, tokens_per_block, max_num_tokens, max_num_requests);
+    *status = FASER_OK;
+    return engine;
+  } catch (const std::exception&) {
+    *status = FASER_OUT_OF_MEMORY;
+    return nullptr;
+  }
+}
+
+void faser_engine_destroy(faser_engine* engine) { delete engine; }
+
+int64_t faser_engine_memory_bytes(const faser_engine* engine) { return engine->memory_bytes(); }
+
+int32_t faser_engine_logits_stride(const faser_engine* engine) { return engine->logits_stride(); }
+
+int32_t faser_engine_num_layers(const faser_engine* engine) { return engine->num_layers(); }
+
+int32_t faser_engine_vocab_size(const faser_engine* engine) { return engine->vocab_size(); }
+
+int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
+                             const int32_t* logit_rows, int32_t num_logit_rows, float* logits) {
+  return engine->forward(*batch, first_layer, last_layer, logit_rows, num_logit_rows, logits);
+}
+
+int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool) {
+  if (pool == nullptr) return FASER_BAD_ARGUMENT;
+  try {
+    engine->set_pool(pool);
+    return FASER_OK;
+  } catch (const std::exception&) {
+    return FASER_OUT_OF_MEMORY;
+  }
+}
+
+int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows) {
+  return engine->compact_rows(rows, num_rows);
+}
+}

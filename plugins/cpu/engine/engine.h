@@ -1,0 +1,127 @@
+// The engine: one model, its KV memory and workspaces.
+#ifndef FASER_ENGINE_H_
+#define FASER_ENGINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "faser_cpu.h"
+#include "kernels.h"
+#include "pool.h"
+#include "team_chooser.h"
+
+namespace faser {
+
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+inline int log2_of(int value) { return 31 - __builtin_clz(static_cast<unsigned>(value)); }
+
+// Zeroed memory from the system, untouched until used; throws std::bad_alloc.
+class Memory {
+ public:
+  explicit Memory(size_t num_bytes);
+  Memory(Memory&& other) noexcept;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory();
+
+  void* data() const { return data_; }
+  size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  void* data_;
+  size_t num_bytes_;
+};
+
+// Norm weights and biases, zero-padded so that kernels need no tail handling.
+struct LayerVectors {
+  const float *input_norm, *qkv_bias, *q_norm, *k_norm, *o_bias, *post_norm, *gate_up_bias, *down_bias;
+};
+
+// Measurements of one pool.
+struct PoolChoosers {
+  const faser_pool* pool;
+  TeamChooser passes[32], exits[32];  // by log2 of the number of rows
+};
+
+// A tile of attention before the layer is known.
+struct TileRange {
+  int request, kv_head;
+  int first_query, num_queries;  // queries of the request and KV head: row-major over (row, query head of the group)
+};
+
+}  // namespace faser
+
+struct faser_engine {
+ public:
+  // Throws std::bad_alloc. The arguments are valid.
+  faser_engine(const faser_model& model, faser_pool* pool, int num_blocks, int tokens_per_block, int max_num_tokens,
+               int max_num_requests);
+
+  int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
+                  int num_logit_rows, float* logits);
+  int32_t compact_rows(const int32_t* rows, int num_rows);
+  int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
+  int32_t hidden_rows(int num_rows, float* hidden) const;
+  void set_pool(faser_pool* pool);  // throws std::bad_alloc, and then nothing has changed
+  int num_layers() const { return model_.num_layers; }
+  int vocab_size() const { return model_.vocab_size; }
+  int64_t memory_bytes() const { return num_bytes_; }
+  int logits_stride() const { return faser::round_up(model_.vocab_size, faser::kPanel); }
+
+ private:
+  template <typename T>
+  T* allocate(size_t count);
+  const float* padded_copy(const float* source, int size, int multiple);
+
+  int32_t check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
+                int num_logit_rows) const;
+  void plan_tiles(const faser_batch& batch);
+  int64_t work_of(int num_rows, int num_layers, int num_logit_rows) const;
+  void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
+  void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
+  void attend(const faser::Team& team, const faser_batch& batch, int layer);
+  void run_head(const faser::Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits);
+  void norm_rows(const faser::Team& team, int num_rows, const int32_t* rows, const float* weight);
+  faser::KvLayer kv_layer(int layer) const;
+  char* pairs(char* base, int row, int stride) const { return base + static_cast<size_t>(row) * stride * pair_bytes_; }
+
+  const faser::Kernels& kernels_;
+  const size_t pair_bytes_;
+  faser_model model_;
+  std::vector<faser_layer> layers_;
+  std::vector<faser::LayerVectors> vectors_;
+  faser_pool* pool_ = nullptr;
+  const int num_blocks_, tokens_per_block_, max_num_tokens_, max_num_requests_;
+  faser::HeadShape heads_;
+  std::vector<faser::Memory> memory_;
+  int64_t num_bytes_ = 0;
+
+  // Strides: floats for fp32 rows, pairs for activation rows.
+  int hidden_stride_, hidden_pairs_;  // hidden rows, padded to whole panels
+  int qkv_stride_, query_pairs_;      // qkv rows; pairs of all query heads, each padded
+  int attention_pairs_, mlp_pairs_;   // inputs of o and down
+  int mlp_size_;                      // intermediate_size padded to whole panels
+  const float* final_norm_;
+  uint32_t* kv_;
+  size_t kv_layer_words_, kv_head_words_;
+  float *hidden_, *qkv_, *cos_, *sin_;
+  char *x_hidden_, *queries_, *x_attention_, *x_mlp_;
+  int32_t* row_requests_;          // [max_num_tokens] request of each row
+  std::vector<char*> scratch_;     // per worker
+  std::vector<float*> exit_rows_;  // per worker: one row of early exit
+  std::vector<faser::TileRange> tiles_;
+  faser::Counter tile_counters_[2];  // by parity of the layer: one is in use while the other is reset
+
+  const bool always_team_;                                      // FASER_CPU_TEAM=always
+  std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // of recent pools, newest last
+  faser::PoolChoosers* pool_choosers_ = nullptr;                // of pool_
+
+  // The hidden rows are the output of the layers before next_layer_; -1: there are none.
+  int next_layer_ = -1;
+  int num_hidden_rows_ = 0;
+};
+
+#endif  // FASER_ENGINE_H_

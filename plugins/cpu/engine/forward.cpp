@@ -1,0 +1,224 @@
+// One forward pass: one fork, barriers between the phases of each layer, one join.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "engine.h"
+
+using faser::Gemm;
+using faser::kPanel;
+using faser::round_up;
+using faser::Team;
+
+namespace {
+
+// With fewer multiply-adds per worker, a second worker saves less than a barrier costs.
+constexpr int64_t kMinWorkPerThread = 100'000;
+
+int num_pairs(int size) { return round_up(size, 32) / 2; }
+int num_panels(int size) { return round_up(size, kPanel) / kPanel; }
+
+}  // namespace
+
+int32_t faser_engine::check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
+                            int num_logit_rows) const {
+  const bool continues = first_layer > 0;
+  if (first_layer < 0 || first_layer >= last_layer || last_layer > model_.num_layers || batch.num_requests < 0 ||
+      batch.num_requests > max_num_requests_ || batch.num_rows < 0 || batch.num_rows > max_num_tokens_ ||
+      num_logit_rows < 0 || num_logit_rows > batch.num_rows)
+    return FASER_BAD_ARGUMENT;
+  if (continues && (first_layer != next_layer_ || batch.num_rows != num_hidden_rows_)) return FASER_BAD_ARGUMENT;
+  if (batch.cu_rows[0] != 0 || batch.cu_rows[batch.num_requests] != batch.num_rows) return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_logit_rows; i++)
+    if (logit_rows[i] < (i > 0 ? logit_rows[i - 1] + 1 : 0) || logit_rows[i] >= batch.num_rows)
+      return FASER_BAD_ARGUMENT;
+
+  for (int i = 0; i < batch.num_requests; i++) {
+    const int first = batch.cu_rows[i], end = batch.cu_rows[i + 1];
+    if (first > end || end > batch.num_rows || batch.slots[i] < 0 || batch.slots[i] >= max_num_requests_)
+      return FASER_BAD_ARGUMENT;
+    if (first == end) continue;
+    const int position = batch.positions[first];
+    if (position < 0 || position > model_.max_seq_len - (end - first)) return FASER_BAD_POSITION;
+    for (int row = first; row < end; row++) {
+      if (batch.token_ids[row] < 0 || batch.token_ids[row] >= model_.vocab_size) return FASER_BAD_TOKEN;
+      if (batch.positions[row] != position + row - first) return FASER_BAD_POSITION;
+    }
+    const int num_blocks = batch.positions[end - 1] / tokens_per_block_ + 1;
+    if (num_blocks > batch.max_blocks_per_seq) return FASER_BAD_POSITION;
+    const int32_t* blocks = batch.block_table + static_cast<size_t>(batch.slots[i]) * batch.max_blocks_per_seq;
+    const int window = model_.sliding_window;
+    const int first_block = window > 0 ? std::max(0, position - window + 1) / tokens_per_block_ : 0;
+    for (int b = first_block; b < num_blocks; b++)
+      if (blocks[b] < 0 || blocks[b] >= num_blocks_) return FASER_BAD_BLOCK;
+  }
+  return FASER_OK;
+}
+
+void faser_engine::plan_tiles(const faser_batch& batch) {
+  const int group = heads_.num_heads / heads_.num_kv_heads;
+  tiles_.clear();
+  for (int i = 0; i < batch.num_requests; i++) {
+    const int first = batch.cu_rows[i], end = batch.cu_rows[i + 1];
+    std::fill(row_requests_ + first, row_requests_ + end, i);
+    const int num_queries = (end - first) * group;
+    const int num_tiles = (num_queries + kernels_.tile_size - 1) / kernels_.tile_size;
+    for (int kv_head = 0; kv_head < heads_.num_kv_heads; kv_head++) {
+      for (int tile = 0, query = 0; tile < num_tiles; tile++) {
+        const int count = (num_queries - query + num_tiles - tile - 1) / (num_tiles - tile);
+        tiles_.push_back({i, kv_head, query, count});
+        query += count;
+      }
+    }
+  }
+}
+
+// Approximate multiply-adds. The first row counts more, because it loads the weights.
+int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) const {
+  const int64_t hidden = model_.hidden_size;
+  const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
+                            3 * hidden * model_.intermediate_size;
+  const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * model_.vocab_size : 0;
+  return (num_rows + 3) * per_layer * num_layers + head;
+}
+
+void faser_engine::begin_rows(const Team& team, const faser_batch& batch, bool embed) {
+  const int half = heads_.head_dim / 2;
+  const float scale = model_.rope_attention_factor;
+  for (int row = team.begin(batch.num_rows); row < team.end(batch.num_rows); row++) {
+    const float position = static_cast<float>(batch.positions[row]);
+    float* cos = cos_ + static_cast<size_t>(row) * half;
+    float* sin = sin_ + static_cast<size_t>(row) * half;
+    for (int i = 0; i < half; i++) {
+      const float angle = position * model_.rope_inv_freq[i];
+      cos[i] = std::cos(angle) * scale;
+      sin[i] = std::sin(angle) * scale;
+    }
+    if (!embed) continue;
+    const int token = batch.token_ids[row];
+    float* hidden = hidden_ + static_cast<size_t>(row) * hidden_stride_;
+    if (model_.embedding != nullptr) {
+      kernels_.embed_row(model_.embedding + static_cast<size_t>(token) * model_.hidden_size, model_.hidden_size, hidden,
+                         hidden_stride_);
+    } else {
+      const size_t panel_words = static_cast<size_t>(num_pairs(model_.hidden_size)) * kPanel;
+      kernels_.embed_column(model_.lm_head + token / kPanel * panel_words, token % kPanel, model_.hidden_size, hidden,
+                            hidden_stride_);
+    }
+  }
+}
+
+void faser_engine::norm_rows(const Team& team, int num_rows, const int32_t* rows, const float* weight) {
+  for (int i = team.begin(num_rows); i < team.end(num_rows); i++) {
+    const float* hidden = hidden_ + static_cast<size_t>(rows != nullptr ? rows[i] : i) * hidden_stride_;
+    kernels_.norm_row(hidden, weight, model_.hidden_size, hidden_stride_, model_.rms_norm_eps,
+                      pairs(x_hidden_, i, hidden_pairs_));
+  }
+}
+
+void faser_engine::attend(const Team& team, const faser_batch& batch, int layer) {
+  const faser::KvLayer kv = kv_layer(layer);
+  const int group = heads_.num_heads / heads_.num_kv_heads;
+  const int num_tiles = static_cast<int>(tiles_.size());
+  faser::Counter& counter = tile_counters_[layer % 2];
+  for (int t = counter.next(); t < num_tiles; t = counter.next()) {
+    const faser::TileRange& range = tiles_[t];
+    faser::AttentionTile tile;
+    tile.blocks = batch.block_table + static_cast<size_t>(batch.slots[range.request]) * batch.max_blocks_per_seq;
+    tile.kv_head = range.kv_head;
+    tile.num_queries = range.num_queries;
+    for (int j = 0; j < range.num_queries; j++) {
+      const int query = range.first_query + j;
+      const int row = batch.cu_rows[range.request] + query / group;
+      const int head = range.kv_head * group + query % group;
+      tile.queries[j] = pairs(queries_, row, query_pairs_) + head * (heads_.padded_dim / 2) * pair_bytes_;
+      tile.outputs[j] = pairs(x_attention_, row, attention_pairs_) + head * (heads_.head_dim / 2) * pair_bytes_;
+      tile.end[j] = batch.positions[row] + 1;
+      tile.begin[j] = model_.sliding_window > 0 ? std::max(0, tile.end[j] - model_.sliding_window) : 0;
+    }
+    kernels_.verify_attention(heads_, kv, tile, scratch_[team.id]);
+  }
+}
+
+void faser_engine::run_layer(const Team& team, const faser_batch& batch, int layer) {
+  const faser_layer& weights = layers_[layer];
+  const faser::LayerVectors& vectors = vectors_[layer];
+  const int num_rows = batch.num_rows;
+  const int hidden_panels = num_panels(model_.hidden_size);
+
+  norm_rows(team, num_rows, nullptr, vectors.input_norm);
+  team.sync();
+  const int qkv_panels = qkv_stride_ / kPanel;
+  const Gemm qkv = {weights.qkv, num_pairs(model_.hidden_size), vectors.qkv_bias, x_hidden_, hidden_pairs_, num_rows};
+  kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
+  if (team.id == 0) tile_counters_[layer % 2].reset();
+  team.sync();
+
+  const faser::KvLayer kv = kv_layer(layer);
+  const int half = heads_.head_dim / 2;
+  for (int row = team.begin(num_rows); row < team.end(num_rows); row++) {
+    const int slot = batch.slots[row_requests_[row]], position = batch.positions[row];
+    const int block =
+        batch.block_table[static_cast<size_t>(slot) * batch.max_blocks_per_seq + position / tokens_per_block_];
+    kernels_.append_kv(heads_, qkv_ + static_cast<size_t>(row) * qkv_stride_, vectors.q_norm, vectors.k_norm,
+                       cos_ + static_cast<size_t>(row) * half, sin_ + static_cast<size_t>(row) * half,
+                       pairs(queries_, row, query_pairs_), kv, block, position % tokens_per_block_);
+  }
+  team.sync();
+  attend(team, batch, layer);
+  team.sync();
+
+  const int q_size = heads_.num_heads * heads_.head_dim;
+  const Gemm o = {weights.o, num_pairs(q_size), vectors.o_bias, x_attention_, attention_pairs_, num_rows};
+  kernels_.gemm_add(o, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
+  team.sync();
+  norm_rows(team, num_rows, nullptr, vectors.post_norm);
+  team.sync();
+  const int mlp_panels = mlp_size_ / kPanel;
+  const Gemm gate_up = {weights.gate_up, num_pairs(model_.hidden_size), vectors.gate_up_bias, x_hidden_, hidden_pairs_,
+                        num_rows};
+  kernels_.gemm_swiglu(gate_up, team.begin(mlp_panels), team.end(mlp_panels), mlp_panels, x_mlp_, mlp_pairs_);
+  team.sync();
+  const Gemm down = {weights.down, num_pairs(model_.intermediate_size), vectors.down_bias, x_mlp_, mlp_pairs_,
+                     num_rows};
+  kernels_.gemm_add(down, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
+  team.sync();
+}
+
+void faser_engine::run_head(const Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits) {
+  norm_rows(team, num_logit_rows, logit_rows, final_norm_);
+  team.sync();
+  const int panels = num_panels(model_.vocab_size);
+  const Gemm head = {model_.lm_head, num_pairs(model_.hidden_size), nullptr, x_hidden_, hidden_pairs_, num_logit_rows};
+  kernels_.gemm(head, team.begin(panels), team.end(panels), logits, logits_stride());
+}
+
+int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
+                              int num_logit_rows, float* logits) {
+  const int32_t status = check(batch, first_layer, last_layer, logit_rows, num_logit_rows);
+  if (status != FASER_OK) return status;
+  const bool is_last = last_layer == model_.num_layers;
+  if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
+  plan_tiles(batch);
+  if (batch.num_rows > 0) {
+    const int num_layers = last_layer - first_layer;
+    const int64_t work = work_of(batch.num_rows, num_layers, is_last ? num_logit_rows : 0);
+    const int64_t useful_threads = work / num_layers / kMinWorkPerThread;
+    const int team_size = static_cast<int>(std::clamp<int64_t>(useful_threads, 1, pool_->num_threads()));
+    faser::TeamChooser& chooser = pool_choosers_->passes[faser::log2_of(batch.num_rows)];
+    const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
+    const auto start = std::chrono::steady_clock::now();
+    pool_->run_team(use_team ? team_size : 1, [&](const Team& team) {
+      begin_rows(team, batch, first_layer == 0);
+      for (int layer = first_layer; layer < last_layer; layer++) run_layer(team, batch, layer);
+      if (is_last && num_logit_rows > 0) run_head(team, logit_rows, num_logit_rows, logits);
+    });
+    if (team_size > 1) {
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      chooser.record(use_team, elapsed.count() / static_cast<double>(work));
+    }
+  }
+  next_layer_ = is_last ? -1 : last_layer;
+  num_hidden_rows_ = batch.num_rows;
+  return FASER_OK;
+}

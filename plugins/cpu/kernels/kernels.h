@@ -1,0 +1,90 @@
+// The kernels of a forward pass for one instruction set, each on one row, one range of panels or one tile.
+//
+// Activations that meet weights, keys or values are rounded to bf16 and kept as pairs of neighbouring inputs. The
+// storage of a pair depends on the instruction set (pair_bytes each); other code only moves pointers. A row's result
+// does not depend on the rows it is computed with.
+#ifndef FASER_KERNELS_H_
+#define FASER_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace faser {
+
+constexpr int kPanel = 64;         // outputs per packed weight panel (FASER_PANEL)
+constexpr int kPageTokens = 16;    // tokens of a KV page; a block is one or more pages
+constexpr int kChunkTokens = 256;  // positions between rescalings of attention's running sum
+constexpr int kMaxHeadDim = 256;
+constexpr int kRowAlignment = 16;  // activation matrices are allocated in multiples of 16 rows, since tiles read whole
+                                   // groups
+constexpr int kMaxTile = 16;       // maximum query vectors processed together by attention
+
+// y = x W^T over panels [first_panel, last_panel) of a packed matrix.
+struct Gemm {
+  const uint32_t* weights;  // first panel of the matrix
+  int num_pairs;            // in_padded / 2: a panel is [num_pairs][64]
+  const float* bias;        // padded to whole panels, or null
+  const void* x;            // [num_rows] rows of pairs
+  int x_stride;             // pairs
+  int num_rows;
+};
+
+struct HeadShape {
+  int num_heads, num_kv_heads, head_dim;
+  int padded_dim;  // head_dim rounded up to 32
+  float rms_norm_eps;
+};
+
+// KV memory of one layer: block b, KV head h starts at base + b * block_stride + h * head_stride (in words). First the
+// pages of keys, each [padded_dim / 2][16 tokens] bf16 pairs along head_dim, then at value_offset the values,
+// [tokens / 2][padded_dim] bf16 pairs of neighbouring tokens.
+struct KvLayer {
+  uint32_t* base;
+  size_t block_stride, head_stride, value_offset;
+  int tokens_per_block;
+};
+
+// One tile of queries of one request and KV head.
+struct AttentionTile {
+  const int32_t* blocks;  // the request's row of the block table
+  int kv_head;
+  int num_queries;                     // at most kMaxTile
+  const void* queries[kMaxTile];       // pairs [padded_dim / 2]
+  void* outputs[kMaxTile];             // pairs [head_dim / 2]
+  int begin[kMaxTile], end[kMaxTile];  // visible positions
+};
+
+struct Kernels {
+  const char* name;
+  size_t pair_bytes;
+  int tile_size;         // query vectors per AttentionTile that suit the registers
+  size_t scratch_bytes;  // per thread
+
+  // h [stride] = bf16 row [size], zero beyond; or column `lane` of a packed panel.
+  void (*embed_row)(const uint16_t* row, int size, float* h, int stride);
+  void (*embed_column)(const uint32_t* panel, int lane, int size, float* h, int stride);
+  // x = pairs of RMSNorm(h) * weight over `size` values; h and weight are zero from size to stride.
+  void (*norm_row)(const float* h, const float* weight, int size, int stride, float eps, void* x);
+  void (*gemm)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
+  void (*gemm_add)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
+  // out = silu(gate) * up as pairs: gate is panel p, up panel p + up_panel.
+  void (*gemm_swiglu)(const Gemm& g, int first_panel, int last_panel, int up_panel, void* out, int out_stride);
+  // q/k norm (if not null) and rope of one qkv row; queries become pairs [num_heads][padded_dim / 2]; key and value are
+  // appended at the position that block and offset name. cos, sin: [head_dim / 2].
+  void (*append_kv)(const HeadShape& shape, const float* qkv, const float* q_norm, const float* k_norm,
+                    const float* cos, const float* sin, void* queries, const KvLayer& kv, int block, int offset);
+  void (*verify_attention)(const HeadShape& shape, const KvLayer& kv, const AttentionTile& tile, void* scratch);
+};
+
+// null where the build or the architecture lacks it.
+const Kernels* amxbf16_kernels();
+const Kernels* avx512bf16_kernels();
+const Kernels* avx2_kernels();
+const Kernels* portable_kernels();
+
+// The kernels of this process.
+const Kernels& kernels();
+
+}  // namespace faser
+
+#endif  // FASER_KERNELS_H_

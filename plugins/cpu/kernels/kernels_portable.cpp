@@ -1,0 +1,64 @@
+// Any architecture supported by GCC or Clang; vectors of four floats map to NEON and SSE.
+#include "kernels.h"
+
+#if defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace faser {
+namespace {
+
+constexpr char kName[] = "portable";
+constexpr int kLanes = 4;
+constexpr int kMaxRows = 4;
+constexpr int kTileSize = 4;
+constexpr int kColumnVectors = 2;
+
+typedef float F __attribute__((vector_size(16)));
+typedef uint32_t U __attribute__((vector_size(16)));
+typedef int32_t I __attribute__((vector_size(16)));
+
+struct Pair {
+  float low, high;
+};
+struct Broadcast {
+  F low, high;
+};
+
+constexpr int panel_vectors(int num_rows) { return num_rows == 1 ? 8 : num_rows == 2 ? 4 : 2; }
+
+inline F madd(F a, F b, F c) {
+#if defined(__ARM_NEON) && defined(__aarch64__)
+  return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Broadcast broadcast(const Pair* x) {
+  return {F{x->low, x->low, x->low, x->low}, F{x->high, x->high, x->high, x->high}};
+}
+
+struct Weights {
+  explicit Weights(U pairs) : low((F)(pairs << 16)), high((F)(pairs & 0xffff0000u)) {}
+  F low, high;
+};
+
+// acc + low(w) * low(x) + high(w) * high(x)
+inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, x.high, madd(w.low, x.low, acc)); }
+
+}  // namespace
+}  // namespace faser
+
+// clang-format off: each builds on those before it
+#include "vector_math.inl"
+#include "pairs_as_floats.inl"
+#include "multiply.inl"
+#include "attention_chunk.inl"
+#include "attention_vectors.inl"
+#include "kernels.inl"
+// clang-format on
+
+namespace faser {
+const Kernels* portable_kernels() { return &kTable; }
+}  // namespace faser

@@ -1,0 +1,18 @@
+// Drawing draft tokens.
+#ifndef FASER_SAMPLE_H_
+#define FASER_SAMPLE_H_
+
+#include <cstdint>
+
+#include "faser_cpu.h"
+
+namespace faser {
+
+// Draws the token behind sampling->tokens[0 .. num_known - 1], appends it and keeps its q where the mode needs it.
+// Returns the token, or -1 if the row has no usable distribution (nothing is written then).
+int32_t sample_draft(faser_sampling* sampling, const float* logits, int32_t vocab_size, int32_t num_known,
+                     int32_t max_draft_len);
+
+}  // namespace faser
+
+#endif  // FASER_SAMPLE_H_

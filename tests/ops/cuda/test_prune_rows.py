@@ -1,0 +1,71 @@
+"""The prune_rows kernel, run on the CPU as it is, against the numpy reference; and on a GPU where there is one."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from faser_trtllm.ops.cuda.compiler import compile_stem
+from faser_trtllm.ops.cuda.module import Module, device_arch
+from faser_trtllm.ops.cuda.prune_rows import prune_rows
+from faser_trtllm.ops.prune_rows import kept_rows, prune_rows_reference
+from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.pruned_batches import boundary_batch
+from tests.support.effort import examples
+
+
+def run(launcher, scores, batch, num_listed, device="cpu"):
+    num_drafts = batch.num_rows - 1
+    cu_drafts = np.concatenate([[0], np.cumsum(num_drafts)]).astype(np.int32)
+    memory = [torch.full((n + 1,), 77, dtype=torch.int32, device=device) for n in (batch.num_rows.size, num_listed)]
+    arrays = (scores, batch.places, batch.rule.before, cu_drafts, batch.starts, batch.rule.weights())
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays]
+    prune_rows(launcher, *tensors, batch.num_hidden, kept=memory[0][:-1], rows=memory[1][:-1])
+    assert all(tensor[-1] == 77 for tensor in memory), "written behind the end"
+    return memory[0][:-1].cpu().numpy(), memory[1][:-1].cpu().numpy()
+
+
+def assert_is_the_reference(launcher, scores, batch, num_dummies, device="cpu"):
+    kept, rows = run(launcher, scores, batch, batch.num_hidden + num_dummies, device)
+    expected = prune_rows_reference(scores, batch)
+    np.testing.assert_array_equal(kept, expected)
+    listed = kept_rows(batch, expected)
+    np.testing.assert_array_equal(rows[: listed.size], listed)
+    assert (rows[listed.size :] == -1).all()
+    return expected
+
+
+@settings(max_examples=examples(100), derandomize=True)
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.lists(st.integers(1, 30), max_size=3),
+    st.integers(0, 20),
+)
+def test_the_kernel_is_the_reference(seed, num_drafts, num_others, num_dummies):
+    scores, batch = boundary_batch(seed, num_drafts, num_others)
+    assert_is_the_reference(emulated("prune_rows"), scores, batch, num_dummies)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_more_rows_than_threads(order):
+    """Whatever the order of the threads; some rows stay and some go."""
+    scores, batch = boundary_batch(order, [7] * 150 + [0] * 20, [300])
+    kept = assert_is_the_reference(emulated("prune_rows", order=order), scores, batch, 61)
+    assert 0 < (kept == batch.num_rows).sum() < kept.size
+
+
+def test_a_rule_that_doubts_nothing_keeps_all_and_one_that_doubts_all_keeps_one_row():
+    scores, batch = boundary_batch(3, [4, 1, 6], [2])
+    for least, expected in ((0.0, batch.num_rows), (1.1, np.ones(3))):
+        batch.rule.least = least
+        assert assert_is_the_reference(emulated("prune_rows"), scores, batch, 0).tolist() == list(expected)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    with Module(compile_stem("prune_rows", device_arch()).path) as module:
+        for seed in range(20):
+            scores, batch = boundary_batch(seed, [5] * 40, [100])
+            assert_is_the_reference(module, scores, batch, 24, "cuda")
