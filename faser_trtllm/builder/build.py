@@ -1,4 +1,4 @@
-"""`faser build`: checkpoints in, an engine directory out; whole or not at all."""
+"""`faser build`: makes an engine directory from checkpoints, atomically."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import json
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from faser_trtllm import __version__
-from faser_trtllm.builder.backend import Backend, Progress
-from faser_trtllm.builder.cpu_engine import CpuBackend
-from faser_trtllm.builder.cuda_engine import CudaBackend
+from faser_trtllm.backends import find_backend
+from faser_trtllm.builder.backend import EngineBuilder, Progress
 from faser_trtllm.builder.engine_config import engine_config
 from faser_trtllm.builder.engine_dir import (
     CONFIG_FILE,
@@ -37,15 +37,15 @@ DEFAULT_MAX_SEQ_LEN = 4096
 
 
 def build_engines(options: BuildOptions, progress: Progress | None = None) -> EngineDir | None:
-    """Build, or find that output_dir holds just this build; None after a dry run, which writes nothing.
+    """Build, unless output_dir already holds the same build; None after a dry run, which writes nothing.
 
-    Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError where the backend's libraries
-    are missing, and EngineFileError where output_dir cannot be written or must not be replaced. On any failure
-    output_dir is what it was.
+    Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError if the backend's libraries are
+    missing, and EngineFileError if output_dir cannot be written or must not be replaced. On failure output_dir is
+    unchanged.
     """
     check_options(options)
     with ExitStack() as stack:
-        backend = _open_backend(options)
+        backend: EngineBuilder = resolve_name(find_backend(options.backend).builder)(options)
         sources = open_sources(
             options.checkpoint_dir, options.draft_checkpoint_dir, options.expand, options.exit_layers, stack
         )
@@ -66,17 +66,7 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
     return EngineDir.load(options.output_dir)
 
 
-def _open_backend(options: BuildOptions) -> Backend:
-    if options.backend == "cpu":
-        return CpuBackend()
-    if options.backend == "cuda":
-        return CudaBackend(options.dtype)
-    from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
-
-    return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities)
-
-
-def _build_config(options: BuildOptions, backend: Backend, sources: list[Source]) -> BuildConfig:
+def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[Source]) -> BuildConfig:
     longest = min(source.config.max_position_embeddings for source in sources)
     max_seq_len = options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= max_seq_len <= longest:
@@ -88,7 +78,7 @@ def _build_config(options: BuildOptions, backend: Backend, sources: list[Source]
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,
         max_seq_len=max_seq_len,
-        max_draft_len=options.max_draft_len if len(sources) > 1 else 0,
+        max_draft_len=options.max_draft_len if len(sources) > 1 or find_backend(options.backend).on_cpu else 0,
         tokens_per_block=backend.tokens_per_block(options.tokens_per_block, max_seq_len),
     )
 
@@ -117,9 +107,9 @@ def _check_output_dir(options: BuildOptions) -> None:
 
 
 def _manifest(
-    options: BuildOptions, backend: Backend, build_config: BuildConfig, sources: list[Source]
+    options: BuildOptions, backend: EngineBuilder, build_config: BuildConfig, sources: list[Source]
 ) -> dict[str, Any]:
-    """The manifest without its `files`, and with the checkpoints' files not hashed yet."""
+    """The manifest without `files`; the checkpoints' files are not hashed yet."""
     return {
         "format": MANIFEST_FORMAT,
         "faser_version": __version__,
@@ -133,7 +123,7 @@ def _manifest(
 
 
 def _up_to_date(output_dir: Path, manifest: dict[str, Any], sources: list[Source]) -> EngineDir | None:
-    """The engines in output_dir if they are whole and just what would be built."""
+    """The engines in output_dir, if complete and the same as this build."""
     try:
         engines = EngineDir.load(output_dir)
     except EngineFileError:
@@ -151,7 +141,7 @@ def _up_to_date(output_dir: Path, manifest: dict[str, Any], sources: list[Source
 def _write(
     staging: Path,
     options: BuildOptions,
-    backend: Backend,
+    backend: EngineBuilder,
     manifest: dict[str, Any],
     build_config: BuildConfig,
     sources: list[Source],

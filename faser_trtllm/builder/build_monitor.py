@@ -10,11 +10,11 @@ from typing import Any
 from faser_trtllm.builder.interrupts import raise_kept
 
 PhaseProgress = Callable[[float, str], None]
-"""Called with the fraction that is done, 0 to 1, and the innermost phase that is under way."""
+"""Called with the fraction done, 0 to 1, and the innermost running phase."""
 
 
 class Phases:
-    """The builder's nested phases as one fraction that never falls. Fed by the builder's threads."""
+    """Combines the builder's nested phases into one fraction that never decreases. Called by the builder's threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Phases:
 
     @property
     def state(self) -> tuple[float, str]:
-        """The fraction that is done, and the innermost open phase."""
+        """The fraction done and the innermost open phase."""
         with self._lock:
             fraction, share = 0.0, 1.0
             for _, num_steps, done in self._open:
@@ -53,10 +53,10 @@ class Phases:
 def run_builder(
     trt: Any, config: Any, build: Callable[[], Any], progress: PhaseProgress | None, poll_s: float = 0.1
 ) -> Any:
-    """What build() returns, run in a thread of its own with config.progress_monitor set.
+    """Run build() in its own thread with config.progress_monitor set and return its result.
 
-    The calling thread reports progress; what is raised in it (Ctrl-C, or by `progress`) ends the build at its next
-    step, and is raised again once the builder has stopped. What build() raises is raised here.
+    The calling thread reports progress; an exception in it (Ctrl-C, or from `progress`) ends the build at its next step
+    and is re-raised once the builder has stopped. Exceptions of build() are raised here.
     """
     phases = Phases()
     cancelled = threading.Event()
@@ -80,7 +80,7 @@ def run_builder(
     result: list[Any] = []
     failure: list[BaseException] = []
 
-    # Not Thread.join: Python 3.10 to 3.12 take a thread for dead if Ctrl-C interrupts it.
+    # Not Thread.join: if Ctrl-C interrupts it, Python 3.10 to 3.12 consider the thread dead.
     finished = threading.Event()
 
     def run() -> None:
@@ -107,7 +107,7 @@ def run_builder(
 
 
 def _wait_for(finished: threading.Event) -> None:
-    """However often Ctrl-C is pressed meanwhile: TensorRT aborts the process if Python ends while it builds."""
+    """Wait through any number of Ctrl-C: TensorRT aborts the process if Python exits while it builds."""
     while not finished.is_set():
         with contextlib.suppress(KeyboardInterrupt):
             finished.wait()

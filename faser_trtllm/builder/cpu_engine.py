@@ -13,6 +13,7 @@ from faser_trtllm.builder import engine_file
 from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, round_up
+from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
@@ -23,7 +24,7 @@ DEFAULT_TOKENS_PER_BLOCK = 32
 
 
 class CpuBackend:
-    """Backend (builder/backend.py) that writes CPU engine files tensor by tensor."""
+    """EngineBuilder (builder/backend.py) that writes CPU engine files tensor by tensor."""
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
@@ -55,6 +56,11 @@ class CpuBackend:
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor)
 
 
+def open_builder(options: BuildOptions) -> CpuBackend:
+    """The cpu backend's builder."""
+    return CpuBackend()
+
+
 def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     """The `model` object of an engine file's header."""
     _, rope_attention_factor = rope_frequencies(config.rope, config.head_dim)
@@ -75,7 +81,7 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
 
 
 def engine_tensors(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, TensorSource]]:
-    """Every tensor of the engine file, each made when it is asked for."""
+    """Every tensor of the engine file, each made on demand."""
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = "model.embed_tokens.weight"
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
@@ -126,7 +132,7 @@ class _Layer:
         return self._weights.bfloat16(f"{self._prefix}.{name}.weight", (num_out, num_in))
 
     def _rows(self, parts: dict[str, int], multiple: int) -> npt.NDArray[np.uint16]:
-        """The parts' rows one below the other, each part padded with zero rows to a multiple."""
+        """The parts stacked along rows, each zero-padded to a multiple."""
         sizes = [round_up(size, multiple) for size in parts.values()]
         fused = np.zeros((sum(sizes), self._config.hidden_size), np.uint16)
         start = 0

@@ -12,6 +12,7 @@ from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_model
 from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_shapes, write_cuda_file
 from faser_trtllm.builder.engine_dir import BuildConfig
+from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.source import Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
@@ -21,7 +22,7 @@ from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 
 
 class CudaBackend:
-    """Backend (builder/backend.py) of the cuda engine. Needs no GPU, no CUDA and no torch."""
+    """EngineBuilder (builder/backend.py) of the cuda engine. Needs no GPU, no CUDA and no torch."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
@@ -63,6 +64,11 @@ class CudaBackend:
         write_cuda_file(path, model, list(source.segments), self._dtype, named, on_tensor)
 
 
+def open_builder(options: BuildOptions) -> CudaBackend:
+    """The cuda backend's builder."""
+    return CudaBackend(options.dtype)
+
+
 def _sizes(config: ModelConfig, build_config: BuildConfig) -> dict[str, Any]:
     return engine_model(config, build_config.max_seq_len) | {
         "qkv_bias": config.qkv_bias,
@@ -73,7 +79,7 @@ def _sizes(config: ModelConfig, build_config: BuildConfig) -> dict[str, Any]:
 
 
 class _Tensors:
-    """The file's tensors, made from a checkpoint's."""
+    """The file's tensors, made from those of a checkpoint."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: str) -> None:
         self._config = config
@@ -90,7 +96,7 @@ class _Tensors:
         return np.concatenate([self._tensor(*part) for part in self._parts(name)])
 
     def _parts(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The checkpoint's tensors that make up one of the file's, and their shapes."""
+        """The checkpoint tensors that make up one tensor of the file, and their shapes."""
         config = self._config
         hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

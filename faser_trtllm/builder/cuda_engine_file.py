@@ -1,8 +1,8 @@
-"""The file of a cuda engine (rank0.engine): a safetensors file of weights as the engine multiplies them.
+"""The file of a cuda engine (rank0.engine): a safetensors file of weights in the engine's layout.
 
 Tensors are row-major [out, in] in the engine's dtype; q, k and v are one matrix, and so are gate and up. The header's
-`__metadata__` has one entry, "faser": a JSON object with version, model (sizes), segments and dtype. Any reader of
-safetensors opens it.
+`__metadata__` has one entry, "faser": a JSON object with version, model (sizes), segments and dtype. Any safetensors
+reader can open it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
-    """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is fp32 whatever the dtype."""
+    """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is always fp32."""
     hidden, head_dim, vocab, inner = (
         model[name] for name in ("hidden_size", "head_dim", "vocab_size", "intermediate_size")
     )
@@ -78,9 +78,9 @@ def write_cuda_file(
     tensors: Iterable[tuple[str, Callable[[], Array]]],
     on_tensor: Callable[[str], None],
 ) -> None:
-    """Write a file tensor by tensor; memory holds one at a time. tensors: in tensor_shapes()' order, of their bytes.
+    """Write a file with one tensor in memory at a time. tensors: bytes in the order of tensor_shapes().
 
-    Raises ValueError where a tensor is not the model's (the builder's bug), OSError as the file system does.
+    Raises ValueError for an unexpected tensor (a bug in the builder), OSError from the file system.
     """
     faser = {"version": VERSION, "model": dict(model), "segments": segments, "dtype": dtype}
     header: dict[str, Any] = {"__metadata__": {"faser": json.dumps(faser)}}
@@ -124,7 +124,7 @@ class CudaFile:
 
     @classmethod
     def open(cls, path: Path) -> CudaFile:
-        """Map a file after checking its header and its size; EngineFileError in one sentence otherwise."""
+        """Map a file after checking its header and size; EngineFileError otherwise."""
         label = f"{path.parent.name}/{path.name}"
         try:
             with path.open("rb") as file:
@@ -171,11 +171,11 @@ class CudaFile:
         return memoryview(self._mapping)[begin:end], tuple(entry["shape"]), type_of(name, self.dtype)
 
     def close(self) -> None:
-        """Unmap the file as soon as nothing views it."""
+        """Unmap the file once no view is left."""
         try:
             self._mapping.close()
         except BufferError:
-            return  # the last view of it unmaps it
+            return  # the last view unmaps it
 
     def __enter__(self) -> CudaFile:
         return self

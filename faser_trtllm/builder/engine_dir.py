@@ -1,8 +1,8 @@
-"""An engine directory as `faser build` writes it, and the manifest that says whether it is whole.
+"""The engine directory that `faser build` writes, and the manifest that proves it complete.
 
-E/{target,draft}/{config.json,rank0.engine}   TensorRT-LLM's engine layout, ours under "faser"
+E/{target,draft}/{config.json,rank0.engine}   TensorRT-LLM's engine layout, our entries under "faser"
 E/tokenizer.json, ...                         the target's tokenizer files
-E/manifest.json                               written last: what was built from what, all sizes and sha256
+E/manifest.json                               written last: sources, sizes and sha256 of everything
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _KV_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """What engines were built for. max_num_tokens: rows of one pass. max_draft_len: 0 without a draft."""
+    """Limits that engines were built for. max_num_tokens: rows of one pass. max_draft_len: 0 where nothing
+    can draft: without a draft model on a GPU."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -37,7 +38,7 @@ class BuildConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineDir:
-    """A directory whose manifest fits its files. The configs are the parsed config.json of each engine."""
+    """A directory whose files match its manifest. The configs are the parsed config.json of each engine."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -47,7 +48,7 @@ class EngineDir:
 
     @classmethod
     def load(cls, path: Path, verify_hashes: bool = False) -> EngineDir:
-        """Read and check a directory: sizes, and with verify_hashes contents; raise EngineFileError."""
+        """Read a directory and check sizes, and contents if verify_hashes; raises EngineFileError."""
         manifest = _read_manifest(path)
         check_sizes(path, manifest["files"])
         for mismatch in hash_mismatches(path, manifest["files"]) if verify_hashes else ():
@@ -91,7 +92,7 @@ class EngineDir:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """Where tokenizer.json and generation_config.json are."""
+        """The directory of tokenizer.json and generation_config.json."""
         return self.path
 
     @property
@@ -100,13 +101,13 @@ class EngineDir:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache that one token takes in the target and the draft together."""
+        """Bytes of KV cache per token, target and draft together."""
         configs = [config for config in (self.target_config, self.draft_config) if config is not None]
         return sum(_kv_bytes_per_token(config["pretrained_config"]) for config in configs)
 
 
 def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
-    """Compare files with the manifest's {name: {"bytes", "sha256"}}; raise EngineFileError for the first."""
+    """Compare files with the manifest's {name: {"bytes", "sha256"}}; raise EngineFileError for the first mismatch."""
     for name, entry in files.items():
         try:
             size = (path / name).stat().st_size
@@ -117,7 +118,7 @@ def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
 
 
 def hash_mismatches(path: Path, files: Mapping[str, Any]) -> Iterator[str]:
-    """A clause per file whose contents are not the manifest's; reads all of them, so it takes time."""
+    """A clause per file whose contents differ from the manifest; slow, since it reads every file."""
     for name, entry in files.items():
         try:
             digest = sha256_of(path / name)
@@ -128,7 +129,7 @@ def hash_mismatches(path: Path, files: Mapping[str, Any]) -> Iterator[str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
+    """sha256 of a file as hex, read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

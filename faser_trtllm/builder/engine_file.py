@@ -1,4 +1,4 @@
-"""The CPU engine's file (rank0.engine): packed weights that the engine maps into memory and reads in place.
+"""The CPU engine's file (rank0.engine): packed weights that the engine memory-maps and reads in place.
 
 Layout: b"FASERENG", uint32 version, uint32 header_len, a JSON header of header_len bytes (padded with spaces,
 so that the data starts at a multiple of 4096), then tensors, each at a multiple of 64 bytes. All is
@@ -59,7 +59,7 @@ def pack_matrix(weight: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
     """Pack bf16 bits [out, in] (uint16) into panels [ceil(out / 64), in_padded / 2, 64] uint32.
 
     Element [p, i, j] holds the weights of output 64 p + j for inputs 2 i (low half) and 2 i + 1 (high half);
-    in_padded is `in` rounded up to 32, and what is beyond out or in is zero. ValueError for other types.
+    in_padded is `in` rounded up to 32; padding is zero. ValueError for other types.
     """
     if weight.dtype != np.uint16 or weight.ndim != 2:
         raise ValueError(f"pack_matrix takes a uint16 matrix, got {weight.dtype} of {weight.ndim} dimensions")
@@ -121,12 +121,12 @@ def write_engine_file(
 ) -> None:
     """Write an engine file tensor by tensor; a source is an array or a function that makes one, called once.
 
-    Memory holds one tensor at a time. on_tensor is told each name once it is written. Raises ValueError where
-    a tensor's name or size is not the model's (the builder's bug), OSError as the file system does.
+    Memory holds one tensor at a time. on_tensor is called with each name once it is written. Raises ValueError for an
+    unexpected tensor name or size (a bug in the builder), OSError from the file system.
     """
     sizes = tensor_sizes(model)
     _check_segments(segments, model["num_layers"])
-    # The offsets are known only after the data: leave room for the largest header there can be.
+    # Offsets are known only after the data: reserve room for the largest possible header.
     longest = {name: {"offset": 2**63, "nbytes": nbytes} for name, (nbytes, _) in sizes.items()}
     data_start = round_up(_PREFIX.size + len(_header_json(2**63, model, segments, longest)), DATA_ALIGNMENT)
     written: dict[str, dict[str, int]] = {}
@@ -179,12 +179,12 @@ class EngineFile:
         self.path = path
         self.header = header
         self._mapping: mmap.mmap | None = mapping
-        # Only the number is kept: a live view of the mapping would forbid closing it.
+        # Keep only the number: a live view would prevent closing the mapping.
         self._base = int(np.frombuffer(mapping, np.uint8).ctypes.data)
 
     @classmethod
     def open(cls, path: Path) -> EngineFile:
-        """Map the file after checking magic, version, size and all tensors' places; raise EngineFileError."""
+        """Map the file after checking magic, version, size and the placement of all tensors; raises EngineFileError."""
         label = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
         try:
             with path.open("rb") as file:
@@ -213,7 +213,7 @@ class EngineFile:
         return np.frombuffer(self._mapping[start : start + entry["nbytes"]], dtype)
 
     def close(self) -> None:
-        """Unmap the file; addresses given out before are invalid from now on. Closing twice is harmless."""
+        """Unmap the file; addresses returned before become invalid. Idempotent."""
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
@@ -267,7 +267,7 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    """The engine indexes memory by these numbers, so wrong ones raise ValueError or KeyError."""
+    """Check the numbers that the engine indexes memory by; raises ValueError or KeyError."""
     model, tensors = header["model"], header["tensors"]
     for field in MODEL_FIELDS:
         value = model[field]

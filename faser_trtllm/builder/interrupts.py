@@ -1,4 +1,4 @@
-"""Ctrl-C during work that calls back from native code, which drops what a callback raises."""
+"""Ctrl-C during native work with Python callbacks, whose exceptions native code swallows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _kept = threading.Event()
 
 @contextlib.contextmanager
 def kept_interrupts() -> Iterator[None]:
-    """A Ctrl-C within the block ends it with KeyboardInterrupt, at its end at the latest.
+    """A Ctrl-C within the block raises KeyboardInterrupt, at the end of the block at the latest.
 
-    It is raised at once as ever; if that falls into a callback of TensorRT (a log message), TensorRT swallows it, and
-    raise_kept() or the end of the block raises it again. Outside the main thread there are no signals to keep.
+    It is raised immediately as usual; if that happens in a TensorRT callback (a log message), TensorRT swallows it, and
+    raise_kept() or the end of the block raises it again. Outside the main thread there are no signals.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
@@ -38,6 +38,6 @@ def kept_interrupts() -> Iterator[None]:
 
 
 def raise_kept() -> None:
-    """Raise KeyboardInterrupt if Ctrl-C was pressed in the block that is open."""
+    """Raise KeyboardInterrupt if Ctrl-C was pressed in the open block."""
     if _kept.is_set():
         raise KeyboardInterrupt

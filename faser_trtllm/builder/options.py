@@ -1,26 +1,24 @@
-"""What `faser build` can be asked for, and what of it can be wrong before a checkpoint is read."""
+"""Options of `faser build`, and the checks that need no checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from faser_trtllm.backends import find_backend, names_with
 from faser_trtllm.errors import InvalidArgumentError
 
-BACKENDS = ("cpu", "cuda", "tensorrt_rtx", "tensorrt")
 MAX_DRAFT_LEN = 64
-_DTYPES = {"cpu": ("bfloat16",), "cuda": ("bfloat16", "float16")}
-_TENSORRT_DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What `faser build` is asked for; None and () mean "decide from the checkpoints and the backend".
+    """Options of `faser build`; None and () mean "decide from the checkpoints and the backend".
 
-    max_seq_len: default: what both models were made for, at most 4096. tokens_per_block: default: 32, or max_seq_len
-    where the backend's KV cache is linear. exit_layers: layer boundaries that split the (expanded) target into
+    max_seq_len: default: the limit of both models, at most 4096. tokens_per_block: default: 32, or max_seq_len
+    if the backend's KV cache is linear. exit_layers: layer boundaries that split the (expanded) target into
     segments. expand: times the target's layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6";
-    default: all that the backend builds for unless it is told.
+    default: the backend's default GPUs.
     """
 
     checkpoint_dir: Path
@@ -41,18 +39,16 @@ class BuildOptions:
 
 
 def check_options(options: BuildOptions) -> None:
-    """Raise InvalidArgumentError for the first option that no checkpoint could make right."""
-    if options.backend not in BACKENDS:
-        raise InvalidArgumentError(f"backend {options.backend} is unknown; use {' or '.join(BACKENDS)}")
-    dtypes = _DTYPES.get(options.backend, _TENSORRT_DTYPES)
-    if options.dtype not in dtypes:
+    """Raise InvalidArgumentError for the first option that is wrong for any checkpoint."""
+    backend = find_backend(options.backend)
+    if options.dtype not in backend.dtypes:
         raise InvalidArgumentError(
-            f"dtype is {options.dtype}, the {options.backend} backend builds {' or '.join(dtypes)}"
+            f"dtype is {options.dtype}, the {options.backend} backend builds {' or '.join(backend.dtypes)}"
         )
-    if options.compute_capabilities and options.backend != "tensorrt_rtx":
+    if options.compute_capabilities and not backend.builds_for_other_gpus:
         raise InvalidArgumentError(
-            f"compute_capability is {','.join(options.compute_capabilities)}, only the tensorrt_rtx backend builds for "
-            "GPUs that are not there; leave it out"
+            f"compute_capability is {','.join(options.compute_capabilities)}, only the "
+            f"{names_with(lambda b: b.builds_for_other_gpus)} backend builds for GPUs that are not there; leave it out"
         )
     for name in ("max_batch_size", "max_num_tokens", "expand"):
         if getattr(options, name) < 1:

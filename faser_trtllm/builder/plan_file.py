@@ -1,9 +1,9 @@
-"""A TensorRT engine's file (rank0.engine): the plans of one model's segments, one behind the other.
+"""A TensorRT engine's file (rank0.engine): the plans of one model's segments, concatenated.
 
 Layout: a prefix of 64 bytes (b"FASERTRT", uint32 version, uint32 zero, uint64 offset and uint64 length of the table,
 sha256 of the table), then plans, each at a multiple of 4096 bytes, then the table, a JSON object: requirements, network
 (the NetworkOptions) and plans. Little-endian; offsets count from the start of the file. The prefix is written last, so
-what a killed build leaves is not an engine file.
+a killed build leaves no valid engine file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PlanInfo:
-    """What one plan is. kind: SEGMENT or EARLY_EXIT. first, last: its layers, [first, last).
+    """Description of one plan. kind: SEGMENT or EARLY_EXIT. first, last: its layers, [first, last).
 
     flavour: "native" or "plugin" (builder/network/attention.py). specification: sha256 of the network it was built
     from (plans of one network differ from build to build). plugins: ids of the plugins it calls. profiles: per profile
@@ -60,7 +60,7 @@ class PlanInfo:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan and its place in the file."""
+    """A plan and its location in the file."""
 
     info: PlanInfo
     offset: int
@@ -70,10 +70,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a plan file runs on. backend: "tensorrt" or "tensorrt_rtx", of just this tensorrt_version.
+    """Requirements of a plan file. backend: "tensorrt" or "tensorrt_rtx", of exactly this tensorrt_version.
 
-    compute_capabilities: the GPUs it was built for, as "8.6". portable: it also runs on GPUs newer than these, as
-    TensorRT for RTX builds unless it is told which GPUs.
+    compute_capabilities: the GPUs it was built for, as "8.6". portable: it also runs on newer GPUs (TensorRT for RTX's
+    default).
     """
 
     backend: str
@@ -83,7 +83,7 @@ class Requirements:
 
 
 class PlanFileWriter:
-    """Writes a plan file plan by plan; leaving the block without an error makes it whole."""
+    """Writes a plan file plan by plan; leaving the block without an error completes it."""
 
     def __init__(self, path: Path, requirements: Requirements, network: NetworkOptions) -> None:
         self._path = path
@@ -97,7 +97,7 @@ class PlanFileWriter:
         return self
 
     def add(self, info: PlanInfo, plan: memoryview) -> None:
-        """Append a plan's bytes, hashed in pieces on the way; OSError as the file system does."""
+        """Append a plan's bytes, hashing them in chunks; OSError from the file system."""
         offset = _round_up(self._file.tell())
         self._file.seek(offset)
         digest = hashlib.sha256()
@@ -147,7 +147,7 @@ class PlanFile:
 
     @classmethod
     def open(cls, path: Path) -> PlanFile:
-        """Map the file after checking magic, version, table and every plan's place; raise EngineFileError."""
+        """Map the file after checking magic, version, table and the placement of all plans; raises EngineFileError."""
         label = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
         try:
             with path.open("rb") as file:
@@ -166,7 +166,7 @@ class PlanFile:
 
     @property
     def segments(self) -> tuple[Plan, ...]:
-        """The plans of the layer groups, in order."""
+        """The plans of the segments, in order."""
         return tuple(plan for plan in self.plans if plan.info.kind == SEGMENT)
 
     @property
@@ -175,7 +175,7 @@ class PlanFile:
         return next((plan for plan in self.plans if plan.info.kind == EARLY_EXIT), None)
 
     def view(self, plan: Plan, verify: bool = True) -> memoryview:
-        """The plan's bytes, a view of the file; verify raises EngineFileError unless they have the table's sha256."""
+        """The plan's bytes as a view of the file; with verify, EngineFileError unless they match the table's sha256."""
         view = memoryview(self._mapping)[plan.offset : plan.offset + plan.nbytes]
         if verify:
             digest = hashlib.sha256(view).hexdigest()
@@ -188,7 +188,7 @@ class PlanFile:
         return view
 
     def close(self) -> None:
-        """Unmap the file. Closing twice is harmless."""
+        """Unmap the file. Idempotent."""
         self._mapping.close()
 
     def __enter__(self) -> PlanFile:
@@ -201,7 +201,7 @@ class PlanFile:
 
 
 def describe(info: PlanInfo) -> str:
-    """A plan in words, for messages."""
+    """A description of a plan for messages."""
     return f"layers {info.first} to {info.last - 1}" if info.kind == SEGMENT else "the early exit"
 
 

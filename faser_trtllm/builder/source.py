@@ -1,4 +1,4 @@
-"""The checkpoints that engines are made from: opened, checked, and recognised again by their files."""
+"""The checkpoints that engines are built from: opening, checking, and recognising unchanged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HASHED_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, INDE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """One opened checkpoint, as it is to be built. segments: layer boundaries, 0 and num_layers included.
+    """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
 
     files: names of the checkpoint's files that the engine depends on.
     """
@@ -41,7 +41,7 @@ class Source:
     files: tuple[str, ...]
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """{file: {"bytes", "mtime_ns", "inode"}}: enough to see that nobody touched a file."""
+        """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
         stats = {name: (self.directory / name).stat() for name in self.files}
         return {
             name: {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
@@ -49,16 +49,16 @@ class Source:
         }
 
     def is_same(self, recorded: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Whether a manifest's entry for this role, with "sha256" per file, describes these files."""
+        """Whether a manifest's entry for this role, with "sha256" per file, matches these files."""
         return self.first_difference(recorded) is None
 
     def first_difference(self, recorded: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """The first file that a manifest's entry for this role says otherwise of; None if all are the same."""
+        """The first file that differs from a manifest's entry for this role, or None."""
         stats = self.stats()
         for name in sorted(stats.keys() ^ recorded.keys()):
             return name
         for name, stat in stats.items():
-            # The same file untouched need not be read again, which takes minutes for large checkpoints.
+            # An untouched file need not be read again, which takes minutes for large checkpoints.
             untouched = all(recorded[name].get(key) == value for key, value in stat.items())
             if not untouched and recorded[name].get("sha256") != sha256_of(self.directory / name):
                 return name
@@ -68,7 +68,7 @@ class Source:
 def open_sources(
     target_dir: Path, draft_dir: Path | None, expand: int, exit_layers: Sequence[int], stack: ExitStack
 ) -> list[Source]:
-    """The target and, if there is one, the draft; closed with the stack.
+    """Open the target and the draft, if any; closed with the stack.
 
     Raises CheckpointError, and InvalidArgumentError for exit_layers.
     """

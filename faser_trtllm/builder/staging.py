@@ -1,4 +1,4 @@
-"""A directory that appears whole or not at all: built beside its final place and renamed there."""
+"""Atomic directory creation: build beside the final path, then rename."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def staged_directory(final: Path) -> Iterator[Path]:
-    """Give an empty sibling directory; at the block's end it replaces `final`, on an error it is removed.
+    """Yield an empty sibling directory that replaces `final` at the end of the block, or is removed on an error.
 
-    What a killed process left behind is removed by the next. `final` is replaced by two renames: a kill in
-    between leaves no `final`, never a mixture. All is on disk before it gets its name. OSError as it comes.
+    Leftovers of a killed process are removed by the next one. `final` is replaced with two renames: a kill in between
+    leaves no `final`, never a mixture. Everything is synced to disk before the rename. Raises OSError.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final)
@@ -41,7 +41,7 @@ def staged_directory(final: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """However often Ctrl-C is pressed meanwhile."""
+    """Remove a directory, even if Ctrl-C is pressed meanwhile."""
     while path.exists():
         with contextlib.suppress(KeyboardInterrupt):
             shutil.rmtree(path, ignore_errors=True)

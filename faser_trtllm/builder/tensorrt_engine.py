@@ -1,7 +1,8 @@
-"""The TensorRT backends of `faser build`: one plan per segment of a model, built one after the other into one file.
+"""The TensorRT backends of `faser build`: one plan per segment of a model, built in sequence into one file.
 
-TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU it runs on. What differs between
-them is asked of the module (plugins or native attention, flags that exist), not of its name, except for where it runs.
+TensorRT for RTX builds ahead of time on any machine; full TensorRT builds for the GPU it runs on. Differences are
+detected by the module's capabilities (plugins or native attention, existing flags) rather than its name, except for
+where it runs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
 from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
+from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.plan_file import (
     EARLY_EXIT,
     SEGMENT,
@@ -38,14 +40,14 @@ from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.models.weights import expected_shapes
 
 VERIFY_ROWS = 128
-"""Rows of the profile that serves verification; prompts take the other one, of max_num_tokens rows."""
+"""Rows of the verification profile; prompts use the other one, of max_num_tokens rows."""
 
 RTX_COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
-"""What TensorRT for RTX 1.7 builds for unless it is told: these and newer ones (its documentation on CPU engines)."""
+"""Default targets of TensorRT for RTX 1.7: these GPUs and newer ones (its documentation on CPU engines)."""
 
 
 class TensorRTBackend:
-    """Backend (builder/backend.py) over one TensorRT module."""
+    """EngineBuilder (builder/backend.py) over one TensorRT module."""
 
     def __init__(self, trt: Any, name: str, dtype: str, requirements: Requirements, portable_build: bool) -> None:
         self._trt = trt
@@ -61,9 +63,11 @@ class TensorRTBackend:
         trt = load_tensorrt(name)
         version = str(trt.__version__)
         if name == "tensorrt":
-            from faser_trtllm.ops.cuda.module import device_arch
+            from faser_trtllm.ops.cuda.compiler import check_driver
+            from faser_trtllm.ops.cuda.module import device_arch, driver_version
 
-            arch = device_arch()  # full TensorRT measures kernels on the GPU that it builds for
+            check_driver(driver_version())
+            arch = device_arch()  # full TensorRT times kernels on the GPU that it builds for
             if hasattr(trt.INetworkDefinition, "add_plugin"):
                 from faser_trtllm.builder.plugins import register
 
@@ -95,7 +99,7 @@ class TensorRTBackend:
         return max_seq_len
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
-        """The networks are made for it, one segment at a time, but not built."""
+        """See EngineBuilder. Creates every network, one segment at a time, without building it."""
         return {
             "engine_file_version": VERSION,
             "requirements": _plain(asdict(self._requirements)),
@@ -127,7 +131,7 @@ class TensorRTBackend:
                         progress(source.role, thousandths, 1000 * len(parts), f"{describe(info)}: {phase}")
 
                 plan = self._build(builder, network, config, info, report)
-                # The weights go before the plan is written, the plan before the next segment's weights come.
+                # Free the weights before the plan is written, and the plan before the next segment's weights are read.
                 del network, config, builder
                 writer.add(info, memoryview(plan))
                 del plan
@@ -148,14 +152,14 @@ class TensorRTBackend:
         )
 
     def _parts(self, source: Source) -> list[tuple[str, int, int]]:
-        """What the file of this model holds, in order: kind, first layer, last layer."""
+        """The plans of this model's file, in order: kind, first layer, last layer."""
         ranges = segment_ranges(source.config, source.segments[1:-1])
         parts = [(SEGMENT, first, last) for first, last in ranges]
         return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(ranges) > 1 else parts
 
     def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
         options = self._options(build_config)
-        # Each network, and so its weights, is gone before the next is made.
+        # Each network is freed with its weights before the next is made.
         return [
             self._network(self._trt.Builder(logger(self._trt)), *part, source, options).specification
             for part in self._parts(source)
@@ -175,9 +179,9 @@ class TensorRTBackend:
         trt = self._trt
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.max_aux_streams = 0  # a partition's stream takes all of a segment's work
+        config.max_aux_streams = 0  # all work of a segment runs on the partition's stream
         if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
-            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # without it, a stream cannot be captured
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # stream capture needs it
         if self._set_compute_capabilities:
             capabilities = self._requirements.compute_capabilities
             config.num_compute_capabilities = len(capabilities)
@@ -213,6 +217,11 @@ class TensorRTBackend:
         return plan
 
 
+def open_builder(options: BuildOptions) -> TensorRTBackend:
+    """The builder of both TensorRT backends; raises as TensorRTBackend.load."""
+    return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities)
+
+
 def _enum_name(capability: str) -> str:
     return "SM" + capability.replace(".", "")
 
@@ -228,5 +237,5 @@ def _range(profile: Any, name: str) -> Range:
 
 
 def _plain(value: Any) -> Any:
-    """As json.load gives it back, so that manifests compare equal."""
+    """Round-trip through JSON, so that manifests compare equal."""
     return json.loads(json.dumps(value))

@@ -1,6 +1,6 @@
 """The Engine protocol: a compiled forward pass over ragged rows and block tables (TensorRT's sense of the word).
 
-An engine knows token ids, positions and blocks; it knows nothing of requests' lives, of drafts or of text.
+An engine handles token ids, positions and blocks; it knows nothing about request lifecycles, drafts or text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.value import value
+from faser_trtllm.ops.prune_rows import PruneBatch
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine was built for, and the memory it was opened with."""
+    """An engine's sizes and limits, and the memory it was opened with."""
 
     vocab_size: int
     max_seq_len: int
@@ -28,6 +30,25 @@ class EngineSpec:
     max_num_tokens: int  # rows of one pass
     max_batch_size: int  # requests of one pass, and slots
     segments: tuple[int, ...]  # layer boundaries: (0, ..., num_layers)
+
+
+@value
+class DraftBatch:
+    """The arguments of one draft call.
+
+    batch: the draft model's missing rows, of committed tokens and of pending drafts; at least the row of the last known
+    token where num_new_drafts > 0. sampling: SamplingTable.array, indexed by batch.slots. num_tokens, num_drafts,
+    num_new_drafts [num_requests] int32, contiguous: committed tokens, drafts pending behind them, and drafts wanted
+    behind those. max_draft_len: the most that may be pending then.
+    """
+
+    batch: RaggedBatch
+    sampling: npt.NDArray[np.void]
+    num_tokens: npt.NDArray[np.int32]
+    num_drafts: npt.NDArray[np.int32]
+    num_new_drafts: npt.NDArray[np.int32]
+    max_draft_len: int
+    stop: DraftStop | None = None
 
 
 class Engine(Protocol):
@@ -49,28 +70,22 @@ class Engine(Protocol):
         """Keep only these hidden rows (ascending indices) between two segments; the next batch matches them."""
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Between two segments: what the LM head says of some hidden rows -> scores [num_rows, num_candidates] fp32.
+        """Between two segments: LM head scores of some hidden rows' candidates -> scores [num_rows, num_candidates]
+        fp32.
 
         rows [num_rows] int32: indices of hidden rows. candidates [num_rows, num_candidates] int32: each row's own token
-        ids; -1 scores -inf. Hidden rows stay as they are. A new array each time.
+        ids; -1 scores -inf. Hidden rows are unchanged. Returns a new array each time.
         """
 
-    def draft(
-        self,
-        batch: RaggedBatch,
-        sampling: npt.NDArray[np.void],
-        num_tokens: npt.NDArray[np.int32],
-        num_drafts: npt.NDArray[np.int32],
-        num_new_drafts: npt.NDArray[np.int32],
-        max_draft_len: int,
-        stop: DraftStop | None = None,
-    ) -> npt.NDArray[np.int32]:
+    def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
+        """Between two segments: score the drafts' candidates, decide by the batch's rule, and drop rows ->
+        [num_requests] int32 rows that each request keeps (ops/prune_rows.py). The next batch matches them."""
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         """Draft autoregressively in one call (a draft model's engine only) -> [num_requests] tokens drafted.
 
-        The batch's rows (committed tokens and pending drafts without draft KV, at least one row where
-        num_new_drafts > 0) are run first; request i then drafts num_new_drafts[i] tokens, written behind its
-        num_tokens[i] + num_drafts[i] known tokens, or fewer if stop ends it (ops/draft_stop.py).
-        sampling: SamplingTable.array, indexed by batch.slots.
+        The batch's rows are run first; request i then drafts num_new_drafts[i] tokens, written behind its known ones,
+        or fewer if stop ends it (ops/draft_stop.py).
         """
 
     def close(self) -> None: ...

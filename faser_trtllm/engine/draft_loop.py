@@ -1,4 +1,4 @@
-"""The draft loop in Python, for engines whose forward pass is one call and whose logits are on the host."""
+"""The draft loop in Python, for engines with a single-call forward pass and logits on the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops import draft_stop, sample
 
@@ -16,17 +16,12 @@ Int32Array = npt.NDArray[np.int32]
 
 
 def draft_loop(
-    forward: Callable[[RaggedBatch], npt.NDArray[np.float32]],
-    vocab_size: int,
-    batch: RaggedBatch,
-    sampling: npt.NDArray[np.void],
-    num_tokens: Int32Array,
-    num_drafts: Int32Array,
-    num_new_drafts: Int32Array,
-    max_draft_len: int,
-    stop: DraftStop | None,
+    forward: Callable[[RaggedBatch], npt.NDArray[np.float32]], vocab_size: int, draft_batch: DraftBatch
 ) -> Int32Array:
     """Engine.draft (engine/base.py) over Engine.forward: one pass per draft step."""
+    batch, sampling, stop = draft_batch.batch, draft_batch.sampling, draft_batch.stop
+    num_tokens, num_drafts = draft_batch.num_tokens, draft_batch.num_drafts
+    num_new_drafts, max_draft_len = draft_batch.num_new_drafts, draft_batch.max_draft_len
     num_requests = batch.num_requests
     num_drafted = np.zeros(num_requests, np.int32)
     known = (num_tokens + num_drafts)[:num_requests].astype(np.int32)

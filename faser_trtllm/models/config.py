@@ -1,4 +1,4 @@
-"""What a decoder is made of, read from a Hugging Face config.json (transformers 4 and 5 spellings)."""
+"""A decoder's configuration, read from a Hugging Face config.json (transformers 4 and 5 spellings)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         )
     head_dim = fields.integer("head_dim", default=0, minimum=0)
     if head_dim == 0:
-        # transformers' Qwen3Config has its own default, whatever hidden_size is.
+        # The default of transformers' Qwen3Config, which does not depend on hidden_size.
         head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
         if architecture != "Qwen3ForCausalLM" and hidden_size % num_heads:
             raise CheckpointError(
@@ -219,7 +219,7 @@ def _parse_sliding_window(fields: _Fields, architecture: str, num_layers: int) -
     if len(set(layer_types)) > 1:
         raise CheckpointError(f"{source}: layer_types differ, only one kind of attention for all layers is supported")
     if architecture == "MistralForCausalLM":
-        # transformers' MistralConfig has a window of 4096 unless config.json says null.
+        # transformers' MistralConfig defaults to a window of 4096; null turns it off.
         window = data.get("sliding_window", 4096)
     elif architecture.startswith("Qwen") and fields.boolean("use_sliding_window", default=False):
         window = fields.integer("sliding_window", default=4096)

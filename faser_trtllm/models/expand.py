@@ -1,8 +1,8 @@
-"""A deeper model with the same function: a knob for the target's cost, not for its quality.
+"""Make a model deeper without changing its outputs: a knob for the target's cost, not its quality.
 
-The added layers are copies of a neighbour whose o_proj and down_proj (and their biases) are zero: they read,
-compute and store as much as any layer and add exactly zero to the residual stream. Logits and acceptance
-stay those of the original model, so only time and memory change; measurements that use it must say so.
+The added layers copy a neighbour with o_proj and down_proj (and their biases) set to zero: they read, compute and store
+as much as any layer and add exactly zero to the residual stream. Logits and acceptance are unchanged; only time and
+memory grow. Measurements that use this must say so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
 
 
 class ExpandedWeights:
-    """Weights of the enlarged model, made tensor by tensor; the interface of CheckpointWeights.
+    """Weights of the enlarged model, made tensor by tensor; same interface as CheckpointWeights.
 
     Layer i of the enlarged model is the original's layer i // expand: that layer itself if i is a multiple of
     expand, and a copy with zeroed outputs otherwise.

@@ -1,4 +1,4 @@
-"""The model in plain torch, float32 and whole sequences: what engines are compared with. Needs torch."""
+"""The reference model in plain torch, in float32 over whole sequences. Needs torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceModel:
-    """Holds all weights in fp32; a tool for tests and measurements, not for serving."""
+    """Holds all weights in fp32; for tests and measurements, not for serving."""
 
     def __init__(self, config: ModelConfig, weights: Weights, round_to_bf16: bool = False) -> None:
         """round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does."""

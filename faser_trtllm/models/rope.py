@@ -19,7 +19,7 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """One rope for all layers; fields that a rope_type has no use for keep their defaults."""
+    """One rope for all layers; fields that a rope_type does not use keep their defaults."""
 
     rope_type: str = "default"
     theta: float = 10000.0

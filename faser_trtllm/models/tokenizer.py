@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the `tokenizers` library, and text that grows token by token."""
+"""Encoding, decoding and incremental detokenization with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CONTEXT_TOKENS = 4
 
 
 class Tokenizer:
-    """A tokenizer.json with the ids that begin and end texts. Immutable; safe to share between threads.
+    """A tokenizer.json with its bos and eos ids. Immutable; safe to share between threads.
 
-    bos_token_id: None if the model has none; whether encode adds it is up to tokenizer.json.
+    bos_token_id: None if the model has none; tokenizer.json decides whether encode adds it.
     eos_token_ids: generation_config.json's, else config.json's, else tokenizer_config.json's eos_token.
     """
 
@@ -48,7 +48,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Read a checkpoint's or an engine's directory; CheckpointError says what is missing."""
+        """Read a checkpoint or engine directory; CheckpointError says what is missing."""
         try:
             definition = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -68,31 +68,31 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; a model's vocab_size is often padded beyond it."""
+        """Number of tokens including added ones; a model's vocab_size is often padded beyond it."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
     def definition(self) -> str:
-        """The text of a tokenizer.json with the same meaning."""
+        """An equivalent tokenizer.json as text."""
         return str(self._backend.to_str())
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
         """Token ids of a text.
 
         add_special_tokens: what tokenizer.json's post-processor adds (for many models, bos).
-        parse_special_tokens: whether "<|eot|>" typed in the text is that token; by default it is text: users
+        parse_special_tokens: whether "<|eot|>" in the text becomes that token; by default it stays text, so users
         cannot forge turns. Rendered chat templates need True.
         """
         backend = self._parsing_backend if parse_special_tokens else self._backend
         return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of all ids; unknown ids have none, incomplete UTF-8 becomes U+FFFD."""
+        """The text of all ids; unknown ids are skipped, incomplete UTF-8 becomes U+FFFD."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.finish()
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's entry of an id, as tokenizer.json spells it."""
+        """The vocabulary entry of an id, as spelled in tokenizer.json."""
         return self._backend.id_to_token(token_id)  # type: ignore[no-any-return]
 
     def token_id(self, token: str) -> int | None:
@@ -100,14 +100,14 @@ class Tokenizer:
         return self._backend.token_to_id(token)  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
-        """sha256 over ids and tokens: equal where a draft's ids mean the target's tokens."""
+        """sha256 over ids and tokens: equal if draft and target ids mean the same tokens."""
         digest = hashlib.sha256()
         for token, token_id in sorted(self._vocabulary().items(), key=lambda item: item[1]):
             digest.update(f"{token_id} {token!r}\n".encode())
         return digest.hexdigest()
 
     def first_difference(self, other: Tokenizer, names: tuple[str, str] = ("one", "the other")) -> str | None:
-        """The lowest id with another meaning in the other tokenizer, in words, or None."""
+        """A sentence about the lowest id that differs from the other tokenizer, or None."""
         mine = {token_id: token for token, token_id in self._vocabulary().items()}
         theirs = {token_id: token for token, token_id in other._vocabulary().items()}
         if mine == theirs:
@@ -118,7 +118,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _parsing_backend(self) -> Any:
-        # The switch belongs to the backend, which threads share: parsing takes a second one, made on demand.
+        # The switch is a setting of the shared backend, so parsing uses a second one, made on demand.
         return _from_definition(self._backend.to_str())
 
     def _vocabulary(self) -> dict[str, int]:
@@ -141,9 +141,9 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Text of one request as its tokens come: what push() and finish() give adds up to decode().
+    """Incremental text of one request: the results of push() and finish() concatenate to decode().
 
-    Characters whose UTF-8 bytes are incomplete are held back. A push costs time in proportion to its ids.
+    Characters with incomplete UTF-8 bytes are held back. A push takes time linear in its ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -175,22 +175,22 @@ class IncrementalDetokenizer:
         return "".join([*text, self._end_bytes(plain), self._text_of(plain)])
 
     def finish(self) -> str:
-        """What is still held back, as U+FFFD; to be called once, after the last push."""
+        """The text still held back, as U+FFFD; call once, after the last push."""
         return self._utf8.decode(b"", True)
 
     def _end_bytes(self, plain: list[int]) -> str:
-        """A token that is no byte ends a run of bytes."""
+        """A non-byte token ends a run of bytes."""
         return self.finish() if plain else ""
 
     def _text_of_byte(self, token_id: int, value: int) -> str:
         if not self._context:
             self._context = [token_id]
-            if value == ord(" "):  # decoders may strip a text's first space
+            if value == ord(" "):  # decoders may strip the first space of a text
                 return self._backend_text([token_id])
         return self._utf8.decode(bytes([value]))
 
     def _text_of(self, ids: list[int]) -> str:
-        """Text of these ids behind those before them: a text's first token may lose its space."""
+        """The text of these ids after earlier ones: the first token of a text may lose its space."""
         if not ids:
             return ""
         known = len(self._backend_text(self._context))

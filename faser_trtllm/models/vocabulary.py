@@ -1,7 +1,7 @@
-"""A model whose vocab_size is padded to another number than its partner's.
+"""Pad or cut a model's vocab_size to match its partner's.
 
 Models of one family share a tokenizer and pad their embeddings differently (Qwen2.5: 151,936 and 152,064).
-Rows without a token carry no meaning, so a draft can be brought to its target's vocab_size.
+Padding rows carry no meaning, so a draft can take its target's vocab_size.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class ResizedVocabulary:
-    """Weights with embedding and head of another number of rows; same interface as CheckpointWeights.
+    """Weights with a resized embedding and head; same interface as CheckpointWeights.
 
-    Rows are cut off at the end, or added as copies of the last one: a row that was padding predicts as little
-    as padding does, where a row of zeros has the logit 0 and may win.
+    Rows are cut off at the end, or added as copies of the last one: a copied padding row is as unlikely as padding,
+    whereas a row of zeros has logit 0 and may win.
     """
 
     def __init__(self, weights: Weights, vocab_size: int) -> None:

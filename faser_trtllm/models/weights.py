@@ -32,7 +32,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
-    """fp32 -> bf16 bits, rounded to nearest even; NaN stays NaN, what is too large becomes infinite."""
+    """fp32 -> bf16 bits, rounded to nearest even; NaN stays NaN, overflow becomes infinity."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -56,7 +56,7 @@ class _Entry:
 
 
 class Weights(Protocol):
-    """A model's tensors by their Hugging Face names: a checkpoint's, or made from one on the way."""
+    """A model's tensors by their Hugging Face names, read from a checkpoint or derived from one."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor; CheckpointError if there is none of this name."""
@@ -69,7 +69,7 @@ class Weights(Protocol):
 
 
 class CheckpointWeights:
-    """Tensors of one checkpoint by their Hugging Face names. Files are mapped, never copied as a whole."""
+    """Tensors of one checkpoint by their Hugging Face names. Files are memory-mapped, never read whole."""
 
     def __init__(self, directory: Path) -> None:
         """Map the checkpoint's files; CheckpointError if one is missing, truncated or damaged."""
@@ -94,7 +94,7 @@ class CheckpointWeights:
         return self._entry(name).shape
 
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits (a read-only view of the file where it is bf16 already), shape checked."""
+        """The tensor as bf16 bits (a read-only view of the file if it is already bf16), shape checked."""
         entry, array = self._array(name, shape)
         if entry.dtype == "BF16":
             return array
@@ -247,7 +247,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(weights: Weights, config: ModelConfig) -> None:
-    """Raise CheckpointError for the first tensor that is missing or of another shape than config asks for."""
+    """Raise CheckpointError for the first tensor that is missing or does not have the shape given by config."""
     for name, shape in expected_shapes(config).items():
         if weights.shape(name) != shape:
             raise CheckpointError(

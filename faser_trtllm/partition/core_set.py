@@ -11,7 +11,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.errors import ConfigError, FaserError
 
-# Long enough to bridge the Python between two passes, short enough not to take a core from others.
+# Long enough to bridge the Python code between two passes, short enough not to hog a core.
 DEFAULT_SPIN_US = 200
 
 
@@ -20,7 +20,7 @@ class CoreSet:
 
     cores: core ids of this partition, whose workers 1.. are pinned to cores[1:]; None takes all cores the
     process may use and leaves placement to the system. num_threads: workers, at most one per core; default:
-    all. Several engines may share a core set if they take turns.
+    all. Engines may share a core set if they take turns.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CoreSet:
             os.sched_setaffinity(0, {self.cores[0]})
 
     def close(self) -> None:
-        """Stop the threads. Engines that use them must be closed before."""
+        """Stop the threads. Close the engines that use them first."""
         if self._handle is not None:
             native.library().faser_pool_destroy(self._handle)
             self._handle = None

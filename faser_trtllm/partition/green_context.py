@@ -1,7 +1,7 @@
-"""Shares of a GPU: SMs in green contexts, one split for both sides, with streams made in them.
+"""Partitions of a GPU: SMs in green contexts, one split for both sides, each with its own stream.
 
-A green context is a mask of SMs over the primary context: memory, modules and events are common to all, and what runs
-on a stream of it stays on its SMs. Moving to another partition is enqueueing on another stream. Not run on a GPU; the
+A green context is a mask of SMs over the primary context: memory, modules and events are shared, and work on its
+streams stays on its SMs. To move to another partition, enqueue on its stream. Not run on a GPU; the
 calls are tested through cuda-python's bindings over a stand-in driver.
 """
 
@@ -34,7 +34,7 @@ _GREEN_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class GpuPartition:
-    """What runs on its stream (a CUstream as a number) stays within its num_sms SMs."""
+    """Work on its stream (a CUstream as a number) stays on its num_sms SMs."""
 
     name: str
     stream: int
@@ -50,13 +50,13 @@ class PartitionPair:
 
 
 def default_draft_sms(device_sms: int) -> tuple[int, ...]:
-    """SMs for the draft worth having in the pre-made pairs: a quarter first, an eighth, a half; multiples of 8."""
+    """SM counts of the draft for the prepared pairs: a quarter, an eighth and a half of the GPU, in multiples of 8."""
     wanted = (device_sms // part // 8 * 8 for part in (4, 8, 2))
     return tuple(dict.fromkeys(max(8, count) for count in wanted))
 
 
 class GpuPartitions:
-    """The whole GPU, and pairs that divide it between a draft and a target; all made at once, none while serving.
+    """The whole GPU, and pairs that divide it between a draft and a target; all created up front, none while serving.
 
     whole: a stream of the primary context. pairs[i]: for draft_sms[i], with the counts that the driver granted. kind:
     "green", or "priority" where the driver has no green contexts: then both sides of the one pair have every SM, and
@@ -68,7 +68,7 @@ class GpuPartitions:
     ) -> None:
         """draft_sms: default default_draft_sms(). require_green: FaserError instead of the fallback.
 
-        Raises ConfigError where cuda-python or a driver is missing, or for a count that the GPU cannot divide into.
+        Raises ConfigError if cuda-python or a driver is missing, or if the GPU cannot be divided this way.
         """
         self._driver = load_driver()
         self.num_sms = num_sms(ordinal)
@@ -96,7 +96,7 @@ class GpuPartitions:
         return (self.whole, *(side for pair in self.pairs for side in (pair.draft, pair.target)))
 
     def close(self) -> None:
-        """Destroy streams, then their contexts, newest first. What ran on them must have ended. Twice is harmless."""
+        """Destroy streams, then their contexts, newest first. Their work must have finished. Idempotent."""
         self._stack.close()
 
     def __enter__(self) -> GpuPartitions:
@@ -111,7 +111,7 @@ class GpuPartitions:
         reason = next((f"cuda-python has no {name}" for name in _GREEN_CALLS if not hasattr(self._driver, name)), "")
         pairs: list[PartitionPair] = []
         if not reason:
-            # Pairs that were made before one fails go with it: half of what was asked for would be a trap.
+            # If one pair fails, drop those made before it: half of what was requested would be a trap.
             with ExitStack() as made:
                 try:
                     pairs = [self._green_pair(count, made) for count in counts]

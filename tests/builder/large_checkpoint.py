@@ -15,7 +15,7 @@ import numpy as np
 
 from faser_trtllm.models.config import parse_model_config
 from faser_trtllm.models.weights import bfloat16_from_float32, expected_shapes
-from tests.checkpoints import write_tokenizer
+from tests.support.checkpoints import write_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -22,7 +22,7 @@ from faser_trtllm.builder.engine_file import EngineFile, unpack_matrix
 from faser_trtllm.errors import CheckpointError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import CheckpointWeights
-from tests.checkpoints import make_checkpoint, make_pair, write_tokenizer
+from tests.support.checkpoints import make_checkpoint, make_pair, write_tokenizer
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_without_a_draft(options: BuildOptions) -> None:
     engines = build_engines(dataclasses.replace(options, draft_checkpoint_dir=None))
     assert engines is not None
     assert not engines.has_draft
-    assert engines.build_config.max_draft_len == 0
+    assert engines.build_config.max_draft_len == options.max_draft_len  # for drafts of the text itself
     assert not (options.output_dir / "draft").exists()
     with pytest.raises(ValueError, match="no draft"):
         _ = engines.draft_path

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.core.batch import BatchBuilder
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.partition.core_set import CoreSet
-from tests.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 LLAMA3 = {
     "rope_type": "llama3",

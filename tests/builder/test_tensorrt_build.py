@@ -22,8 +22,8 @@ from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
-from tests.builder.network.networks import load_trt
-from tests.checkpoints import make_checkpoint, make_pair
+from tests.support.checkpoints import make_checkpoint, make_pair
+from tests.support.networks import load_trt
 
 trt = load_trt()
 
@@ -155,10 +155,11 @@ def test_full_tensorrt_needs_its_gpu(options: BuildOptions, monkeypatch: pytest.
 
 
 def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is decided before a network is made; the build itself needs a GPU (tests/engine/test_tensorrt_gpu.py)."""
-    from faser_trtllm.ops.cuda import module
+    """What is decided before a network is made; the build itself needs a GPU (tests/engine/tensorrt/test_gpu.py)."""
+    from faser_trtllm.ops.cuda import compiler, module
 
-    registered = []
+    registered: list[Any] = []
+    checked: list[int] = []
     full = SimpleNamespace(
         __name__="tensorrt", __version__="11.1.0", INetworkDefinition=SimpleNamespace(add_plugin=None)
     )
@@ -166,7 +167,10 @@ def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "tensorrt", full)
     monkeypatch.setitem(sys.modules, "faser_trtllm.builder.plugins", plugins)
     monkeypatch.setattr(module, "device_arch", lambda: "sm_90")
+    monkeypatch.setattr(module, "driver_version", lambda: 13000)
+    monkeypatch.setattr(compiler, "check_driver", checked.append)
     backend = TensorRTBackend.load("tensorrt", "bfloat16", ())
+    assert checked == [13000]
     assert registered == [(full, "sm_90")]
     assert backend._requirements == plan_file.Requirements("tensorrt", "11.1.0", ("9.0",), portable=False)
     assert [backend.tokens_per_block(wanted, 96) for wanted in (None, 64)] == [32, 64]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.partition.core_set import CoreSet
-from tests.engine.harness import Harness
-from tests.engine.tiny_model import TinyModel
+from tests.support.engine_harness import Harness
+from tests.support.tiny_model import TinyModel
 
 MAX_BATCH_SIZE = 6
 

@@ -8,7 +8,7 @@ import pytest
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, load_model_config, parse_model_config
-from tests.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

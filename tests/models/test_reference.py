@@ -11,7 +11,7 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
-from tests.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 LLAMA3 = {
     "rope_type": "llama3",

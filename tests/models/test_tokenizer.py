@@ -12,7 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
-from tests.checkpoints import make_checkpoint, write_tokenizer
+from tests.support.checkpoints import make_checkpoint, write_tokenizer
+from tests.support.effort import examples
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=40)
 
@@ -64,7 +65,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool = T
 CUTS = st.lists(st.integers(0, 1000), max_size=30)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(data=st.data(), cuts=CUTS, skip=st.booleans())
 def test_pieces_add_up_to_the_whole(backend: Backend, data: st.DataObject, cuts: list[int], skip: bool) -> None:
     tokenizer = Tokenizer(backend.to_str())
@@ -77,7 +78,7 @@ def test_pieces_add_up_to_the_whole(backend: Backend, data: st.DataObject, cuts:
         assert whole == backend.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(text=TEXTS, cuts=CUTS)
 def test_text_comes_back(backend: Backend, text: str, cuts: list[int]) -> None:
     tokenizer = Tokenizer(backend.to_str())

@@ -21,10 +21,11 @@ from faser_trtllm.models.weights import (
     expected_shapes,
     float32_from_bfloat16,
 )
-from tests.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
+from tests.support.effort import examples
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(npst.arrays(np.uint32, st.integers(1, 40)))
 def test_rounding_is_that_of_torch(bits: np.ndarray) -> None:
     values = bits.view(np.float32)

@@ -11,7 +11,7 @@ import pytest
 from faser_trtllm import native
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.core_set import CoreSet
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def _num_threads() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from faser_trtllm.errors import FaserError
 from faser_trtllm.partition.green_context import GpuPartitions, default_draft_sms
+from tests.virtual_gpu.device.library import driver_library, why_not
 
 MAKE_AND_TELL = """
 import logging, sys
@@ -31,15 +31,11 @@ except FaserError as error:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libcuda.so.1 that stands in for the driver's."""
-    pytest.importorskip("cuda.bindings", reason="needs pip install 'faser-trtllm[cuda]'")
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if sys.platform != "linux" or compiler is None:
-        pytest.skip("needs Linux and a C++ compiler")
+    """A folder with the virtual GPU's libcuda.so.1, and place for the log of its calls."""
+    if reason := why_not():
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("libcuda")
-    source = Path(__file__).parent / "libcuda_stand_in.cpp"
-    command = [compiler, "-shared", "-fPIC", "-std=c++17", "-Wall", "-o", str(folder / "libcuda.so.1"), str(source)]
-    subprocess.run([*command, "-ldl"], check=True)
+    (folder / "libcuda.so.1").symlink_to(driver_library())
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-PLUGINS = HERE.parents[1] / "plugins" / "cpu"
+PLUGINS = HERE.parents[1] / "plugins" / "cpu" / "engine"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""The seam between the decoder and the cache: attention by TensorRT's own layers, or by our plugins.
+"""The attention flavours: TensorRT's own layers, or our plugins.
 
-Which one is a matter of what the network object can do, never of the module's name (choose_attention).
+The choice depends on what the network object supports, never on the module's name (choose_attention).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from faser_trtllm.models.rope import rope_frequencies
 
 
 class Attention(Protocol):
-    """Adds what differs between the flavours; the decoder's text is the same for both."""
+    """The flavour-specific part of the network; the decoder is the same for both."""
 
     flavour: str
     plugins: tuple[str, ...]  # ids of the plugins that the network calls
@@ -25,12 +25,12 @@ class Attention(Protocol):
         """Declare the inputs that all layers share."""
 
     def add(self, layer_index: int, qkv: Any) -> Any:
-        """qkv [rows, num_heads + 2 * num_kv_heads, head_dim], normed where the model norms heads, before rope ->
-        attention's output [rows, num_heads * head_dim]. Declares the layer's caches, inputs and outputs."""
+        """qkv [rows, num_heads + 2 * num_kv_heads, head_dim] before rope, after q/k norm if the model has it ->
+        attention output [rows, num_heads * head_dim]. Declares the layer's caches, inputs and outputs."""
 
 
 def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
-    """Our plugins where the network takes plugins, TensorRT's attention and cache update where it has those."""
+    """Our plugins if the network supports plugins, else TensorRT's attention and cache update."""
     network = graph.network
     if hasattr(network, "add_plugin"):
         return PluginAttention(graph, config)
@@ -43,10 +43,10 @@ def choose_attention(graph: Graph, config: ModelConfig) -> Attention:
 
 
 class NativeAttention:
-    """IKVCacheUpdate over linear caches and IAttention; row b of the batch is cache row b, idle ones have no rows.
+    """IKVCacheUpdate over linear caches and IAttention; request b of the batch is cache row b; idle ones have no rows.
 
-    Rows are packed everywhere but in attention itself: Q is gathered to [batch, heads, query_rows, head_dim] by pad_idx
-    and back by unpad_idx. A mask from the positions says what a row sees, exact for any set of rows.
+    Rows are packed everywhere except in attention itself: Q is gathered to [batch, heads, query_rows, head_dim] by
+    pad_idx and back by unpad_idx. The mask is computed from positions, so it is exact for any set of rows.
     """
 
     flavour = "native"
@@ -78,27 +78,27 @@ class NativeAttention:
         graph, config, trt = self._graph, self._config, self._graph.trt
         num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         q, k, v = split_heads(graph, config, qkv)
-        # IAttention has no scale of its own.
+        # IAttention does not scale.
         scale = graph.literal("softmax_scale", np.full((1, 1, 1, 1), head_dim**-0.5, np.float32))
         q = graph.elementwise(self._rotate(q), scale, "PROD")
         q = graph.reshape(graph.cast(q, graph.dtype), -1, num_heads, head_dim)
         k = graph.reshape(graph.cast(self._rotate(k), graph.dtype), -1, num_kv_heads, head_dim)
         k_cache, v_cache = self._update("k", layer_index, k), self._update("v", layer_index, v)
-        # Padding slots repeat a row; nothing reads what becomes of them.
+        # Padding slots repeat a row; their results are never read.
         q = graph.transpose(graph.gather(q, self._pad_idx), 0, 2, 1, 3)
         normalization, causal = trt.AttentionNormalizationOp.SOFTMAX, trt.CausalMaskKind.NONE
         layer = graph.network.add_attention_v2(q, k_cache, v_cache, normalization, causal)
         layer.mask = self._mask
         layer.key_value_form = trt.AttentionIOForm.PADDED_BHND
         layer.key_value_lengths = self._kv_lens
-        # There is no fused kernel in fp32.
+        # Fp32 has no fused kernel.
         layer.decomposable = graph.options.dtype == "float32"
         layer.name = f"layers.{layer_index}.attention"
         y = graph.transpose(layer.get_output(0), 0, 2, 1, 3, then_reshape=(-1, num_heads * head_dim))
         return graph.gather(y, self._unpad_idx)
 
     def _rotate(self, x: Any) -> Any:
-        """x [rows, heads, head_dim] -> the same rotated, fp32 [rows, heads, 1, head_dim]: every row is a sequence."""
+        """Rotate x [rows, heads, head_dim] -> fp32 [rows, heads, 1, head_dim]: every row is a sequence."""
         graph, head_dim = self._graph, self._config.head_dim
         x = graph.reshape(graph.cast(x, graph.trt.float32), 0, 0, 1, head_dim)
         layer = graph.network.add_rotary_embedding(x, *self._rope_tables, False, head_dim)
@@ -133,12 +133,12 @@ class NativeAttention:
 
 
 class PluginAttention:
-    """Our plugins over paged caches [blocks, num_kv_heads, tokens_per_block, head_dim]: nothing is padded.
+    """Our plugins over paged caches [blocks, num_kv_heads, tokens_per_block, head_dim], without padding.
 
     faser::append_kv(qkv [rows, (num_heads + 2 * num_kv_heads) * head_dim], cos, sin fp32 [max_seq_len, head_dim / 2],
     positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache) -> q [rows, num_heads, head_dim], k_cache, v_cache;
-    faser::verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens) -> [rows, num_heads, head_dim], which
-    scales by head_dim ** -0.5 itself. kv_lens: past and new. Each cache output is bound to its input's address.
+    faser::verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens) -> [rows, num_heads, head_dim], scaled
+    by head_dim ** -0.5. kv_lens includes the new rows. Each cache output is bound to its input's address.
     """
 
     flavour = "plugin"

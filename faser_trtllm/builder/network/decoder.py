@@ -1,4 +1,4 @@
-"""The decoder's text: the same for every family, every dtype and both flavours of attention."""
+"""The decoder's layers, shared by all model families, dtypes and attention flavours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_embedding(graph: Graph, config: ModelConfig, token_ids: Any) -> Any:
 
 
 def add_layer(graph: Graph, config: ModelConfig, attention: Attention, layer_index: int, x: Any) -> Any:
-    """Hidden rows x [rows, hidden_size] through one layer."""
+    """Run hidden rows x [rows, hidden_size] through one layer."""
     prefix, hidden, eps = f"model.layers.{layer_index}", config.hidden_size, config.rms_norm_eps
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     normed = graph.rms_norm(x, f"{prefix}.input_layernorm", hidden, eps)
@@ -46,7 +46,7 @@ def add_head(graph: Graph, config: ModelConfig, x: Any) -> Any:
 
 
 def head_name(config: ModelConfig) -> str:
-    """The checkpoint's name of the LM head, which may be the embedding."""
+    """The checkpoint's name for the LM head, which may be the embedding."""
     return "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
 
 

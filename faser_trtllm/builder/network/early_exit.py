@@ -1,4 +1,5 @@
-"""The candidate-only projection between two segments, as a network of its own: it runs only where it is wanted."""
+"""What happens between two segments, as a separate network that runs only when needed: scores of the draft's candidates
+and, with our plugins, the decision which rows go on, and their compaction."""
 
 from __future__ import annotations
 
@@ -13,16 +14,25 @@ from faser_trtllm.builder.network.segment import SegmentNetwork, finish
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
 
+RULE_SIZE = 5  # PruneRule.weights()
+PLUGINS = ("faser::early_exit", "faser::prune_rows", "faser::compact_rows")
+
 
 def build_early_exit(
     trt: Any, network: Any, config: ModelConfig, weights: Weights, options: NetworkOptions
 ) -> SegmentNetwork:
-    """Fill an empty network with what ops/early_exit.py says of some hidden rows.
+    """Fill an empty network with the computation of ops/early_exit.py and, where it supports plugins, of
+    ops/prune_rows.py.
 
     hidden_in [rows, hidden_size] of the options' dtype: a segment's hidden_out. exit_rows i32 [exit_rows]: indices of
     hidden rows. candidates i32 [exit_rows, num_candidates]: token ids, negative for none. scores fp32 [exit_rows,
-    num_candidates]: the LM head's, -inf for none. One network serves all boundaries; its engine holds the LM head.
+    num_candidates]: the LM head's, -inf for none. One network serves all boundaries; its plan contains the LM head.
+
+    With plugins also, of rows positions, cu_q_lens and kv_lens, and of drafts places, before, cu_drafts, starts and
+    rule, as ops/cuda/prune_rows.py has them -> kept i32 [batch], and hidden_out: the rows that stay, in front of zeros.
     """
+    if hasattr(network, "add_plugin"):
+        return _with_plugins(trt, network, config, weights, options)
     graph = Graph(trt, network, options, weights)
     hidden, num_candidates = config.hidden_size, options.num_candidates
     x = graph.add_input("hidden_in", options.dtype, "rows", hidden)
@@ -39,3 +49,38 @@ def build_early_exit(
     scores = network.add_select(graph.elementwise(candidates, zero, "LESS"), nothing, scores).get_output(0)
     graph.mark_output(scores, "scores", "float32", "exit_rows", num_candidates)
     return finish(graph, "early_exit", "native", ())
+
+
+def _with_plugins(
+    trt: Any, network: Any, config: ModelConfig, weights: Weights, options: NetworkOptions
+) -> SegmentNetwork:
+    graph = Graph(trt, network, options, weights)
+    ops, size, num_candidates = trt.plugin.op.faser, config.hidden_size, options.num_candidates
+    hidden = graph.add_input("hidden_in", options.dtype, "rows", size)
+    rows = graph.add_input("exit_rows", "int32", "exit_rows")
+    candidates = graph.add_input("candidates", "int32", "exit_rows", num_candidates)
+    places = graph.add_input("places", "int32", "exit_rows")
+    before = graph.add_input("before", "float32", "exit_rows")
+    cu_drafts = graph.add_input("cu_drafts", "int32", "batch_plus_one")
+    starts = graph.add_input("starts", "int32", "batch")
+    rule = graph.add_input("rule", "float32", RULE_SIZE)
+    positions = graph.add_input("positions", "int32", "rows")
+    cu_q_lens = graph.add_input("cu_q_lens", "int32", "batch_plus_one")
+    kv_lens = graph.add_input("kv_lens", "int32", "batch")
+    norm = graph.vector("model.norm", size)
+    head = graph.matrix(head_name(config), num_in=size, num_out=(config.vocab_size,))
+
+    def call(name: str, *arguments: Any) -> Any:
+        layer = network.add_plugin(getattr(ops, name)(*arguments), aot=True)
+        layer.name = name
+        return layer
+
+    exits = call("early_exit", hidden, rows, norm, head, candidates, places, config.rms_norm_eps)
+    scores = exits.get_output(0)
+    pruned = call("prune_rows", scores, places, before, cu_drafts, starts, rule, positions)
+    listed = pruned.get_output(1)
+    compacted = call("compact_rows", hidden, positions, listed, cu_q_lens, kv_lens, options.max_seq_len)
+    graph.mark_output(scores, "scores", "float32", "exit_rows", num_candidates)
+    graph.mark_output(pruned.get_output(0), "kept", "int32", "batch")
+    graph.mark_output(compacted.get_output(0), "hidden_out", options.dtype, "rows", size)
+    return finish(graph, "early_exit", "plugin", PLUGINS)

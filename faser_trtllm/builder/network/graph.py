@@ -1,4 +1,4 @@
-"""A network under construction: small layer functions, weights without copies, and named inputs and outputs."""
+"""A network under construction: small layer helpers, zero-copy weights, named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LARGEST_FLOAT16 = 65504.0
 class Graph:
     """Adds layers to an INetworkDefinition; .dtype is the trt.DataType of activations and matrices.
 
-    The network points into the arrays of .weights (layer name -> array; bf16 as uint16 bits): they must live as long as
-    anything reads the network. Nothing notices when they do not.
+    The network points into the arrays of .weights (layer name -> array; bf16 as uint16 bits): they must outlive every
+    reader of the network. Nothing checks this.
     """
 
     def __init__(self, trt: Any, network: Any, options: NetworkOptions, weights: Weights) -> None:
@@ -37,7 +37,7 @@ class Graph:
         self.inputs: dict[str, TensorSpec] = {}
         self.outputs: dict[str, TensorSpec] = {}
         self.weights: dict[str, Array] = {}
-        self.literals: set[str] = set()  # those of .weights that are not the checkpoint's
+        self.literals: set[str] = set()  # the entries of .weights that are not from the checkpoint
         self._source = weights
         self._constants: dict[str, Any] = {}
 
@@ -56,13 +56,19 @@ class Graph:
         self.outputs[name] = TensorSpec(name, dtype, shape)
 
     def matrix(self, *names: str, num_in: int, num_out: tuple[int, ...]) -> Any:
-        """Matrices [num_out[i], num_in] of the checkpoint one below the other: one of them is not copied."""
+        """Checkpoint matrices [num_out[i], num_in], stacked; a single one is not copied."""
 
         def read() -> Array:
             parts = [self._read(f"{name}.weight", (rows, num_in)) for name, rows in zip(names, num_out, strict=True)]
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
         return self._constant(_joined(names) + ".weight", self.options.dtype, (sum(num_out), num_in), read)
+
+    def vector(self, name: str, size: int) -> Any:
+        """A checkpoint vector [size] of the network's dtype."""
+        return self._constant(
+            f"{name}.vector", self.options.dtype, (size,), lambda: self._read(f"{name}.weight", (size,))
+        )
 
     def bias(self, *names: str, num_out: tuple[int, ...]) -> Any:
         """Biases as [1, sum(num_out)] of the network's dtype."""
@@ -75,7 +81,7 @@ class Graph:
         return self._constant(_joined(names) + ".bias", self.options.dtype, (1, sum(num_out)), read)
 
     def literal(self, name: str, array: Array) -> Any:
-        """A constant of our own, float32 or int32; the same name gives the same tensor."""
+        """A float32 or int32 constant; the same name gives the same tensor."""
         self.literals.add(name)
         return self._constant(name, str(array.dtype), array.shape, lambda: array)
 
@@ -118,18 +124,18 @@ class Graph:
         return layer.get_output(0)
 
     def linear(self, x: Any, *names: str, num_in: int, num_out: tuple[int, ...], bias: bool = False) -> Any:
-        """x [rows, num_in] -> [rows, sum(num_out)] through the checkpoint's matrices of these names, in one product."""
+        """x [rows, num_in] -> [rows, sum(num_out)] through the named checkpoint matrices, in one GEMM."""
         weight = self.matrix(*names, num_in=num_in, num_out=num_out)
         kinds = self.trt.MatrixOperation
         y = self.network.add_matrix_multiply(x, kinds.NONE, weight, kinds.TRANSPOSE).get_output(0)
         return self.elementwise(y, self.bias(*names, num_out=num_out), "SUM") if bias else y
 
     def rms_norm(self, x: Any, name: str, size: int, eps: float) -> Any:
-        """RMSNorm of the last axis (size long), in fp32 and rounded once."""
+        """RMSNorm over the last axis (of length size) in fp32, rounded once."""
         return self.cast(self.rms_norm_float32(x, name, size, eps), self.dtype)
 
     def rms_norm_float32(self, x: Any, name: str, size: int, eps: float) -> Any:
-        """The same, not rounded at all."""
+        """The same without rounding."""
         rank = len(x.shape)
         wide = self.cast(x, self.trt.float32)
         square = self.elementwise(wide, wide, "PROD")

@@ -1,4 +1,4 @@
-"""What a network is fed with for a ragged batch: plain numpy, the same for the interpreter and for a GPU."""
+"""Network inputs for a ragged batch, in numpy; shared by the interpreter and the GPU."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from faser_trtllm.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class NetworkInputs:
-    """arrays: int32 inputs by name, all but the hidden rows. order [num_rows]: the network's row i is batch row
-    order[i]; None where they are the same."""
+    """arrays: int32 inputs by name, except the hidden rows. order [num_rows]: the network's row i is batch row
+    order[i]; None if they are the same."""
 
     arrays: dict[str, Int32Array]
     order: Int32Array | None = None
 
 
 def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: int, max_seq_len: int) -> NetworkInputs:
-    """Inputs of a network of the native flavour: rows sorted by cache row, the others idle.
+    """Inputs of a network of the native flavour: rows sorted by cache row; other cache rows are idle.
 
-    cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, each once. Raises
-    InvalidArgumentError for cache rows or positions that cannot be.
+    cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, without duplicates. Raises
+    InvalidArgumentError for invalid cache rows or positions.
     """
     counts = np.diff(batch.cu_rows)
     past = _past(batch, counts, max_seq_len)
@@ -60,7 +60,7 @@ def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: in
 
 
 def plugin_inputs(batch: RaggedBatch, max_seq_len: int) -> NetworkInputs:
-    """Inputs of a network of the plugin flavour: rows as they are, a row of the block table per request."""
+    """Inputs of a network of the plugin flavour: rows unchanged, one block table row per request."""
     counts = np.diff(batch.cu_rows)
     return NetworkInputs(
         {
@@ -75,7 +75,7 @@ def plugin_inputs(batch: RaggedBatch, max_seq_len: int) -> NetworkInputs:
 
 
 def _past(batch: RaggedBatch, counts: Int32Array, max_seq_len: int) -> Int32Array:
-    """Position of each request's first row; its rows are at consecutive positions below max_seq_len."""
+    """Position of each request's first row; checks that positions are consecutive and below max_seq_len."""
     if counts.size and counts.min() < 1:
         raise InvalidArgumentError(f"cu_rows is {batch.cu_rows.tolist()}, every request must have rows")
     past: Int32Array = batch.positions[batch.cu_rows[:-1]]
@@ -90,7 +90,7 @@ def _past(batch: RaggedBatch, counts: Int32Array, max_seq_len: int) -> Int32Arra
 
 
 def _ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
-    """starts[i], starts[i] + 1, ... counts[i] of them, one range behind the other."""
+    """The ranges starts[i], starts[i] + 1, ... (counts[i] numbers each), concatenated."""
     ends = np.cumsum(counts)
     offsets = np.repeat(starts - (ends - counts), counts)
     return (offsets + np.arange(ends[-1] if ends.size else 0)).astype(np.int32)

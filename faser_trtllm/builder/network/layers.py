@@ -1,4 +1,4 @@
-"""Reading a network back: every layer's kind, parameters and tensors. What is not in the table is refused by name.
+"""Read a network back: every layer's kind, parameters and tensors. Unknown layers are rejected by name.
 
 Layers come back from get_layer() as ILayer; giving them their class exposes their parameters.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# LayerType -> class and the parameters that say what the layer computes.
+# LayerType -> class and the parameters that define what the layer computes.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ACTIVATION": ("IActivationLayer", ("type", "alpha", "beta")),
     "ATTENTION_INPUT": ("IAttentionInputLayer", ()),
@@ -33,12 +33,12 @@ _ATTENTION = ("norm_op", "causal_kind", "query_form", "key_value_form", "decompo
 
 
 class UnknownLayerError(NotImplementedError):
-    """The network holds a layer, or a parameter of one, whose meaning is not written down here."""
+    """The network has a layer or layer parameter that is not in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. inputs: tensor names, None where an optional input is not set; layer: of its own TensorRT class."""
+    """One layer. inputs: tensor names, None for optional inputs that are not set; layer: in its own TensorRT class."""
 
     kind: str
     name: str
@@ -48,7 +48,7 @@ class Layer:
     outputs: tuple[Any, ...]
 
     def unknown(self, what: str) -> UnknownLayerError:
-        """The error for something of this layer that a reader does not know."""
+        """The error for a property of this layer that a reader does not support."""
         return UnknownLayerError(f"layer {self.name} ({self.kind}): {what} is not known")
 
     def require(self, **expected: Any) -> None:
@@ -82,7 +82,7 @@ def read_layer(trt: Any, network: Any, index: int) -> Layer:
 
 
 def read_layers(trt: Any, network: Any) -> Iterator[Layer]:
-    """All layers in the order in which they were added, which is an order of execution."""
+    """All layers in the order they were added, which is a valid execution order."""
     for index in range(network.num_layers):
         yield read_layer(trt, network, index)
 

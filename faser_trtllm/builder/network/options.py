@@ -1,4 +1,4 @@
-"""What a network is built for, and the shapes of its inputs and outputs that follow from it."""
+"""Limits of a network and the resulting shapes of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Shape = tuple[int | str, ...]
 class NetworkOptions:
     """Limits of a network. Rows: token positions of all requests of one pass.
 
-    tokens_per_block: max_seq_len gives the linear cache that native attention needs (one block per request).
+    tokens_per_block: equal to max_seq_len for the linear cache that native attention needs (one block per request).
     max_query_rows: rows of one request in one pass. num_candidates: token ids scored per row by the early exit.
-    num_blocks: KV blocks, 0 for as many as max_batch_size requests of max_seq_len need.
+    num_blocks: KV blocks; 0: enough for max_batch_size requests of max_seq_len.
     profile_rows: row limits of further optimization profiles, ascending, all below max_num_tokens; each profile gets
-    kernels of its own at run time (a small one serves verification, the full one prompts).
+    its own kernels (a small one serves verification, the full one prompts).
     """
 
     dtype: str
@@ -58,7 +58,7 @@ class NetworkOptions:
         return -(-self.max_seq_len // self.tokens_per_block)
 
     def dimension_ranges(self, max_rows: int) -> dict[str, tuple[int, int, int]]:
-        """Symbolic dimension -> smallest, typical and largest size in a profile of at most max_rows rows."""
+        """Symbolic dimension -> minimum, optimum and maximum size in a profile of at most max_rows rows."""
         batch = self.max_batch_size
         rows = min(max_rows, max(16, 4 * batch))
         query_rows = min(self.max_query_rows, max_rows)
@@ -88,5 +88,5 @@ class TensorSpec:
 
     @property
     def trt_shape(self) -> tuple[int, ...]:
-        """The shape as TensorRT declares it: -1 where it is decided at run time."""
+        """The shape for TensorRT, with -1 for dynamic dimensions."""
         return tuple(-1 if isinstance(size, str) else size for size in self.shape)

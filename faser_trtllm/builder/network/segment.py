@@ -1,4 +1,4 @@
-"""The network builder's entry: a range of a decoder's layers as one TensorRT network."""
+"""Entry point of the network builder: a range of decoder layers as one TensorRT network."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SegmentNetwork:
-    """A network with everything it points to: keep it while the network is read, so at least until the build is over.
+    """A network with everything it points to: keep it alive until the build is over.
 
-    name: "layers 0-4", or "early_exit". flavour: "native" or "plugin" (attention.py). plugins: ids it calls.
-    inputs, outputs: what to bind, in the network's order. weights: constants by their layer's name, bf16 as uint16
-    bits. specification: sha256 of what was built, hex.
+    name: "layers 0-4", or "early_exit". flavour: "native" or "plugin" (attention.py). plugins: ids it calls. inputs,
+    outputs: bindings in the network's order. weights: constants by their layer's name, bf16 as uint16
+    bits. specification: sha256 of the network's definition, hex.
     """
 
     name: str
@@ -91,7 +91,7 @@ def build_segment(
 
     The first segment takes token_ids [rows] and embeds them, the others hidden_in [rows, hidden_size]. The last gives
     logits [logit_rows, vocab_size] of the rows listed in logit_rows, the others hidden_out [rows, hidden_size], all of
-    the options' dtype. Raises ConfigError where the options cannot be met, CheckpointError for wrong weights.
+    the options' dtype. Raises ConfigError if the options cannot be met, CheckpointError for wrong weights.
     """
     if not 0 <= first < last <= config.num_layers:
         raise InvalidArgumentError(f"layers are [{first}, {last}), they must lie within [0, {config.num_layers}]")

@@ -1,4 +1,4 @@
-"""A network as a hash: engines are not byte-reproducible, what they were built from is."""
+"""A hash of a network's definition: engines are not byte-reproducible, but their definition is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faser_trtllm.builder.network.layers import read_layers
 def specification(graph: Graph) -> str:
     """sha256 (hex) of the layers in order, their parameters and connections, shapes, dtypes and the options.
 
-    The checkpoint's values are not part of it (manifests hash the checkpoint itself); our own constants are, as values.
+    The checkpoint's values are not part of it (manifests hash the checkpoint itself); our own constants are, by value.
     """
     digest = hashlib.sha256()
 

@@ -1,4 +1,5 @@
-"""The one home of the TensorRT modules: full TensorRT and TensorRT for RTX share an API, and differ in capabilities."""
+"""The only place that imports TensorRT modules: TensorRT and TensorRT for RTX share an API but differ in
+capabilities."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ MODULES = {
     "tensorrt_rtx": "pip install 'tensorrt_rtx_cu13==1.7.1.116' (it builds without a GPU)",
     "tensorrt": "pip install 'tensorrt>=10.13' on a machine with an NVIDIA driver",
 }
-# Every failed call on a machine without a driver logs this besides its reason; it says nothing about the network.
+# Every failed call on a machine without a driver also logs this; it says nothing about the network.
 _NO_DRIVER = "CUDA driver version is insufficient"
 
 
 def load_tensorrt(name: str) -> Any:
-    """The module tensorrt_rtx or tensorrt; ConfigError naming what to install where it cannot be imported."""
+    """The module tensorrt_rtx or tensorrt; ConfigError naming what to install if it cannot be imported."""
     if name not in MODULES:
         raise ConfigError(f"TensorRT module is {name!r}, it must be one of {', '.join(MODULES)}")
     try:
@@ -32,9 +33,9 @@ def load_tensorrt(name: str) -> Any:
 
 @functools.lru_cache
 def logger(trt: Any) -> Any:
-    """The ILogger of a module, one per process as TensorRT wants it: warnings and errors go to Python's logging.
+    """The ILogger of a module, one per process as TensorRT requires: forwards warnings and errors to Python logging.
 
-    .errors: error messages since it was last cleared, oldest first; builders say there why they returned nothing.
+    .errors: error messages since it was last cleared, oldest first; they explain why a builder returned nothing.
     """
     severities = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
@@ -60,7 +61,7 @@ def logger(trt: Any) -> Any:
 
 
 def create_network(trt: Any, builder: Any) -> Any:
-    """An empty strongly typed INetworkDefinition; plugins run their ahead-of-time kernels where there are plugins."""
+    """An empty strongly typed INetworkDefinition; plugins, where supported, use their ahead-of-time kernels."""
     flags = 0
     for name in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS"):
         flag = getattr(trt.NetworkDefinitionCreationFlag, name, None)

@@ -1,6 +1,6 @@
-"""Our CUDA kernels as TensorRT plugins: quickly deployable, ahead of time, so that no Python runs at inference.
+"""Our CUDA kernels as TensorRT quick-deploy plugins, compiled ahead of time: no Python runs at inference.
 
-register() makes them known to a TensorRT module; a network then calls trt.plugin.op.faser.<name>. README.md has the
+register() makes them known to a TensorRT module; a network then calls trt.plugin.op.faser.<name>. README.md lists
 inputs, outputs and limits. Validated without a GPU; no engine with a plugin has been built or run yet.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from faser_trtllm.builder.plugins import append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.builder.plugins import append_kv, compact_rows, early_exit, prune_rows, verify_attention
 from faser_trtllm.builder.plugins.kernel_code import KernelCode
 from faser_trtllm.errors import ConfigError
 
@@ -19,6 +19,7 @@ _DESCRIPTORS = {
     "faser::append_kv": append_kv,
     "faser::verify_attention": verify_attention,
     "faser::early_exit": early_exit,
+    "faser::prune_rows": prune_rows,
     "faser::compact_rows": compact_rows,
 }
 PLUGIN_IDS = tuple(_DESCRIPTORS)
@@ -26,12 +27,13 @@ PLUGIN_IDS = tuple(_DESCRIPTORS)
 _registered: dict[Any, KernelCode] = {}
 
 
-def register(trt: Any, arch: str | None = None, kind: str = "ptx") -> tuple[str, ...]:
+def register(trt: Any, arch: str | None = None, kind: str = "cubin") -> tuple[str, ...]:
     """Register the plugins with a tensorrt module (10.13 or newer) -> their ids.
 
-    arch: what kernels are compiled for, like "sm_90"; None: device 0's. kind: "ptx", which newer GPUs run too, or
-    "cubin", for that architecture alone. Kernels are compiled when an engine that uses them is built. Registering the
-    same again has no effect. ConfigError if the module has no such plugins, or they are registered for another target.
+    arch: target architecture of the kernels, like "sm_90"; None: device 0's. kind: "cubin" for that architecture only,
+    or "ptx", which newer GPUs can also run, but only drivers that are as new as nvcc. Kernels are compiled when an
+    engine that uses them is built. Repeated registration has no effect. ConfigError if the module lacks plugin support,
+    or the plugins are registered for another target.
     """
     if arch is None:
         from faser_trtllm.ops.cuda.module import device_arch

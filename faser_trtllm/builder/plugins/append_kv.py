@@ -1,4 +1,4 @@
-"""The plugin faser::append_kv: rope of new rows, and their keys and values into a paged cache."""
+"""The plugin faser::append_kv: rope for new rows, and writing their keys and values to a paged cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
         _, num_kv_heads, _, head_dim = k_cache.shape_expr
         num_heads = qkv.shape_expr[1] // head_dim - num_kv_heads * 2
         q_rotated = trtp.from_shape_expr((qkv.shape_expr[0], num_heads, head_dim), dtype=qkv.dtype)
-        # Not aliased(): TensorRT may then copy the cache. Both are bound to one address, and only new rows are written.
+        # Not aliased(), which lets TensorRT copy the cache. Both are bound to one address, and only new rows are
+        # written.
         return q_rotated, k_cache.like(), v_cache.like()
 
     def implement(  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The plugin faser::compact_rows: the rows that go on to the next segment, and what describes them."""
+"""The plugin faser::compact_rows: keeps the rows of the next segment and updates the ragged arrays."""
 
 from __future__ import annotations
 

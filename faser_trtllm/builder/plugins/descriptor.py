@@ -1,4 +1,4 @@
-"""How a plugin's functions become a descriptor of tensorrt.plugin, and what they have in common."""
+"""Helpers that turn a plugin's functions into a tensorrt.plugin descriptor."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def register_plugin(
     attributes: Mapping[str, type] | None = None,
     autotune: Function | None = None,
 ) -> None:
-    """Register a plugin's functions with tensorrt.plugin; their parameters are tensors but for the attributes.
+    """Register a plugin's functions with tensorrt.plugin; all parameters except the attributes are tensors.
 
-    TensorRT reads types from annotations, as objects: they are attached here, since its module is not there when ours
-    are imported.
+    TensorRT reads types from annotation objects, which are attached here, since tensorrt is not imported when our
+    modules are.
     """
     attributes = attributes or {}
     describe.__annotations__ = {
@@ -46,7 +46,7 @@ def launch_params(trtp: Any, grid: Sequence[Any], num_threads: int) -> Any:
 
 
 def scalars(trtp: Any, values: Sequence[Any]) -> Any:
-    """trtp.SymIntExprs of the int32 arguments that stand between a kernel's inputs and its outputs."""
+    """trtp.SymIntExprs of a kernel's int32 arguments, which come between its inputs and outputs."""
     arguments = trtp.SymIntExprs(len(values))
     for i, value in enumerate(values):
         arguments[i] = trtp.SymInt32(value)
@@ -54,14 +54,14 @@ def scalars(trtp: Any, values: Sequence[Any]) -> Any:
 
 
 def constant(name: str, size: Any) -> int:
-    """A dimension as a number; InvalidArgumentError if the network leaves it open."""
+    """A dimension as a number; InvalidArgumentError if it is dynamic."""
     if size.is_fake or not size.is_constant:
         raise InvalidArgumentError(f"{name} is dynamic; the plugins need it fixed when the network is built")
     return int(size.constant_value())
 
 
 def type_name(trt: Any, name: str, dtype: Any) -> str:
-    """How kernels spell a tensor's type: "bf16" or "fp16"; InvalidArgumentError for others."""
+    """The kernels' name for a tensor's type: "bf16" or "fp16"; InvalidArgumentError for others."""
     names = {trt.DataType.BF16: "bf16", trt.DataType.HALF: "fp16"}
     if dtype not in names:
         raise InvalidArgumentError(f"{name} has type {dtype}; the plugins have kernels for BF16 and HALF")

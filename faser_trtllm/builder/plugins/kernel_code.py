@@ -20,5 +20,5 @@ class KernelCode:
             raise ConfigError(f"kind is {self.kind!r}; it must be 'ptx' or 'cubin'")
 
     def of(self, stem: str, **defines: int) -> bytes:
-        """The code of a stem of plugins/cuda; defines narrow what is compiled, and so what the engine carries."""
+        """The code of a stem of plugins/cuda; defines restrict what is compiled and stored in the engine."""
         return compiler.compile_stem(stem, self.arch, self.kind, defines).path.read_bytes()

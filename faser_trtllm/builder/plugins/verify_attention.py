@@ -11,7 +11,7 @@ from faser_trtllm.ops.cuda import verify_attention
 
 PLUGIN_ID = "faser::verify_attention"
 
-# Tactics are numbers above 0; which tile is faster depends on the rows, so TensorRT measures. 0: not autotuned.
+# Tactics are positive numbers. 0: not autotuned.
 TILE_ROWS = {0: 64, 1: 64, 2: 16}
 
 
@@ -33,9 +33,12 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
         return (q.like(),)
 
     def autotune(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, outputs):  # type: ignore[no-untyped-def]
+        # TensorRT would time tiles on arbitrary cu_q_lens, which may leave them nothing to do: the profile decides.
+        num_rows, batch_size = (x.shape.opt[0] if x.shape.is_dynamic else x.shape[0] for x in (q, kv_lens))
+        packed_rows = -(-num_rows // batch_size) * (q.shape[1] // k_cache.shape[1])
         values = type_name(trt, "q", q.dtype).upper()
         types = [values] * 3 + ["INT32"] * 3 + [values]
-        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", [1, 2])]
+        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", [2 if packed_rows <= 16 else 1])]
 
     def implement(  # type: ignore[no-untyped-def]
         q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, outputs, tactic

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from faser_trtllm.builder.network.segment import (
 )
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
-from tests.builder.network.networks import build, load_trt, make_model, new_builder, options
-from tests.checkpoints import write_safetensors
+from tests.support.checkpoints import write_safetensors
+from tests.support.effort import pick
+from tests.support.networks import build, load_trt, make_model, new_builder, options
 
 trt = load_trt()
 PARTS = ((0, 1), (1, 3), (3, 4), None)
+CASES, DTYPES = ("llama-biased", "mistral-window", "qwen2", "qwen3"), ("bfloat16", "float16")
+EACH_ONCE = tuple(zip(CASES, 2 * DTYPES, strict=True))
 
 
 def build_engine(builder: Any, segment: Any) -> Any:
@@ -35,8 +39,7 @@ def build_engine(builder: Any, segment: Any) -> Any:
     return builder.build_serialized_network(segment.network, config)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama-biased", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("case", "dtype"), pick(EACH_ONCE, product(CASES, DTYPES)))
 def test_segments_build(tmp_path: Path, case: str, dtype: str) -> None:
     model, builder = make_model(tmp_path, case, dtype), new_builder(trt)
     logger(trt).errors.clear()
@@ -95,8 +98,8 @@ def test_specification(tmp_path: Path) -> None:
     mine = build(trt, builder, model, (0, 2)).specification
     script = (
         "import sys; from pathlib import Path\n"
-        "from tests.builder.network.networks import *\n"
-        "from tests.builder.network.networks import load_model_config\n"
+        "from tests.support.networks import *\n"
+        "from tests.support.networks import load_model_config\n"
         "trt = load_trt(); path = Path(sys.argv[1])\n"
         "model = (load_model_config(path), CheckpointWeights(path))\n"
         "print(build(trt, new_builder(trt), model, (0, 2)).specification)\n"

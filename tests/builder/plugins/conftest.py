@@ -35,5 +35,5 @@ def trt(bindings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", module)
         patch.setitem(sys.modules, "tensorrt.plugin", module.plugin)
-        plugins.register(module, "sm_90")
+        plugins.register(module, "sm_90", "ptx")
     return module

@@ -215,9 +215,11 @@ def plan(
     shapes_out = [tuple(dim.value for dim in dims_out) for dims_out in plugin.get_output_shapes(dims, [], builder)]
     linear = trt.TensorFormat.LINEAR
     shapes = [shape for shape, _ in inputs] + shapes_out
+    # As TensorRT has them: -1 for an open dimension, whose size the profile says.
+    seen = [tuple(-1 if (i, d) in dynamic else size for d, size in enumerate(shape)) for i, shape in enumerate(shapes)]
     descs = [
-        DynamicPluginTensorDesc(PluginTensorDesc(dtype, linear, shape))
-        for shape, dtype in zip(shapes, types_in + types_out, strict=True)
+        DynamicPluginTensorDesc(PluginTensorDesc(dtype, linear, known), opt=shape)
+        for known, shape, dtype in zip(seen, shapes, types_in + types_out, strict=True)
     ]
     supported = [(d.type, d.format) for d in plugin.get_supported_format_combinations(descs, len(inputs))]
     assert supported == [(d.desc.type, d.desc.format) for d in descs], "the plugin takes other types than the network's"

@@ -14,11 +14,12 @@ from faser_trtllm.builder import plugins
 from faser_trtllm.builder.plugins.descriptor import register_plugin
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.ops.cuda import append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.ops.prune_rows import kept_rows, prune_rows_reference
 from tests.builder.plugins import stand_in
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.test_compact_rows import batch_of, listed_rows
-from tests.ops.cuda.test_early_exit import EPS
-from tests.ops.cuda.test_early_exit import inputs as early_exit_inputs
+from tests.ops.cuda.exit_inputs import EPS
+from tests.ops.cuda.exit_inputs import inputs as early_exit_inputs
+from tests.ops.cuda.pruned_batches import batch_of, boundary_batch, listed_rows
 
 TORCH_TYPES = {"BF16": torch.bfloat16, "HALF": torch.float16, "INT32": torch.int32, "FLOAT": torch.float32}
 
@@ -121,22 +122,22 @@ def test_append_kv(trt, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_verify_attention(trt, dtype):
-    paged = Paged(dtype)
-    inputs = paged.attention_inputs()
+    """The profile decides the tile: heads of few rows share a small one."""
     dynamic = ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))
-    planned = plan(trt, "faser::verify_attention", inputs, dynamic=dynamic)
-    assert planned.output_shapes == [tuple(paged.q.shape)]
-    assert planned.tactics == [1, 2]
-    assert len({launch.kernel for launch in planned.launches.values()}) == 2
-    expected = verify_attention.verify_attention_reference(*inputs)
-    shape = verify_attention.shape_of(*inputs)
-    for tactic, tile_rows in ((1, 64), (2, 16)):
+    for num_dummies, tactic, tile_rows in ((2, 2, 16), (20, 1, 64)):
+        paged = Paged(dtype, num_dummies=num_dummies)
+        inputs = paged.attention_inputs()
+        planned = plan(trt, "faser::verify_attention", inputs, dynamic=dynamic)
+        assert planned.output_shapes == [tuple(paged.q.shape)]
+        assert planned.tactics == [tactic]
         launch = planned.launches[tactic]
         assert check_code(launch) == 7
+        shape = verify_attention.shape_of(*inputs)
         assert launch.grid == verify_attention.grid(shape, tile_rows)
         assert launch.kernel == verify_attention.kernel_name(shape, tile_rows)
         found = outputs_of(planned)
         run(emulated("verify_attention", {"FASER_HEAD_DIM": 64}), launch, inputs, found)
+        expected = verify_attention.verify_attention_reference(*inputs)
         torch.testing.assert_close(found[0].float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
@@ -167,6 +168,24 @@ def test_compact_rows(trt, dtype):
     arrays = [t.float().numpy() if t.is_floating_point() else t.numpy() for t in inputs]
     for tensor, wanted in zip(found, compact_rows.compact_rows_reference(*arrays, 512), strict=True):
         np.testing.assert_array_equal(tensor.float().numpy(), wanted)
+
+
+def test_prune_rows(trt):
+    scores, batch = boundary_batch(5, [3, 0, 6], [4])
+    cu_drafts = np.cumsum([0, 3, 0, 6]).astype(np.int32)
+    arrays = (scores, batch.places, batch.rule.before, cu_drafts, batch.starts, batch.rule.weights())
+    positions = torch.zeros(batch.num_hidden + 5, dtype=torch.int32)  # with dummies, which stay
+    inputs = [*map(torch.from_numpy, arrays), positions]
+    planned = plan(trt, "faser::prune_rows", inputs, dynamic=((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (6, 0)))
+    assert planned.output_shapes == [(3,), (batch.num_hidden + 5,)]
+    assert check_code(planned.launches[0]) == 9
+    found = outputs_of(planned)
+    run(emulated("prune_rows"), planned.launches[0], inputs, found)
+    batch.num_hidden += 5
+    kept = prune_rows_reference(scores, batch)
+    assert found[0].tolist() == kept.tolist()
+    listed = kept_rows(batch, kept).tolist()
+    assert found[1].tolist() == listed + [-1] * (batch.num_hidden - len(listed))
 
 
 def test_a_launch_follows_the_shape(trt):
@@ -230,9 +249,9 @@ class TestMistakes:
             register_plugin(trt.plugin, "faser_test::wrong", describe, implement, num_outputs=1)
 
     def test_one_target_per_process(self, trt):
-        assert plugins.register(trt, "sm_90") == plugins.PLUGIN_IDS
-        with pytest.raises(ConfigError, match=r"registered for sm_90 \(ptx\) and cannot be for sm_80 \(ptx\)"):
-            plugins.register(trt, "sm_80")
+        assert plugins.register(trt, "sm_90", "ptx") == plugins.PLUGIN_IDS
+        with pytest.raises(ConfigError, match=r"registered for sm_90 \(ptx\) and cannot be for sm_90 \(cubin\)"):
+            plugins.register(trt, "sm_90")
         with pytest.raises(ConfigError, match="kind is 'fatbin'; it must be 'ptx' or 'cubin'"):
             plugins.register(trt, "sm_90", "fatbin")
 
@@ -248,7 +267,7 @@ def test_cubins_can_be_embedded(bindings, trt):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", module)
         patch.setitem(sys.modules, "tensorrt.plugin", module.plugin)
-        plugins.register(module, "sm_80", "cubin")
+        plugins.register(module, "sm_80")
     hidden, positions, cu_q_lens, kv_lens = batch_of([4, 2], [0, 0], 24)
     inputs = [hidden, positions, listed_rows(cu_q_lens, [1, 1], 2), cu_q_lens, kv_lens]
     planned = plan(module, "faser::compact_rows", inputs, max_seq_len=512)

@@ -1,0 +1,37 @@
+"""Bucket sizes: passes are rounded up to them, so that few shapes are compiled and captured."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+_FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
+_COARSE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Row counts that graphs are captured for, up to `limit`.
+
+    largest: larger passes are padded too, to the limit times a power of two, at most to this; 0: they run as they are.
+    """
+
+    limit: int
+    largest: int = 0
+
+    def sizes(self) -> tuple[int, ...]:
+        """Of passes with a graph."""
+        coarse = range(128, self.limit, _COARSE)
+        return (*(size for size in (*_FINE, *coarse) if size < self.limit), self.limit)
+
+    def large_sizes(self) -> tuple[int, ...]:
+        """Of padded passes without a graph."""
+        if self.largest <= self.limit:
+            return ()
+        doublings = range(1, (self.largest // self.limit).bit_length())
+        return (*(self.limit << n for n in doublings if self.limit << n < self.largest), self.largest)
+
+    def rows(self, num_rows: int) -> int:
+        """The bucket for a number of rows, which is at least 1."""
+        sizes = self.sizes() if num_rows <= self.limit else self.large_sizes()
+        return sizes[bisect.bisect_left(sizes, max(num_rows, 1))] if sizes else num_rows

@@ -1,0 +1,337 @@
+"""The CPU engine: an engine file mapped into memory and run by the native library."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.builder.engine_file import EngineFile
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
+from faser_trtllm.ops.prune_rows import HostPruning
+from faser_trtllm.partition.core_set import CoreSet
+
+_MODEL_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "sliding_window",
+    "rms_norm_eps",
+    "rope_attention_factor",
+)
+_LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
+_OPTIONAL_LAYER_TENSORS = frozenset(
+    {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"},
+)
+
+
+class CpuEngine(HostPruning):
+    """Engine (engine/base.py) over one engine file and one core set. Not thread-safe: one caller at a time.
+
+    Inputs are the arrays of a RaggedBatch: int32 and contiguous. If they hold ids, positions or blocks out of range,
+    nothing runs and InvalidArgumentError is raised. Each row's result depends only on its own request.
+    """
+
+    def __init__(self, file: EngineFile, core_set: CoreSet, spec: EngineSpec, handle: int) -> None:
+        self._file = file
+        self._core_set = core_set
+        self._spec = spec
+        self._handle: int | None = handle
+        self._library = native.library()
+        self._forward = self._library.faser_engine_forward
+        stride = self._library.faser_engine_logits_stride(handle)
+        # Drafting needs at least one row per request. Pages are touched only when written.
+        num_logits = max(spec.max_num_tokens, spec.max_batch_size)
+        self._logits = np.zeros((num_logits, stride), np.float32)
+        self._logits_address = self._logits.ctypes.data
+        self._num_new = np.zeros(spec.max_batch_size, np.int32)
+        self._num_new_address = native.address_of_buffer(self._num_new)
+        self._sampling: npt.NDArray[np.void] | None = None
+        self._sampling_at = 0
+        self._batch = native.FaserBatch()
+        self._batch_address = ctypes.addressof(self._batch)
+        self._stop: DraftStop | None = None
+        self._stop_struct = native.FaserDraftStop()
+        self._block_table: npt.NDArray[np.int32] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        core_set: CoreSet,
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+        max_batch_size: int,
+        max_num_tokens: int,
+        max_seq_len: int | None = None,
+    ) -> CpuEngine:
+        """Map an engine file and allocate its KV memory and workspaces.
+
+        max_seq_len: the model's by default and at most. Raises EngineFileError for an unusable file, ConfigError for
+        invalid limits, FaserError when memory runs out.
+        """
+        limits = {
+            "num_blocks": num_blocks,
+            "max_batch_size": max_batch_size,
+            "max_num_tokens": max_num_tokens,
+        }
+        for name, value in limits.items():
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, it must be at least 1")
+        if tokens_per_block < 16 or tokens_per_block % 16:
+            raise ConfigError(f"tokens_per_block is {tokens_per_block}, it must be a multiple of 16")
+        file = EngineFile.open(path)
+        try:
+            sizes: dict[str, Any] = file.header["model"]
+            longest = int(sizes["max_seq_len"])
+            if max_seq_len is not None and not 1 <= max_seq_len <= longest:
+                raise ConfigError(f"max_seq_len is {max_seq_len}, the engine allows 1 to {longest}")
+            spec = EngineSpec(
+                vocab_size=int(sizes["vocab_size"]),
+                max_seq_len=longest if max_seq_len is None else max_seq_len,
+                num_layers=int(sizes["num_layers"]),
+                num_blocks=num_blocks,
+                tokens_per_block=tokens_per_block,
+                max_num_tokens=max_num_tokens,
+                max_batch_size=max_batch_size,
+                segments=tuple(file.header["segments"]),
+            )
+            return cls(file, core_set, spec, _create(file, path, core_set, spec))
+        except BaseException:
+            file.close()
+            raise
+
+    @property
+    def spec(self) -> EngineSpec:
+        return self._spec
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of KV memory and native workspaces, without the mapped weights."""
+        num_bytes: int = self._library.faser_engine_memory_bytes(self._handle)
+        return num_bytes
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        segments = self._spec.segments
+        if not 0 <= segment < len(segments) - 1:
+            raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {len(segments) - 2}")
+        logits = self._run(batch, segments[segment], segments[segment + 1])
+        return logits if segment == len(segments) - 2 else None
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        return self._run(batch, 0, self._spec.num_layers)
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        rows = np.ascontiguousarray(rows, np.int32)
+        status = self._library.faser_engine_compact_rows(self._handle, native.address_of_buffer(rows), rows.size)
+        if status:
+            native.check(status, f"keeping rows {rows.tolist()}")
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        rows = np.ascontiguousarray(rows, np.int32)
+        candidates = np.ascontiguousarray(candidates, np.int32)
+        if candidates.ndim != 2 or candidates.shape[0] != rows.size:
+            raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n], not {list(candidates.shape)}")
+        scores = np.empty(candidates.shape, np.float32)
+        status = self._library.faser_engine_early_exit(
+            self._open_handle(),
+            native.address_of_buffer(rows),
+            rows.size,
+            native.address_of_buffer(candidates),
+            candidates.shape[1],
+            native.address_of_buffer(scores),
+        )
+        if status:
+            native.check(status, f"early exit of {rows.size} rows")
+        return scores
+
+    def hidden_rows(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """A copy of the hidden rows [num_rows, hidden_size] after the last segment; num_rows must be that batch's."""
+        hidden = np.empty((num_rows, self._file.header["model"]["hidden_size"]), np.float32)
+        native.check(
+            self._library.faser_engine_hidden_rows(self._open_handle(), num_rows, native.address_of_buffer(hidden)),
+            f"reading {num_rows} hidden rows",
+        )
+        return hidden
+
+    @property
+    def core_set(self) -> CoreSet:
+        """The core set that the next call runs on."""
+        return self._core_set
+
+    def use(self, core_set: CoreSet) -> None:
+        """Switch to another partition from the next call on; results are the same. The caller owns both core sets."""
+        if core_set is not self._core_set:
+            native.check(self._library.faser_engine_set_pool(self._open_handle(), core_set.handle), "changing threads")
+            self._core_set = core_set
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        self._set_batch(draft_batch.batch)
+        num_requests, stop = draft_batch.batch.num_requests, draft_batch.stop
+        num_tokens, num_drafts = draft_batch.num_tokens, draft_batch.num_drafts
+        num_new_drafts, max_draft_len = draft_batch.num_new_drafts, draft_batch.max_draft_len
+        for counts in (num_tokens, num_drafts, num_new_drafts):
+            if counts.dtype != np.int32 or counts.size < num_requests or not counts.flags.c_contiguous:
+                raise ValueError(f"counts are {counts.dtype} [{counts.size}], need contiguous int32 [{num_requests}]")
+        status = self._library.faser_draft(
+            self._handle,
+            self._core_set.handle,
+            self._batch_address,
+            self._sampling_address(draft_batch.sampling),
+            native.address_of_buffer(num_tokens),
+            native.address_of_buffer(num_drafts),
+            native.address_of_buffer(num_new_drafts),
+            max_draft_len,
+            None if stop is None else self._stop_address(stop, max_draft_len),
+            self._logits_address,
+            self._num_new_address,
+        )
+        if status:
+            native.check(status, "drafting")
+        return self._num_new[:num_requests]
+
+    def close(self) -> None:
+        """Free KV memory and workspaces and unmap the weights; the core set stays open."""
+        if self._handle is not None:
+            self._library.faser_engine_destroy(self._handle)
+            self._handle = None
+            self._file.close()
+
+    def __enter__(self) -> CpuEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, batch: RaggedBatch, first_layer: int, last_layer: int) -> npt.NDArray[np.float32]:
+        self._set_batch(batch)
+        logit_rows = batch.logit_rows
+        num_logits = logit_rows.size
+        status = self._forward(
+            self._handle,
+            self._batch_address,
+            first_layer,
+            last_layer,
+            native.address_of_buffer(logit_rows),
+            num_logits,
+            self._logits_address,
+        )
+        if status:
+            native.check(status, f"a pass of {batch.num_rows} rows of {batch.num_requests} requests")
+        return self._logits[:num_logits]
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise ValueError("the engine is closed")
+        return self._handle
+
+    def _sampling_address(self, sampling: npt.NDArray[np.void]) -> int:
+        if sampling is not self._sampling:  # the table never moves; numpy is slow to give its address
+            self._sampling, self._sampling_at = sampling, int(sampling.ctypes.data)
+        return self._sampling_at
+
+    def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
+        struct = self._stop_struct
+        if stop is not self._stop:
+            shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+                ("slope", "intercept", "prior"), (NUM_MODES, max_draft_len)
+            )
+            shapes |= {"row_price": (max_draft_len,), "step_price": (self._spec.max_batch_size + 1,)}
+            for name, shape in shapes.items():
+                array = getattr(stop, name)
+                fits = array.ndim == len(shape) and all(has >= n for has, n in zip(array.shape, shape, strict=True))
+                if array.dtype != np.float32 or not fits or not array.flags.c_contiguous:
+                    raise ValueError(
+                        f"{name} is {array.dtype} {list(array.shape)}, need contiguous float32 {list(shape)}"
+                    )
+                setattr(struct, name, native.address_of_buffer(array))
+            struct.stride = stop.slope.shape[1]
+            if not struct.stride == stop.intercept.shape[1] == stop.prior.shape[1]:
+                raise ValueError("slope, intercept and prior are for different draft lengths")
+            self._stop = stop  # keeps the arrays alive
+        return ctypes.addressof(struct)
+
+    def _set_batch(self, batch: RaggedBatch) -> None:
+        self._open_handle()
+        slots, cu_rows, token_ids, positions = batch.slots, batch.cu_rows, batch.token_ids, batch.positions
+        num_rows = token_ids.size
+        if cu_rows.size != slots.size + 1 or positions.size != num_rows:
+            raise ValueError(
+                f"{slots.size} slots need cu_rows of {slots.size + 1}, not {cu_rows.size}, "
+                f"and {num_rows} token ids as many positions, not {positions.size}"
+            )
+        table = batch.block_table
+        struct = self._batch
+        if table is not self._block_table:
+            self._check_block_table(table)
+            self._block_table = table
+            struct.block_table = native.address_of_buffer(table)
+            struct.max_blocks_per_seq = table.shape[1]
+        struct.num_requests = slots.size
+        struct.num_rows = num_rows
+        struct.slots = native.address_of_buffer(slots)
+        struct.cu_rows = native.address_of_buffer(cu_rows)
+        struct.token_ids = native.address_of_buffer(token_ids)
+        struct.positions = native.address_of_buffer(positions)
+
+    def _check_block_table(self, table: npt.NDArray[np.int32]) -> None:
+        if table.dtype != np.int32 or table.ndim != 2 or not table.flags.c_contiguous:
+            raise ValueError(f"block_table is {table.dtype} {table.shape}, need contiguous int32 of two axes")
+        if table.shape[0] < self._spec.max_batch_size:
+            raise ValueError(f"block_table has {table.shape[0]} rows, max_batch_size is {self._spec.max_batch_size}")
+
+
+def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:
+    sizes: dict[str, Any] = file.header["model"]
+    layers = (native.FaserLayer * spec.num_layers)()
+    for index, layer in enumerate(layers):
+        for name in _LAYER_TENSORS:
+            address = file.address(f"layers.{index}.{name}")
+            if address is None and name not in _OPTIONAL_LAYER_TENSORS:
+                raise EngineFileError(
+                    f"{path.name} lacks the tensor layers.{index}.{name}, rebuild it with faser build"
+                )
+            setattr(layer, name, address)
+    model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
+    model.max_seq_len = spec.max_seq_len
+    for name in ("rope_inv_freq", "final_norm", "lm_head"):
+        setattr(model, name, file.address(name))
+    model.embedding = None if sizes["tied"] else file.address("embedding")
+    model.layers = layers
+    status = ctypes.c_int32()
+    handle: int | None = native.library().faser_engine_create(
+        ctypes.byref(model),
+        core_set.handle,
+        spec.num_blocks,
+        spec.tokens_per_block,
+        spec.max_num_tokens,
+        spec.max_batch_size,
+        ctypes.byref(status),
+    )
+    if handle is None:
+        if status.value == native.FASER_OUT_OF_MEMORY:
+            raise FaserError(
+                f"memory ran out for {spec.num_blocks} KV blocks of {spec.tokens_per_block} tokens and "
+                f"{spec.max_num_tokens} rows, lower kv_cache_config.max_tokens or max_num_tokens"
+            )
+        raise EngineFileError(
+            f"{path.name} describes a model the CPU engine cannot run: head_dim {sizes['head_dim']} must be "
+            f"even and at most 256, hidden_size {sizes['hidden_size']} even; rebuild it with faser build"
+        )
+    return handle

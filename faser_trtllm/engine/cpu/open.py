@@ -1,0 +1,40 @@
+"""Opens the engines of a cpu engine directory, on one core set."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from faser_trtllm.engine.cpu.engine import CpuEngine
+from faser_trtllm.engine.cpu.partitions import Partitions
+from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
+
+
+def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
+    """As engine.opening.open_engines; both engines run on request.core_set until a mode divides its cores."""
+    core_set = request.core_set
+    assert core_set is not None, "cpu engines run on a core set"
+    target = _open(request.engines.target_path, request, stack)
+    draft = _open(request.engines.draft_path, request, stack) if request.drafting else None
+    return OpenedEngines(target, draft, Partitions(core_set, target, draft, core_set.num_threads, stack).enter)
+
+
+def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
+    """As engine.opening.open_draft."""
+    return _open(request.engines.draft_path, request, stack)
+
+
+def _open(path: Path, request: OpenRequest, stack: ExitStack) -> CpuEngine:
+    assert request.core_set is not None, "cpu engines run on a core set"
+    limits = request.limits
+    return stack.enter_context(
+        CpuEngine.open(
+            path,
+            request.core_set,
+            num_blocks=request.num_blocks,
+            tokens_per_block=limits.tokens_per_block,
+            max_batch_size=limits.max_batch_size,
+            max_num_tokens=limits.max_num_tokens,
+            max_seq_len=limits.max_seq_len,
+        )
+    )

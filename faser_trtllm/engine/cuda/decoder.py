@@ -1,0 +1,120 @@
+"""The decoder layers over rows in device memory: GEMMs and norms by torch, attention and KV cache by our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
+from faser_trtllm.engine.gpu.batch import DeviceBatch
+from faser_trtllm.engine.gpu.decoder import Bounds
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_NARROW_ROWS = 16  # packed rows (query heads per KV head times query rows) of the narrow tile of attention
+
+
+class TorchDecoder:
+    """Decoder (engine/gpu/decoder.py) over a model's weights."""
+
+    has_fixed_shapes = False
+    has_prune_plan = False
+
+    def __init__(
+        self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, partition: GpuPartition
+    ) -> None:
+        runtime.wait()  # weights may come from the default stream, which other streams do not wait for
+        with runtime.on(partition):
+            self._allocate(weights, ops, spec, runtime)
+
+    def _allocate(self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime) -> None:
+        import torch
+
+        self.batch = DeviceBatch(runtime, spec)
+        self._segments = spec.segments
+
+        sizes = weights.sizes
+        self.weights = weights
+        self._ops = ops
+        self._num_heads, self._num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+        self._head_dim, self._eps = sizes["head_dim"], sizes["rms_norm_eps"]
+        device, dtype = weights.embedding.device, weights.embedding.dtype
+        heads = (spec.max_num_tokens, self._num_heads, self._head_dim)
+        self._hidden = torch.zeros((spec.max_num_tokens, sizes["hidden_size"]), dtype=dtype, device=device)
+        self._q = torch.zeros(heads, dtype=dtype, device=device)
+        self._attended = torch.zeros(heads, dtype=dtype, device=device)
+        cache = (spec.num_layers, 2, spec.num_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
+        # Zeroed, since kernels multiply masked positions by zero, and NaN would survive that.
+        self.cache = torch.zeros(cache, dtype=dtype, device=device)
+        self._cos, self._sin = weights.cos[: spec.max_seq_len], weights.sin[: spec.max_seq_len]
+
+    def query_rows(self, num_query_rows: int, rows: int) -> int:
+        """A narrow tile of attention holds all rows of a request, or it may have any number."""
+        narrow = max(1, _NARROW_ROWS // (self._num_heads // self._num_kv_heads))
+        return narrow if num_query_rows <= narrow else rows
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights.num_bytes
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+        import torch
+
+        hidden = self._hidden[:rows]
+        if first == 0:
+            torch.index_select(self.weights.embedding, 0, self.batch.token_ids[:rows], out=hidden)
+        for index in range(self._segments[first], self._segments[last]):
+            self._layer(self.weights.layers[index], self.cache[index], hidden, bounds)
+        if logits is not None:
+            kept = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
+            x = self._ops.rms_norm(kept, self.weights.final_norm, self._eps)
+            self._ops.logits(x, self.weights.lm_head, logits)
+
+    def hidden(self, segment: int) -> Tensor:
+        return self._hidden
+
+    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
+        weights = self.weights
+        self._ops.early_exit(self._hidden, rows, weights.final_norm, weights.lm_head, candidates, self._eps, out)
+
+    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
+        raise NotImplementedError("the cuda backend prunes kernel by kernel")
+
+    def close(self) -> None:
+        del self.batch, self.weights, self._hidden, self.cache, self._q, self._attended
+
+    def _layer(self, layer: LayerWeights, cache: Tensor, hidden: Tensor, bounds: Bounds) -> None:
+        ops, batch, rows = self._ops, self.batch, hidden.shape[0]
+        q, attended = self._q[:rows], self._attended[:rows]
+        qkv = ops.linear(ops.rms_norm(hidden, layer.input_norm, self._eps), layer.qkv, layer.qkv_bias)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            heads = qkv.view(rows, -1, self._head_dim)
+            for norm, start, count in (
+                (layer.q_norm, 0, self._num_heads),
+                (layer.k_norm, self._num_heads, self._num_kv_heads),
+            ):
+                part = heads[:, start : start + count]
+                part.copy_(ops.rms_norm(part, norm, self._eps))
+        table = (batch.block_table, batch.kv_lens)
+        ops.append_kv(qkv, self._cos, self._sin, batch.positions[:rows], batch.cu_q_lens, *table, q, cache[0], cache[1])
+        ops.verify_attention(
+            q,
+            cache[0],
+            cache[1],
+            batch.block_table,
+            batch.cu_q_lens,
+            batch.kv_lens,
+            attended,
+            window=self.weights.sizes["sliding_window"],
+            max_query_rows=bounds.max_query_rows,
+            max_kv_len=bounds.max_kv_len,
+        )
+        hidden += ops.linear(attended.view(rows, -1), layer.o, layer.o_bias)
+        gate_up = ops.linear(ops.rms_norm(hidden, layer.post_norm, self._eps), layer.gate_up, layer.gate_up_bias)
+        hidden += ops.linear(ops.gated_silu(gate_up), layer.down, layer.down_bias)

@@ -1,0 +1,35 @@
+"""Makes the cuda backend's engine: the GPU engine over torch's layers."""
+
+from __future__ import annotations
+
+from faser_trtllm.engine.cuda.decoder import TorchDecoder
+from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.partition.green_context import GpuPartition
+
+
+def make_engine(
+    weights: DeviceWeights,
+    segments: tuple[int, ...],
+    ops: Ops,
+    runtime: Runtime,
+    partition: GpuPartition,
+    limits: GpuLimits,
+    *,
+    draft_probs: DraftProbs | None = None,
+    keep_logits: bool = False,
+) -> GpuEngine:
+    """Over weights on the runtime's device, which the caller owns; options as GpuEngine has them.
+
+    Raises ConfigError for limits that the weights cannot meet.
+    """
+    if limits.tokens_per_block < 16 or limits.tokens_per_block % 16:
+        raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
+    spec = limits.spec(weights.sizes, segments)
+    decoder = TorchDecoder(weights, ops, spec, runtime, partition)
+    return GpuEngine(decoder, spec, ops, runtime, partition, limits, draft_probs=draft_probs, keep_logits=keep_logits)

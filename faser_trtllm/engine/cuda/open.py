@@ -1,0 +1,67 @@
+"""Opens the engines of a cuda engine directory."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from faser_trtllm.engine.gpu.device import CudaGpu, Gpu
+from faser_trtllm.engine.gpu.memory import fit_blocks
+from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
+from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
+
+if TYPE_CHECKING:
+    from faser_trtllm.engine.gpu.engine import GpuEngine
+    from faser_trtllm.engine.gpu.ops import Ops
+    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+
+
+def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
+    """As engine.opening.open_engines, on the first GPU."""
+    return open_cuda_engines(request, stack.enter_context(CudaGpu()), stack)
+
+
+def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
+    """As engine.opening.open_draft."""
+    return open_cuda_draft(request, stack.enter_context(CudaGpu(request.ordinal)), stack)
+
+
+def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
+    """As open_pair.
+
+    Raises EngineFileError for files that cannot be used, ConfigError for limits, for too little memory and for what the
+    GPU cannot multiply, FaserError of the driver.
+    """
+    from faser_trtllm.engine.cuda.memory import weight_bytes
+
+    weights = {role: weight_bytes(path, request.quantization) for role, path in request.paths.items()}
+    request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes()))
+    return open_pair(request, gpu, stack, partial(_open, request, gpu, stack))
+
+
+def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
+    """As open_draft_alone."""
+    return open_draft_alone(request, gpu, partial(_open, request, gpu, stack))
+
+
+def _open(
+    request: OpenRequest, gpu: Gpu, stack: ExitStack, role: str, draft_probs: DraftProbs | None, keep_logits: bool
+) -> tuple[GpuEngine, Ops]:
+    from faser_trtllm.builder.cuda_engine_file import CudaFile
+    from faser_trtllm.engine.cuda.engine import make_engine
+    from faser_trtllm.engine.cuda.weights import DeviceWeights
+    from faser_trtllm.engine.gpu.limits import GpuLimits
+
+    engines, runtime = request.engines, gpu.make_runtime()
+    with CudaFile.open(engines.target_path if role == "target" else engines.draft_path) as file:
+        ops = gpu.make_ops(runtime, file.model["head_dim"])
+        gpu.check_quantization(runtime, request.quantization)
+        weights = DeviceWeights.load(file, runtime.device, gpu.weights_dtype, request.quantization)
+        segments = file.segments
+    limits = GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None)
+    engine = make_engine(
+        weights, segments, ops, runtime, gpu.whole, limits, draft_probs=draft_probs, keep_logits=keep_logits
+    )
+    return stack.enter_context(engine), ops

@@ -1,0 +1,108 @@
+"""A model's weights in device memory, once for all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
+from faser_trtllm.config import Quantization
+from faser_trtllm.engine.gpu.fp8 import check_matrix
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""The layer matrices that quantization applies to; embedding, LM head, norms and biases are not quantised."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Matrices [out, in]; qkv and gate_up are fused along out. None: the model has no such bias or norm."""
+
+    input_norm: Tensor
+    qkv: Tensor | ScaledRows
+    o: Tensor | ScaledRows
+    post_norm: Tensor
+    gate_up: Tensor | ScaledRows
+    down: Tensor | ScaledRows
+    qkv_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    o_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """sizes: the `model` object of the engine file. cos, sin: fp32 [max_seq_len, head_dim / 2]."""
+
+    sizes: Mapping[str, Any]
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    lm_head: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def load(
+        cls,
+        file: CudaFile,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        quantization: Quantization = Quantization.NONE,
+    ) -> DeviceWeights:
+        """Copy a file's tensors to the device, tensor by tensor, and quantise a matrix as soon as it is there.
+
+        dtype: another one than the file's, for tests. Raises ConfigError for matrices that cannot be quantised.
+        """
+        import torch
+
+        sizes = file.model
+        wanted = getattr(torch, file.dtype) if dtype is None else dtype
+        tensors: dict[str, Tensor] = {}
+        layers: list[dict[str, Any]] = [{} for _ in range(sizes["num_layers"])]
+        for name in tensor_shapes(sizes):
+            data, shape, kind = file.bytes_of(name)
+            # A bytearray, since torch warns about read-only memory; it lives until the copy is done.
+            tensor = torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)).reshape(shape)
+            tensor = tensor.to(device) if name == "rope_inv_freq" else tensor.to(device, wanted)
+            if not name.startswith("layers."):
+                tensors[name] = tensor
+                continue
+            _, index, part = name.split(".")
+            if part in MATRICES and quantization is Quantization.FP8:
+                check_matrix(name, shape, file.dtype)
+                layers[int(index)][part] = quantize_rows(tensor)
+            else:
+                layers[int(index)][part] = tensor
+        # Computed on the host like the CPU engine's tables: a GPU's cos and sin differ in the last bits.
+        positions = torch.arange(sizes["max_seq_len"], dtype=torch.float32)
+        angles = torch.outer(positions, tensors["rope_inv_freq"].cpu())
+        factor = sizes["rope_attention_factor"]
+        return cls(
+            sizes,
+            tensors["embedding"],
+            tuple(LayerWeights(**layer) for layer in layers),
+            tensors["final_norm"],
+            tensors.get("lm_head", tensors["embedding"]),
+            (angles.cos() * factor).to(device),
+            (angles.sin() * factor).to(device),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory of the weights; a tied embedding counts once."""
+        own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
+        own += [] if self.lm_head is self.embedding else [self.lm_head]
+        for layer in self.layers:
+            own += [tensor for name in LayerWeights.__slots__ if (tensor := getattr(layer, name)) is not None]
+        return sum(
+            held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
+        )

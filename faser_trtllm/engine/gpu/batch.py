@@ -1,0 +1,129 @@
+"""The inputs of a pass in device memory, at fixed addresses for captured graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from faser_trtllm.builder.network.inputs import plugin_inputs
+from faser_trtllm.core.batch import Int32Array, RaggedBatch
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.staging import Staging
+from faser_trtllm.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PassInputs(Protocol):
+    """What a decoder's passes read beside weights, KV and hidden rows.
+
+    positions [max_num_tokens], cu_q_lens [num_slots + 1], kv_lens [num_slots] int32: the rows and requests as the
+    decoder has them. row_of [num_rows]: where the decoder has each row of the batch uploaded last; None: in its order.
+    """
+
+    positions: Tensor
+    cu_q_lens: Tensor
+    kv_lens: Tensor
+    row_of: Int32Array | None
+
+    def clear(self) -> None:
+        """Remove all requests: a pass then computes dummies and writes no KV."""
+
+    def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
+        """Copy a batch to the device asynchronously; InvalidArgumentError if it is invalid.
+
+        rows: of the pass, dummies included. query_rows: at least those of any one request.
+        """
+
+    def take_step(self, token_ids: Tensor, known: Tensor, goes_on: Tensor, block_table: Tensor) -> None:
+        """Set up a draft step of n requests, on the device: one row each, its newest token; logits in their order.
+
+        token_ids, known (tokens, the newest included) [n] int32, goes_on [n] bool, block_table [n, max_blocks_per_seq]
+        int32. A request that does not go on writes no KV.
+        """
+
+
+class DeviceBatch:
+    """The int32 inputs of a pass: cu_q_lens [max_batch_size + 1], kv_lens [max_batch_size], block_table
+    [max_batch_size, max_blocks_per_seq], token_ids, positions and logit_rows [max_num_tokens].
+
+    Unused requests have no rows; rows after the last request's are dummies, which write nothing.
+    """
+
+    row_of: Int32Array | None = None
+
+    def __init__(self, runtime: Runtime, spec: EngineSpec, max_blocks_per_seq: int | None = None) -> None:
+        """max_blocks_per_seq: columns of the block table; default: what max_seq_len needs."""
+        import torch
+
+        batch, rows = spec.max_batch_size, spec.max_num_tokens
+        self._spec = spec
+        self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
+        sizes = (batch + 1, batch, batch * self.max_blocks_per_seq, rows, rows, rows)
+        ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
+        self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
+        self._staging = Staging(runtime, ends[-1])
+        views = [self._staging.device[start : start + size] for start, size in self._sections]
+        self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows = views
+        self.block_table = table.view(batch, self.max_blocks_per_seq)
+        self._iota = torch.arange(batch + 1, dtype=torch.int32, device=runtime.device)
+
+    def clear(self) -> None:
+        self._staging.device.zero_()
+
+    def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
+        self._check(batch)
+        inputs = plugin_inputs(batch, self._spec.max_seq_len).arrays
+        filled = self._staging.fill()
+        sections = [filled[start : start + size] for start, size in self._sections]
+        cu_q_lens, kv_lens, table, token_ids, positions, logit_rows = sections
+        n, num_rows = batch.num_requests, batch.num_rows
+        cu_q_lens[: n + 1] = inputs["cu_q_lens"]
+        cu_q_lens[n + 1 :] = num_rows
+        kv_lens[:n] = inputs["kv_lens"]
+        kv_lens[n:] = 0
+        width = inputs["block_table"].shape[1]
+        table.reshape(-1, self.max_blocks_per_seq)[:n, :width] = inputs["block_table"]
+        for section, values in ((token_ids, batch.token_ids), (positions, batch.positions)):
+            section[:num_rows] = values
+            section[num_rows:] = 0
+        logit_rows[: batch.logit_rows.size] = batch.logit_rows
+        logit_rows[batch.logit_rows.size :] = 0
+        self._staging.send(self._staging.size)
+
+    def take_step(self, token_ids: Tensor, known: Tensor, goes_on: Tensor, block_table: Tensor) -> None:
+        import torch
+
+        size, width = block_table.shape
+        self.token_ids[:size].copy_(token_ids)
+        self.positions[:size].copy_(torch.where(goes_on, known - 1, 0))
+        self.kv_lens.zero_()
+        self.kv_lens[:size].copy_(torch.where(goes_on, known, 0))
+        self.cu_q_lens.copy_(self._iota.clamp(max=size))
+        self.block_table[:size, :width].copy_(block_table)
+        self.logit_rows[:size].copy_(self._iota[:size])
+
+    def _check(self, batch: RaggedBatch) -> None:
+        spec = self._spec
+        if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.max_batch_size:
+            raise InvalidArgumentError(
+                f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
+                f"{spec.max_num_tokens} rows of {spec.max_batch_size}"
+            )
+        if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size):
+            raise InvalidArgumentError(f"token_ids are not all within 0 to {spec.vocab_size - 1}")
+        if batch.block_table.shape[1] > self.max_blocks_per_seq:
+            raise InvalidArgumentError(
+                f"block_table has {batch.block_table.shape[1]} blocks per request, max_seq_len "
+                f"{spec.max_seq_len} needs {self.max_blocks_per_seq}"
+            )
+        # Kernels skip invalid blocks, so a wrong id would silently give wrong results.
+        if batch.num_rows:
+            last = batch.positions[batch.cu_rows[1:] - 1] // spec.tokens_per_block
+            table = batch.block_table[batch.slots]
+            is_used = np.arange(table.shape[1]) <= last[:, None]
+            if (is_used & ((table < 0) | (table >= spec.num_blocks))).any():
+                raise InvalidArgumentError(f"block ids are not all within 0 to {spec.num_blocks - 1}")

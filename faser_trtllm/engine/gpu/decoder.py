@@ -1,0 +1,70 @@
+"""What a GPU backend gives its engine: the layers, over rows in device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from faser_trtllm.engine.gpu.batch import PassInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Host-side bounds over the requests of a pass, which choose the tiles and splits of attention."""
+
+    max_query_rows: int
+    max_kv_len: int
+
+
+class Decoder(Protocol):
+    """One model's layers, KV memory and hidden rows, all at fixed addresses.
+
+    Work is enqueued on the current stream. Passes whose rows and query_rows() are equal enqueue the same work, which
+    depends on the contents of device memory only, so they can share a graph.
+    """
+
+    @property
+    def batch(self) -> PassInputs: ...
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether a pass of any size must be padded to a bucket."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of device memory of the weights."""
+
+    def hidden(self, segment: int) -> Tensor:
+        """[max_num_tokens, hidden_size]: the rows that a segment leaves."""
+
+    def query_rows(self, num_query_rows: int, rows: int) -> int:
+        """The bucket for the most rows of one request, in a pass of `rows` rows."""
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+        """Segments [first, last) over the batch's first `rows` rows, dummies included; segment 0 embeds the tokens.
+
+        logits: fp32 [n, vocab_size], filled for the first n of batch.logit_rows; only behind the last segment.
+        """
+
+    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
+        """LM head scores behind a segment that left num_hidden rows -> out fp32 [n, num_candidates].
+
+        rows [n] int32: of its hidden rows. candidates [n, num_candidates] int32: token ids, -1 for none.
+        """
+
+    @property
+    def has_prune_plan(self) -> bool:
+        """Whether prune() is there: scores, decision and compaction as one compiled plan."""
+
+    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
+        """Behind a segment that left `rows` rows, dummies included: hidden rows are compacted in place.
+
+        inputs: exit_rows, candidates, places, before, cu_drafts, starts and rule (ops/cuda/prune_rows.py). kept int32
+        [num_requests] is filled.
+        """
+
+    def close(self) -> None: ...

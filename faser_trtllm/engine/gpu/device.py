@@ -1,0 +1,112 @@
+"""A GPU as engines are opened on it: its partitions, its memory and our kernels compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from faser_trtllm.config import Quantization
+from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, PartitionPair
+
+if TYPE_CHECKING:
+    import torch
+
+    from faser_trtllm.engine.gpu.ops import Ops
+    from faser_trtllm.engine.gpu.runtime import Runtime
+
+
+class Gpu(Protocol):
+    """The GPU that engines are opened on.
+
+    pair: for overlapping modes; whole: for serial mode. compute_capability: like "9.0". weights_dtype: instead of the
+    engine file's, for tests.
+    """
+
+    whole: GpuPartition
+    pair: PartitionPair
+    compute_capability: str
+    weights_dtype: torch.dtype | None
+
+    def make_runtime(self) -> Runtime:
+        """One per engine."""
+
+    def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
+        """ConfigError if the GPU does not support it."""
+
+    def free_bytes(self) -> int:
+        """Bytes of free device memory."""
+
+    def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
+        """head_dim: of attention; None: without attention."""
+
+
+class CudaGpu:
+    """A GPU, its partitions and the kernels compiled for it. Not run on a GPU yet.
+
+    draft_sms: SMs for the draft's side, in order of preference; the first pair is the one used. Use a `with` block.
+    Raises ConfigError if torch's CUDA, cuda-python, a driver or nvcc is missing or too old.
+    """
+
+    weights_dtype: torch.dtype | None = None
+
+    def __init__(self, ordinal: int = 0, draft_sms: Sequence[int] | None = None) -> None:
+        from faser_trtllm.builder.plan_file import arch_capability
+        from faser_trtllm.engine.gpu.runtime import CudaRuntime
+        from faser_trtllm.ops.cuda.compiler import check_driver
+        from faser_trtllm.ops.cuda.module import device_arch, driver_version
+
+        self._ordinal = ordinal
+        CudaRuntime(ordinal)  # reports what is missing, and creates the context that green contexts need
+        check_driver(driver_version())
+        self.compute_capability = arch_capability(device_arch(ordinal))
+        self.partitions = GpuPartitions(draft_sms or None, ordinal)
+        self.whole, self.pair = self.partitions.whole, self.partitions.pairs[0]
+        self._modules = ExitStack()
+
+    def make_runtime(self) -> Runtime:
+        from faser_trtllm.engine.gpu.runtime import CudaRuntime
+
+        return CudaRuntime(self._ordinal)
+
+    def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
+        from faser_trtllm.engine.gpu.fp8 import check_capability, check_product
+        from faser_trtllm.ops.cuda.module import device_name
+
+        if quantization is Quantization.FP8:
+            major, minor = map(int, self.compute_capability.split("."))
+            check_capability((major, minor), device_name(self._ordinal))
+            check_product(runtime.device)
+
+    def free_bytes(self) -> int:
+        from faser_trtllm.ops.cuda.module import free_bytes
+
+        return free_bytes()
+
+    def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
+        from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
+        from faser_trtllm.ops.cuda.compiler import compile_stem
+        from faser_trtllm.ops.cuda.module import Launcher, Module, device_arch
+
+        arch = device_arch(self._ordinal)
+        launchers: dict[str, Launcher] = {}
+        for stem in STEMS:
+            if stem == "verify_attention" and head_dim is None:
+                continue
+            defines = {"FASER_HEAD_DIM": head_dim} if stem == "verify_attention" and head_dim is not None else None
+            launchers[stem] = self._modules.enter_context(Module(compile_stem(stem, arch, defines=defines).path))
+        return KernelOps(launchers, runtime.stream, self.whole.num_sms)
+
+    def close(self) -> None:
+        """Unload the kernels and destroy the partitions; engines must be closed before."""
+        self._modules.close()
+        self.partitions.close()
+
+    def __enter__(self) -> CudaGpu:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

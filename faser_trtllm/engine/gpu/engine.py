@@ -1,0 +1,319 @@
+"""The engine of every GPU backend: one model's passes, graphs, drafting and logits on the device.
+
+What computes the layers is a Decoder: torch (engine/cuda) or compiled plans (engine/tensorrt). Not run on a GPU yet.
+Everything but streams, events, graphs and the kernels' launch is tested on the CPU, with the kernels' references and,
+emulated, the kernels themselves (tests/engine/cuda).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.engine.buckets import Buckets
+from faser_trtllm.engine.gpu.boundary import Boundary
+from faser_trtllm.engine.gpu.decoder import Bounds, Decoder
+from faser_trtllm.engine.gpu.graphs import GraphStore
+from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.sampler.draft import DraftLoop, DraftProbs
+from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
+from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.ops.prune_rows import HostPruning, PruneBatch
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Int32Array = npt.NDArray[np.int32]
+
+WHOLE_PASS = -1
+"""In place of a segment's number: all segments."""
+
+
+class GpuEngine(HostPruning):
+    """Engine (engine/base.py) over a decoder in device memory. Not thread-safe: one caller at a time, on any thread.
+
+    A pass of up to max_graph_rows rows is padded to a bucket. Inputs, hidden rows, caches and outputs have fixed
+    addresses, and a replayed graph allocates nothing; larger passes allocate from torch's caching allocator.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        spec: EngineSpec,
+        ops: Ops,
+        runtime: Runtime,
+        partition: GpuPartition,
+        limits: GpuLimits,
+        *,
+        draft_probs: DraftProbs | None = None,
+        keep_logits: bool = False,
+    ) -> None:
+        """decoder: made on this runtime, closed with the engine. draft_probs: where the distributions of unseeded
+        drafts are kept for a test on the device; without it they are copied to the sampling table. keep_logits:
+        forward() and run_segment() return DeviceLogits, not arrays.
+        """
+        import torch
+
+        self._spec = spec
+        self.runtime = runtime
+        self.partition = partition
+        self._ops = ops
+        self._decoder = decoder
+        self._batch = decoder.batch
+        self._keep_logits = keep_logits
+        self._max_logit_rows = max(min(limits.max_logit_rows, limits.max_num_tokens), limits.max_batch_size)
+        graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
+        self._buckets = Buckets(graph_rows, limits.max_num_tokens if decoder.has_fixed_shapes else 0)
+        runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for
+        with runtime.on(partition), torch.no_grad():
+            self.graphs = GraphStore(runtime, limits.graph_bytes)
+            logits = (self._max_logit_rows, spec.vocab_size)
+            self._logits = torch.zeros(logits, dtype=torch.float32, device=runtime.device)
+            self._boundary = Boundary(decoder, ops, runtime, self._buckets, spec)
+            self._draft_loop = (
+                DraftLoop(
+                    self._step,
+                    ops,
+                    runtime,
+                    self._batch,
+                    self._logits,
+                    self.graphs,
+                    self._buckets,
+                    self._spec,
+                    draft_probs,
+                    limits.max_draft_len,
+                )
+                if limits.max_draft_len
+                else None
+            )
+            runtime.wait()
+        self._host_logits: Tensor | None = None
+        self._uploaded: RaggedBatch | None = None
+        self._begun = self._ended = runtime.now()
+        self._is_closed = False
+
+    @property
+    def spec(self) -> EngineSpec:
+        return self._spec
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of device memory of the weights."""
+        return self._decoder.weight_bytes
+
+    def use(self, partition: GpuPartition) -> None:
+        """Switch to another partition from the next call on; waits for pending work on the old one."""
+        if partition != self.partition:
+            with self.runtime.on(self.partition):
+                self.runtime.wait()
+            self.partition = partition
+
+    def capture_graphs(self, partitions: Iterable[GpuPartition]) -> int:
+        """Capture the graphs of all passes up to max_graph_rows on each partition -> number of graphs that did not fit
+        the budget.
+
+        Small passes come first. A decoder of fixed shapes runs its larger passes once, too, so that nothing is left to
+        be prepared. Call before serving: no pass may be running.
+        """
+        import torch
+
+        before = self.graphs.num_left_out
+        partitions = tuple(dict.fromkeys(partitions))
+        num_segments = len(self._spec.segments) - 1
+        parts = [WHOLE_PASS, *(range(num_segments) if num_segments > 1 else ())]
+        current = self.partition
+        with self.runtime.on(current):
+            self._batch.clear()
+        for rows in self._buckets.sizes():
+            for partition in partitions:
+                self.use(partition)
+                with self.runtime.on(partition), torch.no_grad():
+                    for part in parts:
+                        for query_rows in self._query_buckets(rows):
+                            self.graphs.capture(self._key(part, rows, query_rows), self._work(part, rows, query_rows))
+        for rows in self._buckets.large_sizes():
+            for partition in partitions:
+                self.use(partition)
+                with self.runtime.on(partition), torch.no_grad():
+                    for query_rows in self._query_buckets(rows):
+                        for part in parts:
+                            self._run_part(part, rows, self._buckets.limit, Bounds(query_rows, self._spec.max_seq_len))
+                    self.runtime.wait()
+        if self._draft_loop is not None:
+            for partition in partitions:
+                self.use(partition)
+                with self.runtime.on(partition), torch.no_grad():
+                    self._draft_loop.capture(partition.name)
+        self.use(current)
+        return self.graphs.num_left_out - before
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        num_segments = len(self._spec.segments) - 1
+        if not 0 <= segment < num_segments:
+            raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {num_segments - 1}")
+        is_last = segment == num_segments - 1
+        if segment and self._boundary.num_hidden != batch.num_rows:
+            raise InvalidArgumentError(
+                f"the batch has {batch.num_rows} rows, the segment before left {self._boundary.num_hidden}"
+            )
+        self._run(batch, segment, is_last)
+        if not is_last:
+            self._boundary.reach(segment, batch.num_rows)
+            return None
+        self._boundary.leave()
+        logits: npt.NDArray[np.float32] = self._returned_logits(batch.logit_rows.size)
+        return logits
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        self._run(batch, WHOLE_PASS, True)
+        self._boundary.leave()
+        logits: npt.NDArray[np.float32] = self._returned_logits(batch.logit_rows.size)
+        return logits
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        with self._enqueueing():
+            self._boundary.compact_rows(rows)
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        with self._enqueueing():
+            return self._boundary.early_exit(rows, candidates)
+
+    def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
+        if batch.rule.record is not None:  # somebody wants the scores, so the host decides as well
+            return super().prune(batch)
+        with self._enqueueing():
+            return self._boundary.prune(batch)
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        """See Engine.draft. Runs on the device; with a stop rule the host reads one number after each step."""
+        import torch
+
+        max_draft_len = draft_batch.max_draft_len
+        if self._draft_loop is None or max_draft_len > self._draft_loop.max_draft_len:
+            held = 0 if self._draft_loop is None else self._draft_loop.max_draft_len
+            raise ConfigError(f"max_draft_len is {max_draft_len}, the engine was opened for {held}")
+        self._boundary.leave()
+        with self.runtime.on(self.partition), torch.no_grad():
+            return self._draft_loop.draft(self, draft_batch)
+
+    def run_rows(self, batch: RaggedBatch) -> None:
+        """A whole pass whose logits stay on the device, at the start of their buffer."""
+        self._run(batch, WHOLE_PASS, True)
+
+    def run_step(self, rows: int) -> None:
+        """A draft step over the batch on the device, by the graph of such a pass if there is one."""
+        if not self.graphs.replay(self._key(WHOLE_PASS, rows, self._decoder.query_rows(1, rows))):
+            self._step(rows)
+
+    def host_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """The logits of the last pass [num_rows, vocab_size]; valid until the next call."""
+        import torch
+
+        if self._host_logits is None:
+            shape = (self._max_logit_rows, self._spec.vocab_size)
+            self._host_logits = self.runtime.host_tensor(shape, torch.float32)
+        with self.runtime.on(self.partition):
+            self._host_logits[:num_rows].copy_(self._logits[:num_rows], non_blocking=True)
+            self.runtime.wait()
+        array: npt.NDArray[np.float32] = self._host_logits.numpy()[:num_rows]
+        return array
+
+    def pass_ms(self) -> float:
+        """GPU time in ms of the last pass, which must have finished; without the host work before it."""
+        return self.runtime.ms_between(self._begun, self._ended)
+
+    def wait(self) -> None:
+        """Sleep until all of the engine's work is done."""
+        with self.runtime.on(self.partition):
+            self.runtime.wait()
+
+    def close(self) -> None:
+        """Free graphs and device memory; the caller owns weights and partitions."""
+        if self._is_closed:
+            return
+        with self.runtime.on(self.partition):
+            self.runtime.wait()
+        self._is_closed = True
+        self.graphs.clear()
+        self._draft_loop = None
+        self._decoder.close()
+        del self._decoder, self._batch, self._logits, self._boundary
+        self._host_logits = None
+
+    def __enter__(self) -> GpuEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, batch: RaggedBatch, part: int, has_logits: bool) -> None:
+        import torch
+
+        if self._is_closed:
+            raise ValueError("the engine is closed")
+        num_logits = batch.logit_rows.size
+        if has_logits and num_logits > self._max_logit_rows:
+            raise InvalidArgumentError(f"logits of {num_logits} rows, the engine was opened for {self._max_logit_rows}")
+        if batch.num_rows == 0:
+            return
+        widest, rows = int(np.diff(batch.cu_rows).max()), self._buckets.rows(batch.num_rows)
+        query_rows = self._decoder.query_rows(widest, rows)
+        with self.runtime.on(self.partition), torch.no_grad():
+            # Segments of one pass share a batch; a new pass may reuse the same arrays with new contents.
+            if part in (WHOLE_PASS, 0) or batch is not self._uploaded:
+                self._batch.upload(batch, rows, query_rows)
+            self._uploaded = batch
+            if part in (WHOLE_PASS, 0):
+                self._begun = self.runtime.now()
+            if not self.graphs.replay(self._key(part, rows, query_rows)):
+                longest = int(batch.positions.max()) + 1
+                is_padded = rows <= self._buckets.limit
+                self._run_part(part, rows, rows if is_padded else num_logits, Bounds(widest, longest))
+            if has_logits:
+                self._ended = self.runtime.now()
+
+    def _run_part(self, part: int, rows: int, num_logits: int, bounds: Bounds) -> None:
+        num_segments = len(self._spec.segments) - 1
+        first, last = (0, num_segments) if part == WHOLE_PASS else (part, part + 1)
+        logits = self._logits[:num_logits] if last == num_segments and num_logits else None
+        self._decoder.run(rows, first, last, bounds, logits)
+
+    def _step(self, rows: int) -> None:
+        """A draft step: a whole pass with one row per request over the batch on the device."""
+        self._run_part(WHOLE_PASS, rows, rows, Bounds(1, self._spec.max_seq_len))
+
+    def _work(self, part: int, rows: int, query_rows: int) -> Callable[[], None]:
+        bounds = Bounds(query_rows, self._spec.max_seq_len)
+        return lambda: self._run_part(part, rows, rows, bounds)
+
+    def _key(self, part: int, rows: int, query_rows: int) -> tuple[Any, ...]:
+        return ("pass", part, rows, query_rows, self.partition.name)
+
+    def _query_buckets(self, rows: int) -> list[int]:
+        """Of all passes in a bucket: one request may have all rows, or its share of them."""
+        fewest = -(-rows // self._spec.max_batch_size)
+        return sorted({self._decoder.query_rows(count, rows) for count in range(fewest, rows + 1)})
+
+    @contextlib.contextmanager
+    def _enqueueing(self) -> Iterator[None]:
+        import torch
+
+        with self.runtime.on(self.partition), torch.no_grad():
+            yield
+
+    def _returned_logits(self, num_rows: int) -> Any:
+        if self._keep_logits:
+            return DeviceLogits(self._logits[:num_rows], self)
+        return self.host_logits(num_rows)

@@ -1,0 +1,90 @@
+"""fp8 GEMMs in e4m3 with one scale per row: weights are quantised when loaded, activations in each pass.
+
+Not run on a GPU yet; on the CPU torch's own product is compared with the reference below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.ops.cuda.quantize_rows import ALIGNMENT, ScaledRows, quantize_rows
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+MIN_CAPABILITY = (8, 9)
+
+
+def scaled_linear(x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+    """x bf16 [n, in] in e4m3, times weight [out, in], plus bias [out] -> bf16 [n, out], new."""
+    return scaled_product(quantize_rows(x), weight, bias)
+
+
+def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+    """scaled_linear of rows that are already quantised."""
+    import torch
+
+    y: Tensor = torch._scaled_mm(
+        rows.values,
+        weight.values.t(),
+        scale_a=rows.scales,
+        scale_b=weight.scales.t(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )
+    return y if bias is None else y + bias
+
+
+def scaled_linear_reference(x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+    """scaled_linear for any dtype of x. The sums are exact, so a row's result cannot depend on other rows.
+
+    Products of e4m3 numbers are multiples of 2^-18 below 2^18: float64 adds 2^17 of them without rounding.
+    """
+    rows = quantize_rows(x)
+    y = (rows.values.double() @ weight.values.double().t()) * rows.scales.double() * weight.scales.double().t()
+    return (y if bias is None else y.to(x.dtype) + bias).to(x.dtype)
+
+
+def check_capability(capability: tuple[int, int], name: str) -> None:
+    """ConfigError unless GPUs of this compute capability support e4m3 GEMMs."""
+    if capability < MIN_CAPABILITY:
+        raise ConfigError(
+            f"quantization is fp8, {name} has compute capability {capability[0]}.{capability[1]}, and fp8 products "
+            f"begin at {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}; set quantization to none"
+        )
+
+
+def check_product(device: torch.device) -> None:
+    """ConfigError unless torch supports row-wise scaled GEMMs on this device: not every build does on every GPU."""
+    import torch
+
+    ones = torch.ones((ALIGNMENT, ALIGNMENT), dtype=torch.bfloat16, device=device)
+    try:
+        found = scaled_linear(ones, quantize_rows(ones), None)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ConfigError(
+            f"quantization is fp8, and torch {torch.__version__} has no product of e4m3 rows here ({reason}); "
+            "install another build of torch or set quantization to none"
+        ) from error
+    if not bool((found == ALIGNMENT).all()):
+        raise ConfigError(
+            f"quantization is fp8, and torch {torch.__version__} multiplies e4m3 rows wrongly here; install another "
+            "build of torch or set quantization to none"
+        )
+
+
+def check_matrix(name: str, shape: tuple[int, ...], dtype: str) -> None:
+    """ConfigError unless this matrix of an engine file can be multiplied in e4m3."""
+    if dtype != "bfloat16":
+        raise ConfigError(
+            f"quantization is fp8, which needs engines of bfloat16, these are {dtype}; rebuild them with "
+            "--dtype bfloat16 or set quantization to none"
+        )
+    if any(size % ALIGNMENT for size in shape):
+        raise ConfigError(
+            f"quantization is fp8, {name} is {shape[0]} x {shape[1]}, and both sizes must be multiples of {ALIGNMENT}; "
+            "set quantization to none"
+        )

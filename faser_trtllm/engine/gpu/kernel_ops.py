@@ -1,0 +1,205 @@
+"""The kernels of plugins/cuda as the ops of a GPU engine, and torch's GEMMs and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from faser_trtllm.engine.gpu.fp8 import scaled_product
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.cuda import (
+    accept,
+    append_kv,
+    compact_rows,
+    early_exit,
+    prune_rows,
+    quantize_rows,
+    verify_attention,
+)
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+from faser_trtllm.engine.gpu.ops import TorchOps
+
+STEMS = ("accept", "append_kv", "compact_rows", "early_exit", "prune_rows", "quantize_rows", "verify_attention")
+
+
+class KernelOps(TorchOps):
+    """The kernels, through one launcher per stem (STEMS): cubins on a GPU, an emulator in tests.
+
+    stream: returns the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition
+    then gets more splits than it needs. torch allocates workspaces, so a captured graph owns its own.
+    """
+
+    def __init__(self, launchers: dict[str, Launcher], stream: Callable[[], int], num_sms: int) -> None:
+        self._launchers = launchers
+        self._stream = stream
+        self._num_sms = num_sms
+
+    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        return scaled_product(self.scaled_rows(x), weight, bias)
+
+    def scaled_rows(self, x: Tensor) -> ScaledRows:
+        """ops/cuda/quantize_rows.py."""
+        import torch
+
+        rows = ScaledRows(
+            torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
+            torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device),
+        )
+        quantize_rows.launch(self._launchers["quantize_rows"], x, rows, stream=self._stream())
+        return rows
+
+    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+        import torch
+
+        if x.is_cuda:
+            torch.mm(x, lm_head.t(), out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(x.float(), lm_head.float().t(), out=out)
+
+    def append_kv(self, *tensors: Tensor) -> None:
+        append_kv.launch(self._launchers["append_kv"], *tensors, stream=self._stream())
+
+    def verify_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        out: Tensor,
+        *,
+        window: int,
+        max_query_rows: int,
+        max_kv_len: int,
+    ) -> None:
+        import torch
+
+        shape = verify_attention.shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window)
+        tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows)
+        num_splits = verify_attention.choose_num_splits(shape, tile_rows, max_kv_len, self._num_sms)
+        needed = verify_attention.workspace_bytes(shape, num_splits)
+        workspace = torch.empty(needed // 4, dtype=torch.float32, device=q.device) if needed else None
+        verify_attention.launch(
+            self._launchers["verify_attention"],
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            cu_q_lens,
+            kv_lens,
+            out,
+            window=window,
+            tile_rows=tile_rows,
+            num_splits=num_splits,
+            workspace=workspace,
+            stream=self._stream(),
+        )
+
+    def early_exit(
+        self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
+    ) -> None:
+        import torch
+
+        num_rows = rows.shape[0]
+        integers = torch.zeros((2, num_rows), dtype=torch.int32, device=hidden.device)
+        early_exit.early_exit(
+            self._launchers["early_exit"],
+            hidden,
+            rows,
+            norm,
+            lm_head,
+            candidates,
+            integers[0],
+            eps,
+            scores=out,
+            rank=integers[1],
+            gap=torch.empty(num_rows, dtype=torch.float32, device=hidden.device),
+            stream=self._stream(),
+        )
+
+    def compact_rows(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        max_seq_len: int,
+        kept: CompactedRows,
+    ) -> None:
+        compact_rows.compact_rows(
+            self._launchers["compact_rows"],
+            hidden,
+            positions,
+            rows,
+            cu_q_lens,
+            kv_lens,
+            max_seq_len,
+            kept=kept,
+            stream=self._stream(),
+        )
+
+    def prune_rows(
+        self,
+        scores: Tensor,
+        places: Tensor,
+        before: Tensor,
+        cu_drafts: Tensor,
+        starts: Tensor,
+        rule: Tensor,
+        num_hidden: int,
+        kept: Tensor,
+        rows: Tensor,
+    ) -> None:
+        prune_rows.prune_rows(
+            self._launchers["prune_rows"],
+            scores,
+            places,
+            before,
+            cu_drafts,
+            starts,
+            rule,
+            num_hidden,
+            kept=kept,
+            rows=rows,
+            stream=self._stream(),
+        )
+
+    def accept(
+        self,
+        sampling: Tensor,
+        slots: Tensor,
+        logits: Tensor,
+        vocab_size: int,
+        cu_logit_rows: Tensor,
+        num_tokens: Tensor,
+        num_drafts: Tensor,
+        max_draft_len: int,
+        result: AcceptResult,
+        verdicts: Tensor,
+        edited_logits: Tensor | None,
+        leads: Tensor | None = None,
+    ) -> None:
+        accept.accept(
+            self._launchers["accept"],
+            sampling,
+            slots,
+            logits,
+            vocab_size,
+            cu_logit_rows,
+            num_tokens,
+            num_drafts,
+            max_draft_len,
+            result=result,
+            verdicts=verdicts,
+            edited_logits=edited_logits,
+            leads=leads,
+            stream=self._stream(),
+        )

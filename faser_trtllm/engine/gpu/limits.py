@@ -1,0 +1,66 @@
+"""What a GPU engine is opened with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from faser_trtllm.builder.engine_dir import BuildConfig
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.graphs import DEFAULT_GRAPH_BYTES
+from faser_trtllm.errors import ConfigError
+
+MAX_GRAPH_ROWS = 256
+"""Larger passes are compute bound: launch overhead is hidden, and padding would cost time."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """Limits that an engine is opened with. max_logit_rows: maximum logit rows of one pass.
+
+    max_draft_len: of a draft model, else 0. max_graph_rows: passes of up to this many rows are padded to a bucket and
+    replayed if a graph was captured at start-up. graph_bytes: device memory budget for graphs (the last one may exceed
+    it).
+    """
+
+    num_blocks: int
+    tokens_per_block: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_logit_rows: int
+    max_draft_len: int = 0
+    max_graph_rows: int = MAX_GRAPH_ROWS
+    graph_bytes: int = DEFAULT_GRAPH_BYTES
+
+    @classmethod
+    def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool) -> GpuLimits:
+        """What an executor needs. has_drafts: the engine drafts, on the device."""
+        return cls(
+            num_blocks=num_blocks,
+            tokens_per_block=limits.tokens_per_block,
+            max_batch_size=limits.max_batch_size,
+            max_num_tokens=limits.max_num_tokens,
+            max_seq_len=limits.max_seq_len,
+            max_logit_rows=limits.max_batch_size * (1 + limits.max_draft_len),
+            max_draft_len=limits.max_draft_len if has_drafts else 0,
+        )
+
+    def spec(self, sizes: Mapping[str, int], segments: tuple[int, ...]) -> EngineSpec:
+        """Of a model with these sizes (vocab_size, num_layers, max_seq_len); ConfigError for limits that it cannot
+        meet."""
+        for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if not 1 <= self.max_seq_len <= sizes["max_seq_len"]:
+            raise ConfigError(f"max_seq_len is {self.max_seq_len}, the engine allows 1 to {sizes['max_seq_len']}")
+        return EngineSpec(
+            vocab_size=sizes["vocab_size"],
+            max_seq_len=self.max_seq_len,
+            num_layers=sizes["num_layers"],
+            num_blocks=self.num_blocks,
+            tokens_per_block=self.tokens_per_block,
+            max_num_tokens=self.max_num_tokens,
+            max_batch_size=self.max_batch_size,
+            segments=segments,
+        )

@@ -1,0 +1,52 @@
+"""Device memory of a pair: how many KV blocks fit beside its weights and buffers, decided before anything is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from faser_trtllm.config import Quantization
+from faser_trtllm.engine.opening import OpenRequest
+from faser_trtllm.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+def fit_blocks(request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes: int) -> int:
+    """KV blocks of each engine: request.num_blocks, or fewer if kv_memory_fraction of what is left holds fewer.
+
+    weight_bytes: by role. ConfigError if not even one request of max_seq_len fits, or without a fraction not all
+    blocks. Graphs and library workspaces need what the fraction leaves, so a pair that fits may still be too large.
+    """
+    limits, engines = request.limits, request.engines
+    rows = max(min(limits.max_batch_size * (1 + limits.max_draft_len), limits.max_num_tokens), limits.max_batch_size)
+    logits = 4 * len(weight_bytes) * rows * engines.vocab_size
+    draft_probs = 4 * (limits.max_batch_size + 1) * limits.max_draft_len * engines.vocab_size
+    needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
+    needed["logits and draft probs"] = logits + draft_probs
+    left = free_bytes - sum(needed.values())
+    block_bytes = limits.tokens_per_block * engines.kv_bytes_per_token
+    fraction, least = request.kv_memory_fraction, request.num_blocks
+    if fraction is not None:
+        left = int(left * fraction)
+        least = min(least, -(-limits.max_seq_len // limits.tokens_per_block))
+    if left < least * block_bytes:
+        needed["KV caches"] = least * block_bytes
+        listed = ", ".join(f"{what} {size / _GIB:.2f}" for what, size in needed.items())
+        share = "" if fraction is None else f" and {fraction:.0%} of what is left may hold KV"
+        smaller = "" if request.quantization is Quantization.FP8 else ", set quantization to fp8"
+        raise ConfigError(
+            f"the engines need {sum(needed.values()) / _GIB:.2f} GiB of GPU memory ({listed}), the GPU has "
+            f"{free_bytes / _GIB:.2f} free{share}; lower kv_cache_config.max_tokens, max_seq_len or max_batch_size"
+            f"{smaller} or take a larger GPU, a model is not split over several"
+        )
+    num_blocks = min(request.num_blocks, left // block_bytes)
+    log.info(
+        "KV caches of %d tokens, %.2f GiB, on a GPU with %.2f GiB free",
+        num_blocks * limits.tokens_per_block,
+        num_blocks * block_bytes / _GIB,
+        free_bytes / _GIB,
+    )
+    return num_blocks

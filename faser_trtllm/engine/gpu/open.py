@@ -1,0 +1,69 @@
+"""Opens a pair on one GPU, whatever computes its layers: partitions and modes, graphs, and the test on the device."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from faser_trtllm.core.cost_table import ALL
+from faser_trtllm.engine.gpu.modes import GpuModes
+from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
+
+if TYPE_CHECKING:
+    from faser_trtllm.engine.gpu.device import Gpu
+    from faser_trtllm.engine.gpu.engine import GpuEngine
+    from faser_trtllm.engine.gpu.ops import Ops
+    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+
+    OpenOne = Callable[[str, DraftProbs | None, bool], tuple[GpuEngine, Ops]]
+
+log = logging.getLogger(__name__)
+
+
+def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOne) -> OpenedEngines:
+    """Open the target and, if drafting, the draft, and capture their graphs; closed with the stack, the GPU is not.
+
+    open_one(role, draft_probs, keep_logits): opens the "target" or the "draft", as GpuEngine has the others; it closes
+    with the stack. Raises what it raises, and FaserError of the driver.
+    """
+    from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
+
+    limits, drafting = request.limits, request.drafting
+    draft_probs = _draft_probs(request, gpu) if drafting and limits.max_draft_len else None
+    target, ops = open_one("target", None, True)
+    draft = open_one("draft", draft_probs, False)[0] if drafting else None
+    tester = DeviceAcceptor(target, ops, limits.max_draft_len, draft_probs)
+    begun = time.monotonic()
+    left_out = target.capture_graphs((gpu.whole, gpu.pair.target) if drafting else (gpu.whole,))
+    num_graphs = len(target.graphs)
+    if draft is not None:
+        left_out += draft.capture_graphs((gpu.whole, gpu.pair.draft))
+        num_graphs += len(draft.graphs)
+    log.info(
+        "%d CUDA graphs captured in %.1f s; the memory budget left out %d, whose passes are launched kernel by kernel",
+        num_graphs,
+        time.monotonic() - begun,
+        left_out,
+    )
+    partitions = {ALL: gpu.whole}
+    if drafting:
+        partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
+    return OpenedEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, tester, partitions)
+
+
+def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:
+    """Only the draft, on its side of the pair, for a target run by another system. Raises as open_pair."""
+    draft, _ = open_one("draft", _draft_probs(request, gpu), False)
+    draft.capture_graphs((gpu.pair.draft,))
+    draft.use(gpu.pair.draft)
+    return draft
+
+
+def _draft_probs(request: OpenRequest, gpu: Gpu) -> DraftProbs:
+    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+
+    limits, vocab_size = request.limits, request.engines.vocab_size
+    return DraftProbs(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, vocab_size)

@@ -1,0 +1,130 @@
+"""What a GPU engine computes with, and the part of it that is torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Ops(Protocol):
+    """Ops are asynchronous on the current stream and write to the given tensors, unless noted."""
+
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
+        """x [n, in] times weight [out, in], plus bias [out] -> [n, out] of x's dtype, new; in e4m3 if the weight is."""
+
+    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+        """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension -> of x's shape and dtype, new."""
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        """gate_up [n, 2 * inner] -> silu(gate) * up [n, inner], new."""
+
+    def append_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cu_q_lens: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_rotated: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+    ) -> None:
+        """ops/cuda/append_kv.py."""
+
+    def verify_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        out: Tensor,
+        *,
+        window: int,
+        max_query_rows: int,
+        max_kv_len: int,
+    ) -> None:
+        """ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
+
+    def early_exit(
+        self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """ops/cuda/early_exit.py, the scores alone -> out fp32 [num_rows, num_candidates]."""
+
+    def compact_rows(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        max_seq_len: int,
+        kept: CompactedRows,
+    ) -> None:
+        """ops/cuda/compact_rows.py."""
+
+    def prune_rows(
+        self,
+        scores: Tensor,
+        places: Tensor,
+        before: Tensor,
+        cu_drafts: Tensor,
+        starts: Tensor,
+        rule: Tensor,
+        num_hidden: int,
+        kept: Tensor,
+        rows: Tensor,
+    ) -> None:
+        """ops/cuda/prune_rows.py."""
+
+    def accept(
+        self,
+        sampling: Tensor,
+        slots: Tensor,
+        logits: Tensor,
+        vocab_size: int,
+        cu_logit_rows: Tensor,
+        num_tokens: Tensor,
+        num_drafts: Tensor,
+        max_draft_len: int,
+        result: AcceptResult,
+        verdicts: Tensor,
+        edited_logits: Tensor | None,
+        leads: Tensor | None = None,
+    ) -> None:
+        """ops/cuda/accept.py."""
+
+
+class TorchOps:
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
+        import torch
+
+        if isinstance(weight, ScaledRows):
+            return self.scaled_linear(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        import torch
+
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        import torch
+
+        gate, up = gate_up.chunk(2, -1)
+        return torch.nn.functional.silu(gate).mul_(up)

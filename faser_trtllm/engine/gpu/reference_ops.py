@@ -1,0 +1,171 @@
+"""The ops of a GPU engine on the CPU: the kernels' references, and the native library's free test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from faser_trtllm.core.decision import PruneRule
+from faser_trtllm.engine.gpu.fp8 import scaled_linear_reference
+from faser_trtllm.engine.gpu.sampler.table import has_edits
+from faser_trtllm.native import FAILED
+from faser_trtllm.ops import accept as host_accept
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.cuda import (
+    append_kv,
+    compact_rows,
+    early_exit,
+    verify_attention,
+)
+from faser_trtllm.ops.cuda.accept import ROW_REFUSED
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.probs import edited_logits as edit
+from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+from faser_trtllm.engine.gpu.ops import TorchOps
+
+
+class ReferenceOps(TorchOps):
+    """The kernels' references on the CPU, and the native library's free test, over the same tensors."""
+
+    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        return scaled_linear_reference(x, weight, bias)
+
+    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+        import torch
+
+        torch.mm(x.float(), lm_head.float().t(), out=out)
+
+    def append_kv(self, *tensors: Tensor) -> None:
+        append_kv.append_kv_reference(*tensors)
+
+    def verify_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        out: Tensor,
+        *,
+        window: int,
+        max_query_rows: int,
+        max_kv_len: int,
+    ) -> None:
+        tensors = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
+        out.copy_(verify_attention.verify_attention_reference(*tensors, window=window))
+
+    def early_exit(
+        self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
+    ) -> None:
+        import torch
+
+        places = np.zeros(rows.shape[0], np.int32)
+        scores, _, _ = early_exit.early_exit_reference(
+            hidden.float().numpy(),
+            rows.numpy(),
+            norm.float().numpy(),
+            lm_head.float().numpy(),
+            candidates.numpy(),
+            places,
+            eps,
+        )
+        out.copy_(torch.from_numpy(scores))
+
+    def compact_rows(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        max_seq_len: int,
+        kept: CompactedRows,
+    ) -> None:
+        import torch
+
+        found = compact_rows.compact_rows_reference(
+            hidden.float().numpy(), positions.numpy(), rows.numpy(), cu_q_lens.numpy(), kv_lens.numpy(), max_seq_len
+        )
+        for target, array in zip(kept, found, strict=True):
+            target.copy_(torch.from_numpy(array))
+
+    def prune_rows(
+        self,
+        scores: Tensor,
+        places: Tensor,
+        before: Tensor,
+        cu_drafts: Tensor,
+        starts: Tensor,
+        rule: Tensor,
+        num_hidden: int,
+        kept: Tensor,
+        rows: Tensor,
+    ) -> None:
+        import torch
+
+        ranges = cu_drafts.numpy()
+        weights = PruneRule(before.numpy(), *rule.tolist())
+        batch = PruneBatch(starts.numpy(), np.diff(ranges) + 1, scores.numpy(), places.numpy(), num_hidden, weights)
+        found = prune_rows_reference(scores.numpy(), batch)
+        kept.copy_(torch.from_numpy(found))
+        listed = kept_rows(batch, found)
+        rows.fill_(-1)
+        rows[: listed.size].copy_(torch.from_numpy(listed))
+
+    def accept(
+        self,
+        sampling: Tensor,
+        slots: Tensor,
+        logits: Tensor,
+        vocab_size: int,
+        cu_logit_rows: Tensor,
+        num_tokens: Tensor,
+        num_drafts: Tensor,
+        max_draft_len: int,
+        result: AcceptResult,
+        verdicts: Tensor,
+        edited_logits: Tensor | None,
+        leads: Tensor | None = None,
+    ) -> None:
+        import torch
+
+        table: Any = sampling.numpy().reshape(-1).view(SAMPLING_DTYPE).copy()
+        n = slots.shape[0]
+        # The kernels refuse entries without tokens, such as a bucket's idle requests; the host's test would read them.
+        is_idle = table["tokens"] == 0
+        table["tokens"][is_idle], table["repetition_penalty"][is_idle] = num_tokens.data_ptr(), 1.0
+        arguments = (
+            table,
+            slots.numpy(),
+            logits.numpy(),
+            vocab_size,
+            cu_logit_rows.numpy(),
+            num_tokens.numpy(),
+            num_drafts.numpy(),
+            max_draft_len,
+        )
+        if leads is None:
+            found = host_accept.accept(*arguments)
+        else:
+            found = host_accept.accept_reference(*arguments, leads=leads.numpy())
+        if edited_logits is not None:
+            starts, known = cu_logit_rows.tolist(), num_tokens.tolist()
+            for i, slot in enumerate(slots.tolist()):
+                for row in range(starts[i], starts[i + 1]):
+                    position = known[i] + row - starts[i]
+                    if has_edits(table[slot : slot + 1], np.array([position], np.int32))[0]:
+                        _, edited = edit(table, slot, logits[row, :vocab_size].numpy(), position)
+                        edited_logits[row].copy_(torch.from_numpy(edited))
+        for name in ("token_ids", "num_tokens", "num_accepted", "outcome", "row_status"):
+            getattr(result, name)[:n].copy_(torch.from_numpy(getattr(found, name)))
+        refused = torch.from_numpy(is_idle[slots.numpy()])
+        for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
+            values[:n][refused] = value

@@ -1,0 +1,175 @@
+"""The runtime of the cuda engine: a GPU's streams, events and graphs through torch, or the host for tests.
+
+The rest of the engine is the same code on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    import torch
+
+Replay = Callable[[], None]
+MIN_TORCH = (2, 13)  # mm with both out_dtype and out
+
+
+class Runtime(Protocol):
+    """Work is enqueued on the stream that on() made current for the calling thread."""
+
+    device: torch.device
+
+    def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
+        """A context whose work runs on this partition."""
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed page-locked host memory."""
+
+    def wait(self) -> None:
+        """Sleep until all work enqueued so far is done."""
+
+    def mark(self) -> Callable[[], None]:
+        """A function that sleeps until the work enqueued up to now is done."""
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        """Capture what `work` enqueues on the current stream; `work` has run there once before."""
+
+    def memory_bytes(self) -> int:
+        """Bytes of device memory that this process holds."""
+
+    def stream(self) -> int:
+        """The current stream as a number, for what is not torch."""
+
+    def now(self) -> Any:
+        """An event at the current point of the current stream."""
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        """Milliseconds between two events that have completed."""
+
+
+class HostRuntime:
+    """The engine's logic on the CPU, synchronously: partitions are just names, and a graph is the function itself."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.device = torch.device("cpu")
+        self._stream = 0
+
+    @contextlib.contextmanager
+    def on(self, partition: GpuPartition) -> Iterator[None]:
+        before, self._stream = self._stream, partition.stream
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    def stream(self) -> int:
+        return self._stream
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(shape, dtype=dtype)
+
+    def wait(self) -> None:
+        return
+
+    def mark(self) -> Callable[[], None]:
+        return self.wait
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        return work
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def now(self) -> Any:
+        return time.perf_counter()
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        return 1e3 * float(end - begin)
+
+
+class CudaRuntime:
+    """One GPU. Waiting sleeps on an event, so that the host is free for the other lane. Not run on a GPU yet."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """ConfigError where torch or its CUDA is missing."""
+        # With the few default queues, work of two lanes could wait for each other. Read when CUDA starts.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        try:
+            import torch
+        except ImportError as error:
+            raise ConfigError(
+                "torch is not installed, and GPU backends need it; pip install a CUDA build of torch"
+            ) from error
+        if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < MIN_TORCH:
+            raise ConfigError(
+                f"torch {torch.__version__} is too old, GPU backends need {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer; "
+                "pip install a newer CUDA build of torch"
+            )
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"torch {torch.__version__} finds no CUDA GPU, and GPU backends need one; install a CUDA build of "
+                "torch on a machine with an NVIDIA GPU, or build engines with --backend cpu"
+            )
+        torch.zeros(1, device=f"cuda:{ordinal}")  # makes the primary context, before any green one
+        self.device = torch.device("cuda", ordinal)
+        self._torch: Any = torch
+        self._streams: dict[int, Any] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
+        stream = self._streams.get(partition.stream)
+        if stream is None:
+            stream = self._torch.cuda.ExternalStream(partition.stream, device=self.device)
+            self._streams[partition.stream] = stream
+        context: AbstractContextManager[Any] = self._torch.cuda.stream(stream)
+        return context
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor: torch.Tensor = self._torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return tensor
+
+    def wait(self) -> None:
+        self.mark()()
+
+    def mark(self) -> Callable[[], None]:
+        event = self._torch.cuda.Event(blocking=True)
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        graph = self._torch.cuda.CUDAGraph()
+        stream = self._torch.cuda.current_stream(self.device)
+        # Nodes keep the context of the stream they were captured on, so each partition has its own graph. An engine's
+        # graphs never run concurrently, so they share a pool. Other threads may allocate meanwhile.
+        with self._torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            work()
+        replay: Replay = graph.replay
+        return replay
+
+    def memory_bytes(self) -> int:
+        free, total = self._torch.cuda.mem_get_info(self.device)
+        return int(total - free)
+
+    def now(self) -> Any:
+        event = self._torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record()
+        return event
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end))
+
+    def stream(self) -> int:
+        return int(self._torch.cuda.current_stream(self.device).cuda_stream)

@@ -1,0 +1,197 @@
+"""The free test on the device: one upload, two launches, and one read that the host waits for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
+from faser_trtllm.engine.gpu.sampler.probs import ProbsParameters, log_probs
+from faser_trtllm.engine.gpu.sampler.table import PackedSampling, has_edits
+from faser_trtllm.engine.gpu.staging import Staging
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
+_TOKENS_PER_REQUEST = 64  # initial capacity per request of the upload buffer, which grows on demand
+
+
+class DeviceAcceptor:
+    """As ops.accept.Acceptor, for logits that stayed on the engine's device (GpuEngine with keep_logits).
+
+    Results are valid until the next call. pass_ms: time of the tested pass, which may still be running when run()
+    starts. Scratch for edited logits is allocated when a request first needs it.
+    """
+
+    def __init__(self, engine: GpuEngine, ops: Ops, max_draft_len: int, draft_probs: DraftProbs | None) -> None:
+        """draft_probs: where the draft engine keeps its unseeded distributions; None without a draft model."""
+        import torch
+
+        if draft_probs is not None and draft_probs.tensor.shape[1] != max_draft_len:
+            raise ValueError(f"draft_probs holds {draft_probs.tensor.shape[1]} drafts per request, not {max_draft_len}")
+        spec, runtime = engine.spec, engine.runtime
+        self._engine = engine
+        self._ops = ops
+        self._vocab_size = spec.vocab_size
+        self._max_draft_len = max_draft_len
+        self._draft_probs = draft_probs
+        batch = spec.max_batch_size
+        counts = [np.zeros(size, np.int32) for size in (batch, batch + 1, batch, batch)]
+        self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts = counts
+        self._packed = PackedSampling(batch, spec.vocab_size)
+        size = batch * (_ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
+        with runtime.on(engine.partition):
+            self._staging = Staging(runtime, size)
+            self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
+            self._result = torch.zeros(batch * (max_draft_len + 5), dtype=torch.int32, device=runtime.device)
+            self._verdicts = torch.zeros((0, 3), dtype=torch.int32, device=runtime.device)
+            self._edited: Tensor | None = None
+            runtime.wait()
+        self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
+        self.pass_ms = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        self._num_requests = 0
+        self._num_rows = 0
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+        """As Acceptor.add."""
+        i = self._num_requests
+        self._slots[i] = slot
+        self._num_tokens[i] = num_tokens
+        self._num_drafts[i] = num_drafts
+        self._num_rows += num_rows
+        self._num_requests = i + 1
+        self._cu_logit_rows[i + 1] = self._num_rows
+
+    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
+        """As Acceptor.run; logits: DeviceLogits [num_rows, vocab_size]."""
+        import torch
+
+        assert isinstance(logits, DeviceLogits)
+        n, rows = self._num_requests, self._num_rows
+        if logits.shape[0] < rows:
+            raise ValueError(f"{rows} rows were added, logits has {logits.shape[0]}")
+        slots = self._slots[:n]
+        engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
+        with runtime.on(engine.partition), torch.no_grad():
+            num_rows = np.diff(self._cu_logit_rows[: n + 1])
+            packed_size = self._packed.gather(sampling, slots, self._num_tokens[:n], self._num_drafts[:n], num_rows)
+            is_edited = bool(self._packed.entries["masks"].any())
+            is_edited |= bool(has_edits(self._packed.entries, self._num_tokens[:n]).any())
+            start = -(-packed_size // 4) * 4
+            self._grow(start + 3 * n + 1, rows, is_edited)
+            filled, device = self._staging.fill(), self._staging.device
+            addresses = None if self._draft_probs is None else self._draft_probs.address(slots)
+            self._packed.place(filled[:packed_size], device.data_ptr(), addresses)
+            sections: list[Tensor] = []
+            end = start
+            for array in (self._cu_logit_rows[: n + 1], self._num_tokens[:n], self._num_drafts[:n]):
+                filled[end : end + array.size] = array
+                sections.append(device[end : end + array.size])
+                end += array.size
+            self._staging.send(end)
+            cu_logit_rows, num_tokens, num_drafts = sections
+            self._ops.accept(
+                device[: n * _ENTRY_INTS].view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
+                self._iota[:n],
+                logits.tensor[:rows],
+                self._vocab_size,
+                cu_logit_rows,
+                num_tokens,
+                num_drafts,
+                self._max_draft_len,
+                result,
+                self._verdicts[:rows],
+                self._edited[:rows] if is_edited and self._edited is not None else None,
+            )
+            used = n * (self._max_draft_len + 5)
+            self._host_result[:used].copy_(self._result[:used], non_blocking=True)
+            runtime.wait()
+        self.pass_ms = engine.pass_ms()
+        return _split(self._host_result.numpy(), n, self._max_draft_len)
+
+    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
+        """As Acceptor.take; the result is read on the device only."""
+        import torch
+
+        assert isinstance(logits, DeviceLogits)
+        runtime = self._engine.runtime
+        with runtime.on(self._engine.partition), torch.no_grad():
+            index = torch.from_numpy(rows).to(runtime.device)
+            return DeviceLogits(logits.tensor.index_select(0, index), self._engine)
+
+    def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
+        """As Acceptor.log_probs. Edited rows, of which the device has no exact copy, are copied to the host."""
+        import torch
+
+        assert isinstance(logits, DeviceLogits)
+        is_edited = bool(asked.sampling["masks"].any())
+        is_edited |= bool(has_edits(asked.sampling, asked.positions).any())
+        runtime = self._engine.runtime
+        with runtime.on(self._engine.partition), torch.no_grad():
+            rows = logits.tensor.index_select(0, torch.from_numpy(asked.rows).to(runtime.device))
+            if is_edited:
+                return token_log_probs(rows.cpu().numpy(), self._vocab_size, asked)
+            token_ids = torch.from_numpy(asked.token_ids).to(runtime.device)
+            is_greedy = torch.from_numpy(asked.sampling["mode"] == native.GREEDY).to(runtime.device)
+            parameters = ProbsParameters.of(asked.sampling, runtime.device)
+            found: npt.NDArray[np.float64] = log_probs(rows, token_ids, is_greedy, parameters).cpu().numpy()
+            return found
+
+    def park(self, slot: int) -> Any:
+        """As ProbsMemory.park."""
+        import torch
+
+        if self._draft_probs is None:
+            return None
+        with self._engine.runtime.on(self._engine.partition), torch.no_grad():
+            parked = self._draft_probs.tensor[slot].clone()
+            self._engine.runtime.wait()
+        return parked
+
+    def restore(self, slot: int, parked: Any) -> None:
+        """As ProbsMemory.restore."""
+        import torch
+
+        assert self._draft_probs is not None
+        with self._engine.runtime.on(self._engine.partition), torch.no_grad():
+            self._draft_probs.tensor[slot].copy_(parked)
+            self._engine.runtime.wait()
+
+    def _views(self, n: int) -> AcceptResult:
+        return _split(self._result, n, self._max_draft_len)
+
+    def _grow(self, size: int, rows: int, is_edited: bool) -> None:
+        """Grow the buffers for a larger call."""
+        import torch
+
+        runtime = self._engine.runtime
+        if size > self._staging.size:
+            runtime.wait()
+            self._staging = Staging(runtime, max(size, 2 * self._staging.size))
+        if rows > self._verdicts.shape[0]:
+            self._verdicts = torch.zeros((2 * rows, 3), dtype=torch.int32, device=runtime.device)
+        if is_edited and (self._edited is None or rows > self._edited.shape[0]):
+            shape = (rows, self._vocab_size)
+            self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
+
+
+def _split(flat: Any, n: int, max_draft_len: int) -> AcceptResult:
+    """The fields of an AcceptResult as views of one array or tensor."""
+    width = max_draft_len + 1
+    ends = [n * width + k * n for k in range(5)]
+    counts = (flat[begin:end] for begin, end in itertools.pairwise(ends))
+    return AcceptResult(flat[: n * width].reshape(n, width), *counts)

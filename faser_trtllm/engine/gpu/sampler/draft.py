@@ -1,0 +1,314 @@
+"""The draft loop on the device: passes and draws in graphs of several steps, with one host read at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.core.request import NUM_CANDIDATES
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.engine.buckets import Buckets
+from faser_trtllm.engine.gpu.batch import PassInputs
+from faser_trtllm.engine.gpu.graphs import GraphStore
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
+from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
+from faser_trtllm.engine.gpu.sampler.probs import draw, filtered_probs
+from faser_trtllm.engine.gpu.sampler.stop import StopRule
+from faser_trtllm.engine.gpu.sampler.table import has_edits
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops import draft_stop
+from faser_trtllm.ops.arrays import float32_at, int32_at
+from faser_trtllm.ops.sample import MAX_STORED_MARGIN, draft_probs_row
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Passes(Protocol):
+    """The part of the engine that the loop uses."""
+
+    partition: GpuPartition
+
+    def run_rows(self, batch: RaggedBatch) -> None: ...
+
+    def run_step(self, rows: int) -> None: ...
+
+
+class DraftProbs:
+    """The probabilities that pending unseeded drafts were drawn from, on the device.
+
+    tensor: fp32 [max_batch_size + 1, max_draft_len, vocab_size].
+
+    The draft of slot s at a position is in row [s, position % max_draft_len]; the last slot is a dummy that nobody
+    reads.
+    """
+
+    def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
+        import torch
+
+        shape = (max_batch_size + 1, max_draft_len, vocab_size)
+        self.tensor = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
+
+    def address(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """Device addresses [n] of the slots' probabilities."""
+        stride = self.tensor.stride(0) * self.tensor.element_size()
+        return np.uint64(self.tensor.data_ptr()) + slots.astype(np.uint64) * np.uint64(stride)
+
+
+class _Call(NamedTuple):
+    """The requests that draft in one call, arrays [num_requests]: known tokens (committed and pending)."""
+
+    entries: npt.NDArray[np.void]
+    slots: Int32Array
+    known: Int32Array
+    wanted: Int32Array
+    num_tokens: Int32Array
+    pending: Int32Array
+
+
+class DraftLoop:
+    """Engine.draft of a cuda engine.
+
+    The first pass is the caller's batch; the following steps have one row per drafting request: draw a token and run
+    it. Graphs of 1, 2, 4, ... steps are captured, so that a draft of n tokens takes a few launches. With a stop rule
+    steps are launched one by one, and the host reads how many requests go on. If a request has penalties, bias, bad
+    words or a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is tested.
+    """
+
+    def __init__(
+        self,
+        run_step: Callable[[int], None],
+        ops: Ops,
+        runtime: Runtime,
+        batch: PassInputs,
+        logits: Tensor,
+        graphs: GraphStore,
+        buckets: Buckets,
+        spec: EngineSpec,
+        draft_probs: DraftProbs | None,
+        max_draft_len: int,
+    ) -> None:
+        """run_step(rows): a pass over what is in `batch`, logits of row i in logits[i]. draft_probs: see GpuEngine."""
+        self.max_draft_len = max_draft_len
+        self._run_step = run_step
+        self._ops = ops
+        self._runtime = runtime
+        self._batch = batch
+        self._logits = logits
+        self._graphs = graphs
+        self._buckets = buckets
+        self._spec = spec
+        self._probs_stay = draft_probs is not None
+        self._draft_probs = draft_probs or DraftProbs(runtime, spec.max_batch_size, max_draft_len, spec.vocab_size)
+        self._stop = StopRule(runtime, spec.max_batch_size, max_draft_len)
+        self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
+        self._state = DraftState(runtime, spec, max_draft_len, -(-spec.max_seq_len // spec.tokens_per_block))
+
+    def capture(self, partition: str) -> None:
+        """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
+        sizes = [size for size in self._buckets.sizes() if size < self._spec.max_batch_size]
+        for with_probs in (False, True):
+            for size in (*sizes, self._size(self._spec.max_batch_size)):
+                self._state.clear()
+                self._graphs.capture(
+                    ("draw", size, with_probs, partition),
+                    lambda b=size, w=with_probs: self._draw(b, w),  # type: ignore[misc]
+                )
+                for count in _powers(self.max_draft_len - 1):
+                    self._state.clear()
+                    self._graphs.capture(
+                        ("steps", size, with_probs, count, partition),
+                        lambda b=size, w=with_probs, n=count: self._steps(b, w, n),  # type: ignore[misc]
+                    )
+
+    def draft(self, engine: Passes, draft_batch: DraftBatch) -> Int32Array:
+        batch, sampling, max_draft_len = draft_batch.batch, draft_batch.sampling, draft_batch.max_draft_len
+        num_tokens, num_drafts = draft_batch.num_tokens, draft_batch.num_drafts
+        n = batch.num_requests
+        known = (num_tokens + num_drafts)[:n].astype(np.int32)
+        wanted = draft_batch.num_new_drafts[:n].astype(np.int32)
+        active = np.flatnonzero(wanted > 0)
+        self._check(batch, active, known, num_drafts, wanted, max_draft_len)
+        rows = (batch.cu_rows[1:] - 1)[active].astype(np.int32)
+        first = RaggedBatch(batch.slots, batch.cu_rows, batch.token_ids, batch.positions, rows, batch.block_table)
+        drafted: Int32Array = np.zeros(n, np.int32)
+        engine.run_rows(first)
+        if active.size:
+            slots = batch.slots[active]
+            call = _Call(sampling[slots], slots, known[active], wanted[active], num_tokens[active], num_drafts[active])
+            is_edited = bool(has_edits(call.entries, call.known).any())
+            if is_edited:
+                entries = self._edits.upload(sampling, slots, call.known, call.wanted)
+            else:
+                entries = self._state.without_edits(call.entries)
+            self._state.upload(entries, slots, call.known, call.wanted, batch.block_table[slots])
+            self._upload_stop(call, draft_batch.stop)
+            if is_edited:
+                drafted[active] = self._edited_loop(engine, call, draft_batch.stop)
+            else:
+                drafted[active] = self._loop(engine.partition.name, call, draft_batch.stop)
+            if not self._probs_stay:
+                self._copy_probs_to_host(call, drafted[active], max_draft_len)
+        return drafted
+
+    def _loop(self, partition: str, call: _Call, stop: DraftStop | None) -> Int32Array:
+        """Drafted tokens per drafting request; writes tokens, margins and candidates to their host memory."""
+        size = self._size(call.slots.size)
+        with_probs = bool((call.entries["mode"] == native.SAMPLED).any())
+        if not self._graphs.replay(("draw", size, with_probs, partition)):
+            self._draw(size, with_probs)
+        num_drawn = int(call.wanted.max())
+        if stop is None:
+            left = num_drawn - 1
+            for count in reversed(_powers(left)):
+                while left >= count:
+                    if not self._graphs.replay(("steps", size, with_probs, count, partition)):
+                        self._steps(size, with_probs, count)
+                    left -= count
+        else:
+            # A step that nobody wants costs more than the wait for one number.
+            for step in range(1, num_drawn):
+                if not self._stop.num_going():
+                    num_drawn = step
+                    break
+                if not self._graphs.replay(("steps", size, with_probs, 1, partition)):
+                    self._steps(size, with_probs, 1)
+        return self._read(call, num_drawn)
+
+    def _edited_loop(self, engine: Passes, call: _Call, stop: DraftStop | None) -> Int32Array:
+        """As _loop with logit edits: only the passes are graphs."""
+        size = self._size(call.slots.size)
+        with_probs = bool((call.entries["mode"] == native.SAMPLED).any())
+        num_drawn = int(call.wanted.max())
+        self._draw(size, with_probs, self._edits)
+        for step in range(1, num_drawn):
+            if stop is not None and not self._stop.num_going():
+                num_drawn = step
+                break
+            self._state.give_to(self._batch, size)
+            engine.run_step(size)
+            self._draw(size, with_probs, self._edits)
+        return self._read(call, num_drawn)
+
+    def _upload_stop(self, call: _Call, stop: DraftStop | None) -> None:
+        survival = np.ones(call.slots.size)
+        if stop is not None:
+            for i in np.flatnonzero(call.pending):
+                margins = draft_stop.pending_margins(call.entries[i], int(call.num_tokens[i]), int(call.pending[i]))
+                survival[i] = draft_stop.survival(stop, int(call.entries["mode"][i]), margins)
+        self._stop.upload(stop, call.entries["mode"].astype(np.int32), call.pending, survival)
+
+    def _steps(self, size: int, with_probs: bool, count: int) -> None:
+        for _ in range(count):
+            self._state.give_to(self._batch, size)
+            self._run_step(size)
+            self._draw(size, with_probs)
+
+    def _draw(self, size: int, with_probs: bool, edits: DraftEdits | None = None) -> None:
+        """Draw the next token of the first `size` requests from logits [size, vocab_size]."""
+        import torch
+
+        state, vocab_size = self._state, self._spec.vocab_size
+        logits = self._logits[:size]
+        edited = None if edits is None else edits.logits(logits)
+        # Testing a row with nothing pending is a draw: the argmax, or the Gumbel max with the target's noise.
+        result: Any = state.result(size)
+        self._ops.accept(
+            state.entries[:size],
+            state.iota[:size],
+            logits,
+            vocab_size,
+            state.iota[: size + 1],
+            state.known[:size],
+            state.zeros[:size],
+            0,
+            result,
+            state.verdicts[:size],
+            edited,
+            state.leads[:size],
+        )
+        if edited is not None:
+            logits = edited
+        token, is_drawn = result.token_ids[:, 0], result.num_tokens > 0
+        if with_probs:
+            probs = filtered_probs(logits, state.probs_parameters(size))
+            drawn, is_valid = draw(probs)
+            is_sampled = state.is_sampled[:size] > 0
+            token, is_drawn = torch.where(is_sampled, drawn, token), torch.where(is_sampled, is_valid, is_drawn)
+            slot = torch.where(is_sampled & (state.remaining[:size] > 0), state.slots[:size], self._spec.max_batch_size)
+            row = state.known[:size] % self.max_draft_len
+            self._draft_probs.tensor.index_put_((slot.long(), row.long()), probs)
+        best = logits.topk(min(NUM_CANDIDATES, vocab_size))
+        if vocab_size > 1:
+            margin = best.values[:, 0] - best.values[:, 1]
+        else:
+            margin = torch.full_like(best.values[:, 0], MAX_STORED_MARGIN)
+        temperature = state.seeded_temperature[:size]
+        margin = torch.where(temperature > 0, temperature * state.leads[:size], margin).clamp(max=MAX_STORED_MARGIN)
+        candidates = torch.where(best.values > -torch.inf, best.indices, -1).int()
+        is_new = state.record(size, token, is_drawn, margin, candidates)
+        if edits is not None:
+            edits.append(token, state.known[:size] - 1, is_new)
+        self._stop.apply(margin, state.remaining[:size])
+
+    def _read(self, call: _Call, count: int) -> Int32Array:
+        """Read the first `count` steps and write them to the requests' memory -> number of drafts per request."""
+        tokens, margins, candidates = self._state.read(count, call.slots.size)
+        is_drawn = tokens >= 0
+        for i, entry in enumerate(call.entries):
+            n = int(is_drawn[:, i].sum())
+            if n == 0:
+                continue
+            start = int(call.known[i])
+            int32_at(int(entry["tokens"]), start + n)[start:] = tokens[:n, i]
+            float32_at(int(entry["draft_margins"]), start + n)[start:] = margins[:n, i]
+            kept = int32_at(int(entry["draft_candidates"]), (start + n) * NUM_CANDIDATES)
+            if kept.size:
+                mine = kept.reshape(-1, NUM_CANDIDATES)[start:]
+                mine[:, : candidates.shape[2]], mine[:, candidates.shape[2] :] = candidates[:n, i], -1
+                is_missing = (mine != tokens[:n, i, None]).all(1)
+                mine[is_missing, -1] = tokens[:n, i][is_missing]
+        counts: Int32Array = is_drawn.sum(0).astype(np.int32)
+        return counts
+
+    def _copy_probs_to_host(self, call: _Call, drafted: Int32Array, max_draft_len: int) -> None:
+        for i, entry in enumerate(call.entries):
+            if entry["mode"] != native.SAMPLED:
+                continue
+            for position in range(int(call.known[i]), int(call.known[i] + drafted[i])):
+                probs = self._draft_probs.tensor[int(call.slots[i]), position % self.max_draft_len]
+                draft_probs_row(entry, position, self._spec.vocab_size, max_draft_len)[:] = probs.cpu().numpy()
+
+    def _size(self, num_requests: int) -> int:
+        return min(self._buckets.rows(num_requests), self._spec.max_batch_size)
+
+    def _check(
+        self,
+        batch: RaggedBatch,
+        active: npt.NDArray[np.intp],
+        known: Int32Array,
+        num_drafts: Int32Array,
+        wanted: Int32Array,
+        max_draft_len: int,
+    ) -> None:
+        last_rows = batch.cu_rows[1:][active] - 1
+        if (batch.positions[last_rows] != known[active] - 1).any():
+            raise InvalidArgumentError("a request that drafts must run the row of its last known token")
+        if (num_drafts[active] + wanted[active] > max_draft_len).any():
+            raise InvalidArgumentError(f"a request may have at most {max_draft_len} pending drafts")
+
+
+def _powers(limit: int) -> list[int]:
+    """1, 2, 4, ... up to limit."""
+    return [1 << bit for bit in range(limit.bit_length())] if limit > 0 else []

@@ -1,0 +1,34 @@
+"""Logits that stay on the device for the free test there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LogitsSource(Protocol):
+    def host_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """Copy the first logits of the last pass to the host."""
+
+
+class DeviceLogits:
+    """Logits [num_rows, vocab_size] fp32 of an engine's last pass; valid until its next call.
+
+    tensor: on the device. Indexing copies all of them to the host and waits, for the few requests that need it.
+    """
+
+    def __init__(self, tensor: Tensor, source: LogitsSource) -> None:
+        self.tensor = tensor
+        self._source = source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._source.host_logits(self.shape[0])[index]

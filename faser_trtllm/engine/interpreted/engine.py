@@ -1,0 +1,195 @@
+"""An engine that interprets TensorRT networks on the CPU: slow, but the same networks as on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.builder.network.early_exit import build_early_exit
+from faser_trtllm.builder.network.inputs import native_inputs
+from faser_trtllm.builder.network.options import NetworkOptions
+from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
+from faser_trtllm.builder.network.vendor import create_network, logger
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.engine.draft_loop import draft_loop
+from faser_trtllm.engine.interpreted.interpreter import Interpreter
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.weights import Weights
+from faser_trtllm.ops.prune_rows import HostPruning
+
+if TYPE_CHECKING:
+    import torch
+
+
+class InterpretedEngine(HostPruning):
+    """Engine (engine/base.py) over the networks of a decoder's segments, native flavour, interpreted.
+
+    The caches are linear: a request has one block of max_seq_len tokens, whose id is its cache row, so there are
+    options.max_batch_size blocks and block tables are [max_batch_size, 1]. Not thread-safe.
+    """
+
+    def __init__(
+        self, trt: Any, config: ModelConfig, weights: Weights, options: NetworkOptions, exit_layers: Sequence[int] = ()
+    ) -> None:
+        """trt: load_tensorrt(). Raises what build_segment raises; weights may be closed afterwards."""
+        self._trt = trt
+        self._config = config
+        self._options = options
+        ranges = segment_ranges(config, exit_layers)
+        self._spec = EngineSpec(
+            vocab_size=config.vocab_size,
+            max_seq_len=options.max_seq_len,
+            num_layers=config.num_layers,
+            num_blocks=options.max_batch_size,
+            tokens_per_block=options.tokens_per_block,
+            max_num_tokens=options.max_num_tokens,
+            max_batch_size=options.max_batch_size,
+            segments=(0, *(last for _, last in ranges)),
+        )
+        self._builder = trt.Builder(logger(trt))
+        self._segments: list[Interpreter] = []
+        self._caches: list[dict[str, torch.Tensor]] = []
+        for first, last in ranges:
+            segment = build_segment(trt, self._network(), config, weights, first, last, options)
+            self._segments.append(Interpreter(trt, segment.network, segment.weights))
+            self._caches.append(_empty_caches(segment))
+        self._exit = None
+        if len(ranges) > 1:
+            segment = build_early_exit(trt, self._network(), config, weights, options)
+            self._exit = Interpreter(trt, segment.network, segment.weights)
+        self._hidden: torch.Tensor | None = None  # hidden rows in batch order, between two segments
+
+    @property
+    def spec(self) -> EngineSpec:
+        return self._spec
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        import torch
+
+        num_segments = len(self._segments)
+        if not num_segments:
+            raise ValueError("the engine is closed")
+        if not 0 <= segment < num_segments:
+            raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {num_segments - 1}")
+        is_last = segment == num_segments - 1
+        if batch.num_rows == 0:
+            return np.zeros((0, self._spec.vocab_size), np.float32) if is_last else None
+        self._check(batch)
+        inputs = native_inputs(
+            batch,
+            batch.block_table[batch.slots, 0],
+            self._spec.max_batch_size,
+            self._spec.max_seq_len,
+        )
+        order = torch.from_numpy(inputs.order)
+        feeds = dict(self._caches[segment])
+        for name, array in inputs.arrays.items():
+            if name in self._segments[segment].input_names:
+                feeds[name] = torch.from_numpy(np.ascontiguousarray(array))
+        num_logits = batch.logit_rows.size
+        if is_last and not num_logits:
+            feeds["logit_rows"] = torch.zeros(1, dtype=torch.int32)  # networks need at least one
+        if segment:
+            feeds["hidden_in"] = self._hidden_rows(batch.num_rows)[order]
+        outputs = self._segments[segment].run(feeds)
+        if is_last:
+            self._hidden = None
+            logits: npt.NDArray[np.float32] = outputs["logits"][:num_logits].float().numpy()
+            return logits
+        self._hidden = torch.empty_like(outputs["hidden_out"])
+        self._hidden[order] = outputs["hidden_out"]
+        return None
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        logits = None
+        for segment in range(len(self._segments)):
+            logits = self.run_segment(batch, segment)
+        assert logits is not None
+        return logits
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        import torch
+
+        hidden = self._hidden_rows(None)
+        if rows.size and (rows[0] < 0 or rows[-1] >= len(hidden) or (np.diff(rows) <= 0).any()):
+            raise InvalidArgumentError(
+                f"rows is {rows.tolist()}, it must list rows 0 to {len(hidden) - 1} ascending, each once"
+            )
+        self._hidden = hidden[torch.from_numpy(np.ascontiguousarray(rows, np.int32))]
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        import torch
+
+        hidden, limit = self._hidden_rows(None), self._options.num_candidates
+        if candidates.ndim != 2 or candidates.shape[0] != rows.size or candidates.shape[1] > limit:
+            raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n <= {limit}], not {candidates.shape}")
+        if rows.size and (rows.min() < 0 or rows.max() >= len(hidden)):
+            raise InvalidArgumentError(f"rows is {rows.tolist()}, allowed is 0 to {len(hidden) - 1}")
+        if candidates.size and candidates.max() >= self._spec.vocab_size:
+            raise InvalidArgumentError(
+                f"candidates have token id {candidates.max()}, the largest is {self._spec.vocab_size - 1}"
+            )
+        if not rows.size:
+            return np.zeros(candidates.shape, np.float32)
+        padded = np.full((rows.size, limit), -1, np.int32)
+        padded[:, : candidates.shape[1]] = candidates
+        assert self._exit is not None  # hidden rows exist only between segments
+        feeds = {
+            "hidden_in": hidden,
+            "exit_rows": torch.from_numpy(np.ascontiguousarray(rows, np.int32)),
+            "candidates": torch.from_numpy(padded),
+        }
+        scores: npt.NDArray[np.float32] = self._exit.run(feeds)["scores"].numpy()
+        return scores[:, : candidates.shape[1]].copy()
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        return draft_loop(self.forward, self._spec.vocab_size, draft_batch)
+
+    def close(self) -> None:
+        """Free the networks and their caches."""
+        self._segments, self._caches, self._exit, self._hidden, self._builder = [], [], None, None, None
+
+    def __enter__(self) -> InterpretedEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _network(self) -> Any:
+        return create_network(self._trt, self._builder)
+
+    def _hidden_rows(self, num_rows: int | None) -> torch.Tensor:
+        if self._hidden is None:
+            raise InvalidArgumentError("there are no hidden rows, run a segment that is not the last one first")
+        if num_rows not in (None, len(self._hidden)):
+            raise InvalidArgumentError(f"the batch has {num_rows} rows, the segment before left {len(self._hidden)}")
+        return self._hidden
+
+    def _check(self, batch: RaggedBatch) -> None:
+        spec = self._spec
+        if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.max_batch_size:
+            raise InvalidArgumentError(
+                f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
+                f"{spec.max_num_tokens} rows of {spec.max_batch_size}"
+            )
+        if batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size:
+            raise InvalidArgumentError(f"token_ids are not all within 0 to {spec.vocab_size - 1}")
+
+
+def _empty_caches(segment: SegmentNetwork) -> dict[str, torch.Tensor]:
+    import torch
+
+    dtype = getattr(torch, segment.options.dtype)
+    return {
+        spec.name: torch.zeros([segment.options.max_batch_size, *spec.trt_shape[1:]], dtype=dtype)
+        for spec in segment.inputs
+        if "_cache_" in spec.name
+    }

@@ -1,0 +1,132 @@
+"""The interface of every backend's opener, and the entry point to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Protocol
+
+from faser_trtllm.backends import Backend, find_backend, names_with
+from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
+from faser_trtllm.config import Quantization
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.engine.base import Engine
+from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
+from faser_trtllm.ops.synthetic_accept import RowTester
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.partition.green_context import GpuPartition
+from faser_trtllm.sampling.table import ProbsMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Interpretation:
+    """The checkpoints that an engine directory was built from, to run its networks on the CPU."""
+
+    checkpoint_dir: Path
+    draft_checkpoint_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """The arguments of an opener.
+
+    limits: the executor's needs, at most the built limits; max_draft_len is 0 unless drafting. num_blocks: KV blocks
+    of each engine, where its cache is paged. drafting: open the draft too. core_set: of backends that run on cores.
+    quantization: of both models. ordinal: the GPU of a draft alone (open_draft); engines of ours run on the first.
+    kv_memory_fraction: on a GPU fewer blocks will do, as many as fit this share of the memory that weights and buffers
+    leave free; None: num_blocks must fit.
+    """
+
+    engines: EngineDir
+    limits: BuildConfig
+    num_blocks: int
+    drafting: bool
+    core_set: CoreSet | None = None
+    interpretation: Interpretation | None = None
+    quantization: Quantization = Quantization.NONE
+    ordinal: int = 0
+    kv_memory_fraction: float | None = None
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The engine files to open, by role."""
+        paths = {"target": self.engines.target_path}
+        return paths | {"draft": self.engines.draft_path} if self.drafting else paths
+
+
+class DeviceTester(RowTester, ProbsMemory, Protocol):
+    """The free test on the device: as ops.accept.Acceptor, for logits and draft probabilities that are not on the host.
+
+    The pass may still be running when run() is called; pass_ms is its duration afterwards.
+    """
+
+    pass_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngines:
+    """enter_mode: call between steps when the mode changes. tester: set if the target's logits stay on its device.
+
+    partitions: of a GPU, by a cost table's names: "all", and with a draft model "draft" and "verify".
+    """
+
+    target: Engine
+    draft: Engine | None
+    enter_mode: Callable[[Mode], None]
+    tester: DeviceTester | None = None
+    partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
+
+
+def stay(mode: Mode) -> None:
+    """The enter_mode of engines that can run concurrently without moving."""
+
+
+def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
+    """The target and, if drafting, the draft of a directory; closed with the stack.
+
+    Raises ConfigError if the backend does not support the request, or a GPU, libraries or checkpoints are missing, and
+    EngineFileError for engines that do not fit.
+    """
+    path, backend = request.engines.path, backend_of(request.engines)
+    if request.quantization is not Quantization.NONE and not backend.has_fp8:
+        raise ConfigError(
+            f"quantization is {request.quantization.value}, {path} holds {backend.name} engines, which run as "
+            f"they were built; set it to none or build with --backend {names_with(lambda b: b.has_fp8)}"
+        )
+    if request.interpretation is not None and not backend.can_interpret:
+        raise ConfigError(
+            f"backend is {backend.name} in {path}, only engines of {names_with(lambda b: b.can_interpret)} can be "
+            "interpreted; leave --interpret out"
+        )
+    opened: OpenedEngines = resolve_name(backend.opener)(request, stack)
+    return opened
+
+
+def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:
+    """Only the draft, for a target run by another system; raises as open_engines."""
+    opener = check_draft_backend(request.engines)
+    engine: Engine = resolve_name(opener)(request, stack)
+    return engine
+
+
+def check_draft_backend(engines: EngineDir) -> str:
+    """The draft_opener of a directory's backend; ConfigError if it has none."""
+    backend = backend_of(engines)
+    if backend.draft_opener is None:
+        usable = names_with(lambda b: b.draft_opener)
+        raise ConfigError(
+            f"{engines.path} is of the backend {backend.name}, beside a target that is not ours a {usable} draft runs; "
+            f"build with --backend {usable}"
+        )
+    return backend.draft_opener
+
+
+def backend_of(engines: EngineDir) -> Backend:
+    """The backend named in a manifest; EngineFileError for an unknown one."""
+    try:
+        return find_backend(engines.backend)
+    except InvalidArgumentError as error:
+        raise EngineFileError(f"{engines.path} cannot be opened: {error}; rebuild it with faser build") from error

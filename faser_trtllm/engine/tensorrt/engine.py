@@ -1,0 +1,67 @@
+"""Opens one TensorRT engine file: the GPU engine over its plans. Not run on a GPU."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from faser_trtllm.builder.plan_file import PlanFile
+from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.tensorrt.decoder import PlanDecoder
+from faser_trtllm.engine.tensorrt.plans import Plans, check_requirements
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.partition.green_context import GpuPartition
+
+
+def open_engine(
+    path: Path,
+    trt: Any,
+    ops: Ops,
+    runtime: Runtime,
+    partition: GpuPartition,
+    compute_capability: str,
+    limits: GpuLimits,
+    *,
+    draft_probs: DraftProbs | None = None,
+    keep_logits: bool = False,
+    cache_dir: Path | None = None,
+) -> GpuEngine:
+    """Deserialise an engine file and allocate its KV memory, inputs and outputs; other options as GpuEngine has them.
+
+    limits: at most those that the file was built for; linear caches have as many blocks as they were built with,
+    whatever num_blocks says. Raises EngineFileError if the file does not fit this GPU or this TensorRT, ConfigError for
+    invalid limits.
+    """
+    with ExitStack() as guard:
+        file = guard.enter_context(PlanFile.open(path))
+        check_requirements(file.label, file.requirements, trt, compute_capability)
+        built, segments = file.network, file.segments
+        for name in ("max_batch_size", "max_num_tokens", "max_seq_len"):
+            value = getattr(limits, name)
+            if not 1 <= value <= getattr(built, name):
+                raise ConfigError(f"{name} is {value}, {file.label} was built for 1 to {getattr(built, name)}")
+        limits = replace(limits, tokens_per_block=built.tokens_per_block)
+        if segments[0].info.flavour == "native":
+            limits = replace(limits, num_blocks=built.max_batch_size)
+        (logits,) = (spec for spec in segments[-1].info.outputs if spec.name == "logits")
+        sizes = {
+            "vocab_size": int(logits.shape[1]),
+            "num_layers": segments[-1].info.last,
+            "max_seq_len": built.max_seq_len,
+        }
+        spec = limits.spec(sizes, (0, *(plan.info.last for plan in segments)))
+        plans = Plans(trt, file, compute_capability, runtime.device, cache_dir)
+        guard.callback(plans.close)
+        max_logit_rows = max(limits.max_logit_rows, limits.max_batch_size)
+        decoder = PlanDecoder(file, plans, runtime, partition, spec, max_logit_rows)
+        engine = GpuEngine(
+            decoder, spec, ops, runtime, partition, limits, draft_probs=draft_probs, keep_logits=keep_logits
+        )
+        guard.pop_all()
+        return engine

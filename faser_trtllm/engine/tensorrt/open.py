@@ -1,0 +1,162 @@
+"""Opens the engines of a TensorRT engine directory: on a GPU, or interpreted on the CPU."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.builder.network.options import NetworkOptions
+from faser_trtllm.builder.network.vendor import load_tensorrt
+from faser_trtllm.builder.plan_file import PlanFile
+from faser_trtllm.builder.source import Source, open_sources
+from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
+from faser_trtllm.engine.gpu.device import Gpu
+from faser_trtllm.engine.gpu.memory import fit_blocks
+from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
+from faser_trtllm.engine.opening import Interpretation, OpenedEngines, OpenRequest, stay
+from faser_trtllm.errors import ConfigError, EngineFileError
+
+if TYPE_CHECKING:
+    from faser_trtllm.engine.gpu.engine import GpuEngine
+    from faser_trtllm.engine.gpu.ops import Ops
+    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+
+
+def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
+    """As engine.opening.open_engines, on a GPU or, if the request has checkpoints for it, interpreted on the CPU."""
+    if request.interpretation is not None:
+        return _interpreted(request, request.interpretation, stack)
+    return _on_gpu(request, stack)
+
+
+def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
+    """As engine.opening.open_draft."""
+    trt, gpu = _gpu(request.engines, stack, request.ordinal)
+    return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack))
+
+
+def _on_gpu(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
+    trt, gpu = _gpu(request.engines, stack)
+    return open_plans(request, trt, gpu, stack)
+
+
+def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
+    """As open_pair. trt: the module that the engines were built with.
+
+    Raises EngineFileError for files that are not for this GPU or this TensorRT, ConfigError for limits and for too
+    little memory. Contexts of the plans come on top of what is counted.
+    """
+    weights = {role: path.stat().st_size for role, path in request.paths.items()}
+    request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes()))
+    return open_pair(request, gpu, stack, partial(_open, request, trt, gpu, stack))
+
+
+def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0) -> tuple[Any, Gpu]:
+    from faser_trtllm.engine.gpu.device import CudaGpu
+
+    try:
+        return load_tensorrt(engines.backend), stack.enter_context(CudaGpu(ordinal))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{engines.path} holds {engines.backend} engines, which run on an NVIDIA GPU, and {error}; without one, "
+            "faser generate --interpret runs a tensorrt_rtx engine's networks on the CPU"
+        ) from error
+
+
+def _open(
+    request: OpenRequest,
+    trt: Any,
+    gpu: Gpu,
+    stack: ExitStack,
+    role: str,
+    draft_probs: DraftProbs | None,
+    keep_logits: bool,
+) -> tuple[GpuEngine, Ops]:
+    from faser_trtllm.engine.gpu.limits import GpuLimits
+    from faser_trtllm.engine.tensorrt.engine import open_engine
+
+    engines, runtime = request.engines, gpu.make_runtime()
+    ops = gpu.make_ops(runtime, None)
+    engine = open_engine(
+        engines.target_path if role == "target" else engines.draft_path,
+        trt,
+        ops,
+        runtime,
+        gpu.whole,
+        gpu.compute_capability,
+        GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None),
+        draft_probs=draft_probs,
+        keep_logits=keep_logits,
+        cache_dir=_cache_dir(),
+    )
+    return stack.enter_context(engine), ops
+
+
+def _interpreted(request: OpenRequest, interpretation: Interpretation, stack: ExitStack) -> OpenedEngines:
+    engines, drafting = request.engines, request.drafting
+    trt = load_tensorrt(engines.backend)
+    with ExitStack() as checkpoints:
+        sources = _same_sources(engines, interpretation, drafting, checkpoints)
+        _check_networks(engines, sources)
+        opened = [stack.enter_context(_interpreted_engine(trt, engines, source)) for source in sources]
+    return OpenedEngines(opened[0], opened[1] if drafting else None, stay)
+
+
+def _interpreted_engine(trt: Any, engines: EngineDir, source: Source) -> Any:
+    from faser_trtllm.engine.interpreted.engine import InterpretedEngine
+
+    options = _network_options(engines, source.role)
+    return InterpretedEngine(trt, source.config, source.weights, options, source.segments[1:-1])
+
+
+def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: bool, stack: ExitStack) -> list[Source]:
+    """The checkpoints, if they are those of the manifest."""
+    draft_dir = interpretation.draft_checkpoint_dir
+    if drafting and draft_dir is None:
+        raise ConfigError(
+            f"draft_checkpoint_dir is missing, {engines.path} has a draft engine; give the draft's checkpoint or "
+            "--speculation off"
+        )
+    manifest = engines.manifest
+    sources = open_sources(
+        interpretation.checkpoint_dir,
+        draft_dir if drafting else None,
+        int(manifest["expand"]),
+        [int(layer) for layer in manifest["segments"][1:-1]],
+        stack,
+    )
+    for source in sources:
+        different = source.first_difference(manifest["checkpoints"][source.role])
+        if different is not None:
+            raise ConfigError(
+                f"{different} of the {source.role} checkpoint {source.directory} is not the one that {engines.path} "
+                "was built from; give that checkpoint, or rebuild with faser build"
+            )
+    return sources
+
+
+def _check_networks(engines: EngineDir, sources: list[Source]) -> None:
+    backend = TensorRTBackend.load(engines.backend, str(engines.manifest["dtype"]), ())
+    made = backend.identity(sources, engines.build_config)["specifications"]
+    for role, specifications in made.items():
+        if specifications != engines.manifest["specifications"][role]:
+            raise EngineFileError(
+                f"the {role} of {engines.path} was built from other networks than this faser makes; rebuild it with "
+                "faser build"
+            )
+
+
+def _network_options(engines: EngineDir, role: str) -> NetworkOptions:
+    path = engines.target_path if role == "target" else engines.draft_path
+    with PlanFile.open(path) as file:
+        return file.network
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "faser_trtllm" / "tensorrt"

@@ -1,0 +1,99 @@
+"""Cuda engines of tiny checkpoints on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.cuda_engine_file import CudaFile
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import Quantization
+from faser_trtllm.engine.cuda.engine import make_engine
+from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.reference import ReferenceModel
+from faser_trtllm.models.weights import CheckpointWeights
+from faser_trtllm.partition.green_context import GpuPartition
+from tests.engine.cuda.exact_ops import ExactOps
+from tests.ops.cuda.emulation import emulated
+from tests.support.checkpoints import make_pair
+
+WHOLE = GpuPartition("whole", 1, 132)
+MAX_BATCH_SIZE = 6
+
+
+class SmallBlocks:
+    """Rows of logits by 64 threads, which the emulator runs quickly."""
+
+    def __init__(self, module) -> None:
+        self._module = module
+
+    def launch(self, kernel, grid, block, arguments, stream=0) -> None:
+        block = (64, 1, 1) if kernel.startswith("accept_rows") else block
+        self._module.launch(kernel, grid, block, arguments, stream)
+
+
+def emulated_accept() -> SmallBlocks:
+    return SmallBlocks(emulated("accept", {"FASER_BLOCK_THREADS": 64}))
+
+
+def build_pair(directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **options) -> EngineDir:
+    """A random pair of tiny models with 64-wide heads, built for the cuda backend."""
+    sizes = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 320}
+    target, draft = make_pair(directory / "checkpoints", **(sizes | options))
+    engines = build_engines(
+        BuildOptions(
+            target, draft, directory / "engines", backend="cuda", dtype=dtype, exit_layers=exit_layers, max_seq_len=256
+        )
+    )
+    assert engines is not None
+    return engines
+
+
+def open_engine(
+    path: Path,
+    ops=None,
+    dtype=torch.float32,
+    runtime=None,
+    draft_probs=None,
+    keep_logits=False,
+    quantization=Quantization.NONE,
+    **limits,
+):
+    """An engine on the host: exact in float32 unless told otherwise."""
+    sizes = {
+        "num_blocks": MAX_BATCH_SIZE * 8,
+        "tokens_per_block": 32,
+        "max_batch_size": MAX_BATCH_SIZE,
+        "max_num_tokens": 96,
+        "max_seq_len": 256,
+        "max_logit_rows": 96,
+    }
+    runtime = runtime or HostRuntime()
+    with CudaFile.open(path) as file:
+        weights, segments = DeviceWeights.load(file, runtime.device, dtype, quantization), file.segments
+    return make_engine(
+        weights,
+        segments,
+        ops or ExactOps(),
+        runtime,
+        WHOLE,
+        GpuLimits(**(sizes | limits)),
+        draft_probs=draft_probs,
+        keep_logits=keep_logits,
+    )
+
+
+def reference_logits(engines, role: str, tokens) -> np.ndarray:
+    directory = engines.path.parent / "checkpoints" / role
+    with CheckpointWeights(directory) as weights:
+        return ReferenceModel(load_model_config(directory), weights).logits(list(map(int, tokens))).numpy()
+
+
+def random_tokens(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 320, count).astype(np.int32)

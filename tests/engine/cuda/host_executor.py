@@ -1,0 +1,123 @@
+"""The whole executor over cuda engines on the host."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+
+from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
+from faser_trtllm.config import ExecutorConfig, Quantization
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cuda.open import open_cuda_engines
+from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.engine.opening import OpenRequest
+from faser_trtllm.executor.factory import assemble
+from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
+from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.policy.static import FixedPolicy, OffPolicy
+from tests.engine.cuda.exact_ops import ExactOps
+from tests.support.executor_harness import Collector, ErraticPolicy, toy_costs
+
+MAX_BATCH_SIZE = 4
+MAX_DRAFT_LEN = 4
+
+
+class HostGpu:
+    """Partitions that are names, and exact arithmetic."""
+
+    whole = GpuPartition("whole", 1, 132)
+    compute_capability = "9.0"
+    weights_dtype = torch.float32
+    pair = PartitionPair(GpuPartition("draft", 2, 32), GpuPartition("target", 3, 100))
+
+    def make_runtime(self):
+        return HostRuntime()
+
+    def check_quantization(self, runtime, quantization):
+        pass
+
+    def free_bytes(self):
+        return 1 << 40
+
+    def make_ops(self, runtime, head_dim):
+        return ExactOps()
+
+
+def make(policy: str):
+    if policy == "off":
+        return OffPolicy()
+    if policy == "erratic":
+        return ErraticPolicy(MAX_DRAFT_LEN, 0)
+    if policy.startswith("fixed"):
+        _, length, *mode = policy.split(":")
+        return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
+    return make_policy(policy, MAX_DRAFT_LEN, toy_costs(), MAX_BATCH_SIZE)
+
+
+def generate(
+    engines: EngineDir,
+    policy: str,
+    requests,
+    gpu=None,
+    max_batch_size=MAX_BATCH_SIZE,
+    max_num_tokens=32,
+    num_blocks=24,
+    quantization=Quantization.NONE,
+    collector=None,
+    opened_all=lambda: None,
+    **config,
+):
+    """-> tokens by request, and the executor's statistics. opened_all: called before the first request."""
+    drafting = policy != "off"
+    limits = BuildConfig(max_batch_size, max_num_tokens, 128, MAX_DRAFT_LEN if drafting else 0, 32)
+    clock, collector = ManualClock(), collector or Collector()
+    with ExitStack() as stack:
+        request = OpenRequest(engines, limits, num_blocks, drafting, quantization=quantization)
+        opened = open_cuda_engines(request, gpu or HostGpu(), stack)
+        executor = assemble(
+            opened.target,
+            opened.draft,
+            make(policy),
+            ExecutorConfig(max_queue_size=10_000, **config),
+            max_seq_len=128,
+            max_draft_len=limits.max_draft_len,
+            clock=clock,
+            resources=stack.pop_all(),
+            enter_mode=opened.enter_mode,
+            device_tester=opened.tester,
+        )
+        with executor:
+            opened_all()
+            for index, (prompt, params) in enumerate(requests):
+                executor.submit(str(index), prompt, params, collector.sink(str(index)))
+            while executor.step():
+                clock.advance(0.001)
+            executor.check_integrity()
+            found = executor.stats()
+    return [collector.tokens[str(i)] for i in range(len(requests))], found
+
+
+def mixed_requests(has_edits: bool):
+    """Greedy and seeded in turn."""
+    rng = np.random.default_rng(3)
+    requests = []
+    for index in range(7):
+        prompt = rng.integers(0, 300, 3 + 9 * index).tolist()
+        seed = None if index % 2 == 0 else 1000 + index
+        params = SamplingParams(
+            max_tokens=12 + index,
+            temperature=0.0 if seed is None else 0.7,
+            seed=seed,
+            top_p=0.9 if index == 3 else None,
+            repetition_penalty=1.2 if has_edits and index == 5 else 1.0,
+            bad_words=((5, 6), (7,)) if has_edits and index == 4 else (),
+            logit_bias=((8, 1.5), (9, -2.0)) if has_edits and index == 3 else (),
+            end_ids=(2,),
+            min_tokens=3 if has_edits and index == 2 else 0,
+        )
+        requests.append((prompt, params))
+    return requests

@@ -1,0 +1,301 @@
+"""The whole executor over cuda engines on the host: greedy and seeded tokens bit for bit those without speculation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from faser_trtllm import native
+from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.base import DraftBatch
+from faser_trtllm.engine.cuda.engine import make_engine
+from faser_trtllm.engine.cuda.open import open_cuda_engines
+from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
+from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
+from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.opening import OpenRequest, stay
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.factory import assemble, open_executor
+from faser_trtllm.ops.probs import next_token_probs_reference
+from faser_trtllm.sampling.table import SamplingTable
+from tests.engine.cuda.exact_ops import ExactOps
+from tests.engine.cuda.harness import emulated_accept
+from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, generate, mixed_requests
+from tests.support.effort import pick
+from tests.support.engine_harness import Harness
+from tests.support.executor_harness import Collector, ErraticPolicy
+from tests.support.toy_guide import ToyGuide
+
+POLICIES = [
+    *pick([], ["fixed:1", "price:prune=on", "price:mode=draft_ahead"]),
+    "fixed:4",
+    "fixed:3:draft_ahead",
+    "fixed:3:ping_pong",
+    "erratic",
+    "price:mode=ping_pong,prune=on",
+]
+
+
+class KernelAcceptGpu(HostGpu):
+    """The free test and the draws by the kernels, emulated."""
+
+    def make_ops(self, runtime, head_dim):
+        ops = ExactOps()
+        ops.accept = KernelOps({"accept": emulated_accept()}, lambda: 0, num_sms=4).accept
+        return ops
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "edited"])
+def alone(request: pytest.FixtureRequest, engines: EngineDir):
+    """Requests, and their tokens without speculation, one request at a time."""
+    requests = mixed_requests(request.param)
+    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_speculation_on_the_device_changes_nothing(engines: EngineDir, alone, policy: str) -> None:
+    requests, expected = alone
+    tokens, found = generate(engines, policy, requests)
+    assert tokens == expected
+    assert found["num_accepted_tokens"] > 0 or policy.startswith("price")
+    for mode in ("draft_ahead", "ping_pong"):
+        if policy in (f"fixed:3:{mode}", "erratic"):
+            assert found[f"num_steps_{mode}"] > 0
+    if policy == "erratic":
+        assert found["num_pruned_rows"] > 0
+
+
+def test_synthetic_acceptance_takes_its_rows_on_the_device(engines: EngineDir, alone) -> None:
+    """Where no draft is accepted the text is the target's; else the mean is the one asked for."""
+    requests, expected = alone
+    tokens, found = generate(engines, "fixed:3", requests, synthetic_acceptance=0.0)
+    assert tokens == expected
+    assert found["num_accepted_tokens"] == 0
+    _, found = generate(engines, "fixed:4", requests, synthetic_acceptance=2.0)
+    assert found["num_accepted_tokens"] == pytest.approx(
+        2 * found["num_drafts"], abs=12
+    )  # the last of a request is cut
+
+
+def test_the_accept_kernel_itself_gives_the_same_tokens(engines: EngineDir, alone) -> None:
+    """Entries, lists and tokens are packed for the kernels' own pointers: penalties, bias, bad words, least tokens."""
+    requests, expected = alone
+    tokens, found = generate(engines, "fixed:3", requests, KernelAcceptGpu())
+    assert tokens == expected
+    assert found["num_accepted_tokens"] > 0
+
+
+@pytest.mark.parametrize("gpu", [HostGpu, KernelAcceptGpu])
+def test_guided_requests_get_allowed_tokens_whatever_is_drafted(engines: EngineDir, gpu) -> None:
+    """Masks are written and sent for the test alone; drafts that break the grammar are rejected."""
+    requests = mixed_requests(True)
+    guides = [ToyGuide.random(320, seed, 2) if seed % 3 else None for seed in range(len(requests))]
+    guided = [(prompt, replace(params, guide=g)) for (prompt, params), g in zip(requests, guides, strict=True)]
+    expected, _ = generate(engines, "off", guided, gpu(), max_batch_size=1, max_num_tokens=128)
+    tokens, found = generate(engines, "fixed:3", guided, gpu())
+    assert tokens == expected
+    assert found["num_accepted_tokens"] > 0
+    unguided, _ = generate(engines, "off", requests, gpu(), max_batch_size=1, max_num_tokens=128)
+    for text, plain, guide in zip(tokens, unguided, guides, strict=True):
+        if guide is None:
+            assert text == plain
+            continue
+        assert text != plain
+        for place, token in enumerate(text):
+            assert token in guide.allowed(text[:place], (2,))
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_log_probs_are_the_host_s(engines: EngineDir, normalized: bool, edited: bool) -> None:
+    """Against logits that are copied to the host and filtered there, with and without speculation."""
+    fields = {"return_log_probs": True, "normalize_log_probs": normalized, "return_generation_logits": True}
+    seeded = [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.1, "temperature": 1.5}]
+    requests = [
+        (prompt, replace(params, **(seeded[index // 2] if params.seed else {}), **fields))
+        for index, (prompt, params) in enumerate(mixed_requests(edited))
+    ]
+    for policy in ("off", "fixed:3"):
+        collector = Collector()
+        generate(engines, policy, requests, collector=collector)
+        for index, (prompt, params) in enumerate(requests):
+            request = collector.requests[str(index)]
+            table = SamplingTable(1, 320, MAX_DRAFT_LEN)
+            known = [*prompt, *collector.tokens[str(index)]]
+            twin = Request("twin", prompt, params, max_seq_len=128, max_draft_len=MAX_DRAFT_LEN, arrival_s=0.0)
+            twin.tokens[: len(known)] = known
+            table.bind(0, twin)
+            if not normalized:
+                table.array["mode"], table.array["temperature"] = native.SEEDED, params.temperature or 1.0
+                table.array["top_k"], table.array["top_p"], table.array["min_p"] = 0, 1.0, 0.0
+            for place, row in enumerate(request.output_logits):
+                probs = np.empty(320, np.float32)
+                next_token_probs_reference(table.array, 0, row, len(prompt) + place, probs)
+                expected = np.log(probs[known[len(prompt) + place]])
+                assert request.output_log_probs[place] == pytest.approx(expected, abs=1e-4)
+            assert len(request.output_log_probs) == len(request.output_logits) > 0
+
+
+def test_histories_longer_than_the_first_upload_buffer(engines: EngineDir) -> None:
+    rng = np.random.default_rng(4)
+    params = SamplingParams(max_tokens=10, temperature=0.0, repetition_penalty=1.3)
+    requests = [(rng.integers(0, 300, 105).tolist(), params) for _ in range(4)]
+    expected, _ = generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)
+    tokens, _ = generate(engines, "fixed:2", requests)
+    assert tokens == expected
+
+
+def test_requests_that_wait_for_blocks_keep_their_text(engines: EngineDir, alone) -> None:
+    """Blocks for two requests at a time: others wait, and are drafted and verified in other slots than alone."""
+    requests, expected = alone
+    tokens, _ = generate(engines, "fixed:4", requests, num_blocks=8)
+    assert tokens == expected
+
+
+def test_unseeded_sampling_has_the_targets_distribution() -> None:
+    """Chi-square over all continuations of two tokens, drafts drawn and tested on the device's code."""
+    torch.manual_seed(5)
+    keys = np.random.default_rng(11)
+    vocab_size, num_requests, prompt = 3, 700, [1, 2, 0]
+    target, draft = (random_weights(vocab_size, seed) for seed in (0, 1))
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr("os.urandom", lambda n: keys.bytes(n))
+        draft_probs = DraftProbs(HostRuntime(), 32, 3, vocab_size)
+        target_engine = open_weights(target, stack, keep_logits=True)
+        draft_engine = open_weights(draft, stack, draft_probs=draft_probs, max_draft_len=3)
+        tester = DeviceAcceptor(target_engine, ExactOps(), 3, draft_probs)
+        clock, collector = ManualClock(), Collector()
+        executor = assemble(
+            target_engine,
+            draft_engine,
+            ErraticPolicy(3, 0),
+            ExecutorConfig(max_queue_size=10_000),
+            max_seq_len=32,
+            max_draft_len=3,
+            clock=clock,
+            enter_mode=stay,
+            device_tester=tester,
+        )
+        params = SamplingParams(max_tokens=3, temperature=1.2)
+        for index in range(num_requests):
+            executor.submit(str(index), prompt, params, collector.sink(str(index)))
+        with executor:
+            while executor.step():
+                clock.advance(0.001)
+            found = executor.stats()
+        seen = Counter(tuple(tokens[:2]) for tokens in collector.tokens.values())
+        probs, wrong = (two_token_probs(weights, stack, prompt, 1.2) for weights in (target, draft))
+    assert 0 < found["num_accepted_tokens"] < found["num_draft_tokens"], "both outcomes of the test are exercised"
+    observed = [seen[c] for c in sorted(probs)]
+    assert stats.chisquare(observed, [probs[c] * num_requests for c in sorted(probs)]).pvalue > 0.001
+    assert stats.chisquare(observed, [wrong[c] * num_requests for c in sorted(probs)]).pvalue < 1e-6
+
+
+def random_weights(vocab_size: int, seed: int) -> DeviceWeights:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 1, "num_kv_heads": 1, "head_dim": 16}
+    sizes |= {"intermediate_size": 16, "vocab_size": vocab_size, "max_seq_len": 32, "sliding_window": 0}
+    sizes |= {"rms_norm_eps": 1e-5}
+
+    def matrix(num_out, num_in):
+        return torch.randn(num_out, num_in, generator=generator) / num_in**0.5
+
+    layers = tuple(
+        LayerWeights(torch.ones(16), matrix(48, 16), matrix(16, 16), torch.ones(16), matrix(32, 16), matrix(16, 16))
+        for _ in range(2)
+    )
+    angles = torch.outer(torch.arange(32.0), 100.0 ** -(torch.arange(8) / 8))
+    head = matrix(vocab_size, 16)
+    return DeviceWeights(sizes, head * 4, layers, torch.ones(16), head, angles.cos(), angles.sin())
+
+
+def open_weights(weights: DeviceWeights, stack: ExitStack, **options) -> GpuEngine:
+    limits = GpuLimits(64, 16, 32, 160, 32, 160, options.pop("max_draft_len", 0))
+    whole = HostGpu.whole
+    return stack.enter_context(make_engine(weights, (0, 1, 2), ExactOps(), HostRuntime(), whole, limits, **options))
+
+
+def two_token_probs(weights: DeviceWeights, stack: ExitStack, prompt: list[int], temperature: float):
+    harness = Harness(open_weights(weights, stack))
+
+    def probs_behind(tokens):
+        logits = harness.run([(0, tokens, 0, len(tokens))])[0][-1].astype(np.float64) / temperature
+        return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+
+    first = probs_behind(prompt)
+    return {(a, b): first[a] * probs_behind([*prompt, a])[b] for a in range(3) for b in range(3)}
+
+
+def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:
+    """Tested in another slot, after others have used its own, they are judged as they would have been before."""
+    torch.manual_seed(5)
+    keys = iter(range(100))
+    found = []
+    with ExitStack() as stack:
+        draft_probs = DraftProbs(HostRuntime(), 32, 3, 3)
+        target = open_weights(random_weights(3, 0), stack, keep_logits=True)
+        draft = open_weights(random_weights(3, 1), stack, draft_probs=draft_probs, max_draft_len=3)
+        tester = DeviceAcceptor(target, ExactOps(), 3, draft_probs)
+        table = SamplingTable(32, 3, 3, new_key=lambda: next(keys) // 2, probs_memory=tester)
+        params = SamplingParams(max_tokens=9, temperature=1.2)
+        for index in range(30):
+            request = Request(str(index), [1, 2, 0], params, max_seq_len=32, max_draft_len=3, arrival_s=0.0)
+            table.bind(0, request)
+            batch = Harness(draft).batch([(0, request.tokens, 0, 3)])
+            counts = (np.full(1, n, np.int32) for n in (3, 0, 3))
+            assert draft.draft(DraftBatch(batch, table.array, *counts, 3, None)).tolist() == [3]
+            request.num_drafts = 3
+            logits = target.forward(Harness(target).batch([(0, request.tokens, 0, 6)]))
+            logits = tester.take(logits, np.arange(2, 6))
+            judged = [judge(tester, table, 0, logits)]
+            table.park(0, request)
+            table.release(0)
+            draft_probs.tensor.fill_(1 / 3)
+            table.bind(2, request)
+            judged.append(judge(tester, table, 2, logits))
+            draft_probs.tensor.fill_(1 / 3)
+            found.append((*judged, judge(tester, table, 2, logits)))
+    assert [again for _, again, _ in found] == [first for first, _, _ in found]
+    assert [wrong for *_, wrong in found] != [first for first, *_ in found]
+
+
+def judge(tester: DeviceAcceptor, table: SamplingTable, slot: int, logits):
+    """Tokens, and how many of them were drafts."""
+    tester.clear()
+    tester.add(slot, 4, 3, 3)
+    result = tester.run(table.array, logits)
+    return result.token_ids[0].tolist(), int(result.num_accepted[0])
+
+
+def test_without_a_gpu_a_cuda_directory_is_refused_in_one_sentence(engines: EngineDir) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError) as error:
+        open_executor(engines.path, ExecutorConfig())
+    assert "finds no CUDA GPU, and GPU backends need one; install a CUDA build of torch" in str(error.value)
+
+
+def test_modes_move_the_engines_to_the_sides_of_one_pair(engines: EngineDir) -> None:
+    with ExitStack() as stack:
+        limits = BuildConfig(2, 16, 64, 2, 32)
+        opened = open_cuda_engines(OpenRequest(engines, limits, 4, drafting=True), HostGpu(), stack)
+        used = []
+        for mode in (Mode.SERIAL, Mode.DRAFT_AHEAD, Mode.PING_PONG, Mode.SERIAL):
+            opened.enter_mode(mode)
+            used.append((opened.target.partition.name, opened.draft.partition.name))
+    assert used == [("whole", "whole"), ("target", "draft"), ("target", "draft"), ("whole", "whole")]

@@ -1,0 +1,66 @@
+"""How many KV blocks a GPU's free memory holds beside weights and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.builder.engine_dir import BuildConfig
+from faser_trtllm.config import Quantization
+from faser_trtllm.engine.gpu.memory import fit_blocks
+from faser_trtllm.engine.opening import OpenRequest
+from faser_trtllm.errors import ConfigError
+
+VOCAB_SIZE, BLOCK = 300, 32
+WEIGHTS = {"target": 700_000, "draft": 50_000}
+BUFFERS = 4 * VOCAB_SIZE * (2 * 20 + 5 * 4)  # logits of 4 x 5 rows on both engines, probs of 4 drafts for 4 + 1 slots
+
+
+@dataclass(frozen=True)
+class Directory:
+    vocab_size: int = VOCAB_SIZE
+    kv_bytes_per_token: int = 100
+    target_path: Path = Path("target")
+    draft_path: Path = Path("draft")
+
+
+REQUEST = OpenRequest(Directory(), BuildConfig(4, 32, 128, 4, BLOCK), 16, drafting=True)
+
+
+def test_all_blocks_fit_to_the_byte_or_are_refused() -> None:
+    exact = sum(WEIGHTS.values()) + BUFFERS + 16 * BLOCK * 100
+    assert fit_blocks(REQUEST, WEIGHTS, exact) == 16
+    with pytest.raises(ConfigError) as error:
+        fit_blocks(REQUEST, WEIGHTS, exact - 1)
+    message = str(error.value)
+    assert message.startswith(
+        "the engines need 0.00 GiB of GPU memory (weights of the target 0.00, weights of the draft"
+    )
+    assert (
+        "max_seq_len or max_batch_size, set quantization to fp8 or take a larger GPU, a model is not split" in message
+    )
+    with pytest.raises(ConfigError, match="max_batch_size or take a larger GPU"):
+        fit_blocks(replace(REQUEST, quantization=Quantization.FP8), WEIGHTS, exact - 1)
+
+
+def test_a_fraction_of_what_is_left_holds_as_many_blocks_as_it_can() -> None:
+    beside = sum(WEIGHTS.values()) + BUFFERS
+    half = replace(REQUEST, kv_memory_fraction=0.5)
+    assert fit_blocks(half, WEIGHTS, beside + 2 * 9 * BLOCK * 100) == 9
+    assert fit_blocks(half, WEIGHTS, beside + 2 * 9 * BLOCK * 100 - 2) == 8
+    assert fit_blocks(half, WEIGHTS, beside + 10**9) == 16, "no more than wanted"
+    assert fit_blocks(half, WEIGHTS, beside + 2 * 4 * BLOCK * 100) == 4, "one request of max_seq_len"
+    with pytest.raises(ConfigError, match="free and 50% of what is left may hold KV; lower"):
+        fit_blocks(half, WEIGHTS, beside + 2 * 4 * BLOCK * 100 - 2)
+    with pytest.raises(ConfigError, match=r"of GPU memory \(weights of the target"):
+        fit_blocks(half, WEIGHTS, beside - 1)
+
+
+def test_without_a_draft_only_the_target_counts() -> None:
+    alone = replace(REQUEST, limits=BuildConfig(4, 32, 128, 0, BLOCK), drafting=False)
+    exact = 700_000 + 4 * VOCAB_SIZE * 4 + 16 * BLOCK * 100
+    assert fit_blocks(alone, {"target": 700_000}, exact) == 16
+    with pytest.raises(ConfigError):
+        fit_blocks(alone, {"target": 700_000}, exact - 1)

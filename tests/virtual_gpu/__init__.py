@@ -1,0 +1,20 @@
+"""A GPU that is not there: one stand-in device for all tests of the GPU path.
+
+driver: libcuda.so.1 in C++ (device/driver), called through cuda-python's own bindings: contexts, green contexts,
+  streams, events, graphs, memory, modules.
+streams: lazy. Work runs on the thread that waits for it, one item at a time, in a random order (by a seed) that streams
+  and events allow. Capturing refuses what CUDA refuses: waiting, allocating, copies of memory that is not page-locked.
+memory: the host's, with borders; poisoned when it is new and when it is freed. Kernels and copies that leave it end
+  with an error that says who did.
+kernels: the .cu files themselves over the emulator, launched by cuLaunchKernel with the engine's own arguments.
+torch: a device of torch ("virtual"): each operation is torch's for the CPU, as a host function in stream order. Matrix
+  products sum in float64, so that a row does not depend on the batch.
+TensorRT: plans are interpreted, plugins included (device/tensorrt.py); no real TensorRT takes these engines.
+time: the host's. A cost table that is measured here says what the stand-in costs, not what a GPU does.
+
+What it cannot show: speed; work that runs at the same time; a GPU's own sums and instructions; the code of CUDA and
+torch.cuda (CudaRuntime is replaced by VirtualRuntime).
+
+`python -m tests.virtual_gpu faser COMMAND ...` runs a command on it: build, check, generate, profile, serve.
+VIRTUAL_GPU_SEED chooses the order of work, VIRTUAL_GPU_MEMORY_MIB the device's memory.
+"""

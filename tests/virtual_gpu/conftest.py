@@ -1,0 +1,18 @@
+"""The virtual GPU as a fixture; skipped, with the reason, where it cannot be built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.virtual_gpu.device.library import why_not
+from tests.virtual_gpu.process import VirtualGpuProcess
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[VirtualGpuProcess]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with VirtualGpuProcess() as process:
+        yield process

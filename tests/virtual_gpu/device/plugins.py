@@ -1,0 +1,109 @@
+"""What the plugins of an interpreted plan compute: the kernels, emulated, launched as the ops of an engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from faser_trtllm.builder.network.layers import Layer
+from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.engine.interpreted.layers import Operation
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from tests.ops.cuda.emulation import EmulatedModule
+from tests.support.plugin_stand_in import REFERENCES
+
+_STEMS = ("append_kv", "compact_rows", "early_exit", "prune_rows")
+
+
+@functools.cache
+def functions(head_dim: int) -> dict[str, Callable[..., Any]]:
+    """By the plugins' names. Those that take no float32 are references there."""
+    launchers: dict[str, Any] = {stem: EmulatedModule(stem) for stem in _STEMS}
+    if head_dim % 16 == 0 and head_dim >= 64:
+        launchers["verify_attention"] = EmulatedModule("verify_attention", {"FASER_HEAD_DIM": head_dim})
+    ops = KernelOps(launchers, lambda: 0, num_sms=1)  # one SM: attention is not split, as in the plugin
+    kernels = {name: functools.partial(kernel, ops) for name, kernel in _KERNELS.items()}
+
+    def choose(name: str) -> Callable[..., Any]:
+        if name not in _HALF_ONLY:
+            return kernels[name]
+        return lambda first, *rest, **options: (REFERENCES[name] if first.dtype is torch.float32 else kernels[name])(
+            first, *rest, **options
+        )
+
+    return {name: choose(name) for name in REFERENCES}
+
+
+def matrix_multiply(layer: Layer, dtype: torch.dtype, constants: Any) -> Operation:
+    """In place of the interpreter's: sums in float64."""
+    first, second = (layer.parameters[name] == "TRANSPOSE" for name in ("op0", "op1"))
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        a, b = a.double(), b.double()
+        return ((a.mT if first else a) @ (b.mT if second else b)).to(dtype)
+
+    return run
+
+
+def _append_kv(ops: KernelOps, qkv: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    k_cache, v_cache = inputs[-2:]
+    num_heads = qkv.view(qkv.shape[0], -1, k_cache.shape[3]).shape[1] - 2 * k_cache.shape[1]
+    q = torch.zeros((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype)
+    ops.append_kv(qkv, *inputs[:-2], q, k_cache, v_cache)
+    return q, k_cache, v_cache
+
+
+def _verify_attention(ops: KernelOps, q: Tensor, *inputs: Tensor) -> tuple[Tensor]:
+    out = torch.zeros_like(q)
+    # One tile for all passes, as a plan has it: the tiles differ in the last bit.
+    ops.verify_attention(q, *inputs, out, window=0, max_query_rows=1, max_kv_len=int(inputs[-1].max()))
+    return (out,)
+
+
+def _early_exit(
+    ops: KernelOps, hidden: Tensor, rows: Tensor, norm: Tensor, head: Tensor, candidates: Tensor, places: Tensor,
+    rms_norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    scores = torch.empty(candidates.shape, dtype=torch.float32)
+    ops.early_exit(hidden, rows, norm, head, candidates, rms_norm_eps, scores)
+    return scores, torch.zeros_like(rows), torch.zeros(rows.shape)  # nothing reads the rank and the gap
+
+
+def _prune_rows(
+    ops: KernelOps, scores: Tensor, places: Tensor, before: Tensor, cu_drafts: Tensor, starts: Tensor, rule: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    kept, rows = torch.empty_like(starts), torch.empty_like(positions)
+    ops.prune_rows(scores, places, before, cu_drafts, starts, rule, positions.shape[0], kept, rows)
+    return kept, rows
+
+
+def _compact_rows(
+    ops: KernelOps,
+    hidden: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    max_seq_len: int,
+) -> tuple[Tensor, ...]:
+    kept = CompactedRows(
+        torch.empty((rows.shape[0], hidden.shape[1]), dtype=hidden.dtype),
+        *(torch.empty_like(tensor) for tensor in (rows, rows, cu_q_lens, kv_lens)),
+    )
+    ops.compact_rows(hidden, positions, rows, cu_q_lens, kv_lens, max_seq_len, kept)
+    return kept.hidden, kept.positions, kept.request_ids, kept.cu_q_lens, kept.kv_lens
+
+
+_HALF_ONLY = ("append_kv", "verify_attention", "early_exit")
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "append_kv": _append_kv,
+    "verify_attention": _verify_attention,
+    "early_exit": _early_exit,
+    "prune_rows": _prune_rows,
+    "compact_rows": _compact_rows,
+}

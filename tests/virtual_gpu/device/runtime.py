@@ -1,0 +1,52 @@
+"""The engine's runtime on the virtual GPU: CudaRuntime's part, over the driver's calls instead of torch.cuda's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from faser_trtllm.engine.gpu.runtime import Replay
+from faser_trtllm.ops.cuda.module import ensure_context, load_driver
+from faser_trtllm.partition.green_context import GpuPartition
+from tests.virtual_gpu.device.memory import allocate
+from tests.virtual_gpu.device.streams import Event, Graph, call, current_stream, on_stream
+from tests.virtual_gpu.device.tensors import install
+
+
+class VirtualRuntime:
+    """Runtime (engine/gpu/runtime.py)."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        ensure_context(load_driver())
+        self.device = install()
+
+    def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
+        return on_stream(partition.stream)
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return allocate(shape, torch.empty(shape, device="meta").stride(), dtype, is_device=False)
+
+    def wait(self) -> None:
+        self.mark()()
+
+    def mark(self) -> Callable[[], None]:
+        return Event().record().synchronize
+
+    def capture(self, work: Callable[[], None]) -> Replay:
+        return Graph(work)
+
+    def memory_bytes(self) -> int:
+        free, total = call("cuMemGetInfo")
+        return int(total - free)
+
+    def now(self) -> Event:
+        return Event().record()
+
+    def ms_between(self, begin: Event, end: Event) -> float:
+        return begin.ms_until(end)
+
+    def stream(self) -> int:
+        return current_stream()

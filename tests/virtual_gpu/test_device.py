@@ -1,0 +1,243 @@
+"""The rules that the virtual GPU enforces, each shown by code that breaks it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.staging import Staging
+from faser_trtllm.errors import FaserError
+from faser_trtllm.ops.cuda.module import Module
+from faser_trtllm.ops.cuda.quantize_rows import NUM_THREADS, quantize_rows
+from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions
+from tests.virtual_gpu.device.counters import Counters
+from tests.virtual_gpu.device.library import compile_stem, driver
+from tests.virtual_gpu.device.runtime import VirtualRuntime
+from tests.virtual_gpu.device.streams import call
+from tests.virtual_gpu.process import VirtualGpuProcess
+
+SEEDS = range(8)
+
+
+def _marks_of_two_streams(seed: int) -> list[int]:
+    """Two streams write to one log."""
+    driver().seed(seed)
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made:
+        pair = made.pairs[0]
+        log, place = torch.zeros(12, device=runtime.device), torch.zeros(1, dtype=torch.int64, device=runtime.device)
+        runtime.wait()
+        for number in range(6):
+            for partition, first in ((pair.draft, 100.0), (pair.target, 200.0)):
+                with runtime.on(partition):
+                    log.index_copy_(0, place, torch.full((1,), first + number, device=runtime.device))
+                    place.add_(1)
+        for partition in (pair.draft, pair.target):
+            with runtime.on(partition):
+                runtime.wait()
+        return [int(x) for x in log.tolist()]
+
+
+def test_streams_run_in_their_own_order_only(gpu: VirtualGpuProcess) -> None:
+    """Which stream goes first changes with the seed, the order within one does not."""
+    orders = set()
+    for seed in SEEDS:
+        marks = gpu.run(_marks_of_two_streams, seed)
+        # Between a mark and the step of the place, the other stream may write to the same place: a race shows.
+        assert [x for x in marks if 100 <= x < 200] == sorted(x for x in marks if 100 <= x < 200)
+        assert [x for x in marks if x >= 200] == sorted(x for x in marks if x >= 200)
+        orders.add(tuple(marks))
+    assert len(orders) > 1
+
+
+def _lazily(runtime: Runtime, partition: GpuPartition) -> tuple[list[float], list[float]]:
+    host, back = (runtime.host_tensor((3,), torch.float32) for _ in range(2))
+    with runtime.on(partition):
+        x = torch.zeros(3, device=runtime.device)
+        host[:] = 1
+        x.copy_(host, non_blocking=True)
+        host[:] = 2  # before the copy has run
+        back.copy_(x, non_blocking=True)
+        before = back.tolist()
+        runtime.wait()
+    return before, back.tolist()
+
+
+def _lazy_copies() -> tuple[list[float], list[float]]:
+    with GpuPartitions([32]) as made:
+        return _lazily(VirtualRuntime(), made.whole)
+
+
+def test_copies_run_when_they_are_waited_for(gpu: VirtualGpuProcess) -> None:
+    """So page-locked memory that is written too early or read too early shows."""
+    assert gpu.run(_lazy_copies) == ([0.0] * 3, [2.0] * 3)
+
+
+def _sent_in_a_row(waits: bool) -> list[list[int]]:
+    """What the device got of ten uploads through one Staging, with nothing else waited for."""
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made, runtime.on(made.whole):
+        staging = Staging(runtime, 4)
+        if not waits:
+            runtime.mark = lambda: lambda: None  # type: ignore[method-assign]
+        got = torch.zeros((10, 4), dtype=torch.int32, device=runtime.device)
+        for number in range(10):
+            staging.fill()[:] = number
+            staging.send(4)
+            got[number].copy_(staging.device)
+        return [[int(x) for x in row] for row in got.tolist()]
+
+
+def test_staging_never_rewrites_what_a_copy_has_yet_to_read(gpu: VirtualGpuProcess) -> None:
+    expected = [[number] * 4 for number in range(10)]
+    assert gpu.run(_sent_in_a_row, True) == expected
+    assert gpu.run(_sent_in_a_row, False) != expected, "the same without its waits is caught"
+
+
+def _captured(forbidden: str) -> str:
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made, runtime.on(made.whole):
+        x = torch.ones(4, device=runtime.device)
+        runtime.wait()
+        work = {
+            "wait": runtime.wait,
+            "read": lambda: x[0].item(),
+            "index": lambda: x[(x > 0).sum()],
+            "mask": lambda: x[x > 0],
+            "page-locked memory": lambda: runtime.host_tensor((2,), torch.int32),
+            "memory": lambda: call("cuMemAlloc", 64),
+            "from the host": lambda: x.copy_(torch.zeros(4)),
+            "nothing": lambda: x.add_(1),
+        }[forbidden]
+        try:
+            runtime.capture(work)
+        except (FaserError, RuntimeError) as error:
+            return str(error)
+        return "captured"
+
+
+@pytest.mark.parametrize(
+    "forbidden", ["wait", "read", "index", "mask", "page-locked memory", "memory", "from the host", "nothing"]
+)
+def test_a_capture_refuses_what_cuda_refuses(gpu: VirtualGpuProcess, forbidden: str) -> None:
+    said = gpu.run(_captured, forbidden)
+    if forbidden == "nothing":
+        assert said == "captured"
+    elif forbidden == "mask":
+        assert "nonzero" in said, "the shape of its result is not known before it runs"
+    else:
+        assert "STREAM_CAPTURE" in said
+
+
+def _replays() -> tuple[list[float], dict[str, int], bool]:
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made, runtime.on(made.pairs[0].draft):
+        x, total = torch.ones(2, device=runtime.device), torch.zeros(2, device=runtime.device)
+        runtime.wait()
+        before = Counters.now()
+        graph = runtime.capture(lambda: total.add_(x * 2))
+        untouched = total.tolist() == [0.0, 0.0]
+        for value in (1.0, 10.0):
+            x.fill_(value)
+            graph()
+        found = total.tolist()
+        return found, Counters.now().since(before).graphs, untouched
+
+
+def test_a_graph_runs_on_what_memory_holds_when_it_is_launched(gpu: VirtualGpuProcess) -> None:
+    assert gpu.run(_replays) == ([22.0, 22.0], {"0+32": 2}, True)
+
+
+def _quantized(num_rows_of_memory: int) -> bool:
+    """Whether the kernel, launched through the driver, gives what torch's arithmetic does."""
+    runtime = VirtualRuntime()
+    with (
+        GpuPartitions([32]) as made,
+        Module(compile_stem("quantize_rows", "sm_90").path) as module,
+        runtime.on(made.whole),
+    ):
+        x = torch.randn((5, 64), generator=torch.Generator().manual_seed(0)).bfloat16()
+        on_device = x.to(runtime.device)
+        values = torch.empty((num_rows_of_memory, 64), dtype=torch.float8_e4m3fn, device=runtime.device)
+        scales = torch.empty((5, 1), device=runtime.device)
+        addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (on_device, values, scales)]
+        arguments = [addresses[0], ctypes.c_int32(5), ctypes.c_int32(64), *addresses[1:]]
+        module.launch("quantize_rows", (5, 1, 1), (NUM_THREADS, 1, 1), arguments, runtime.stream())
+        runtime.wait()
+        return bool((values.cpu().float() == quantize_rows(x).values.float()).all())
+
+
+def test_kernels_run_as_they_are_launched() -> None:
+    with VirtualGpuProcess() as gpu:
+        assert gpu.run(_quantized, 5)
+        with pytest.raises(FaserError, match="ILLEGAL_ADDRESS"):
+            gpu.run(_quantized, 4)  # writes beside its memory
+        with pytest.raises(FaserError, match="ILLEGAL_ADDRESS"):
+            gpu.run(_quantized, 5)  # as on a GPU, nothing runs any more
+
+
+def _freed_too_early(seed: int, on_other_stream: bool) -> bool:
+    """Whether what reads memory by its address still finds it after it was freed in its own stream's order."""
+    driver().seed(seed)
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made:
+        draft, target = made.pairs[0].draft, made.pairs[0].target
+        with runtime.on(draft):
+            out = torch.zeros(64, device=runtime.device)
+            x = torch.ones(64, device=runtime.device)
+            runtime.wait()
+        reader = target if on_other_stream else draft
+        call("cuMemcpyDtoDAsync", out.data_ptr(), x.data_ptr(), 256, reader.stream)
+        del x
+        for stream in (draft, reader):
+            with runtime.on(stream):
+                runtime.wait()
+        with runtime.on(draft):
+            return out.tolist() == [1.0] * 64
+
+
+def _event_order(seed: int, waits: bool) -> list[float]:
+    """One stream writes twice and another reads; waits: for the event between the two writes."""
+    driver().seed(seed)
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made:
+        draft, target = made.pairs[0].draft, made.pairs[0].target
+        x, y = torch.zeros(1, device=runtime.device), torch.zeros(1, device=runtime.device)
+        runtime.wait()
+        with runtime.on(draft):
+            x.fill_(1.0)
+            event = runtime.now()
+        with runtime.on(target):
+            if waits:
+                call("cuStreamWaitEvent", target.stream, event.handle, 0)
+            y.copy_(x)
+            runtime.wait()
+            return y.tolist()
+
+
+def test_an_event_orders_two_streams(gpu: VirtualGpuProcess) -> None:
+    assert all(gpu.run(_event_order, seed, True) == [1.0] for seed in SEEDS)
+    assert any(gpu.run(_event_order, seed, False) == [0.0] for seed in SEEDS)
+
+
+def test_memory_is_freed_in_the_order_of_its_stream() -> None:
+    with VirtualGpuProcess() as gpu:
+        assert all(gpu.run(_freed_too_early, seed, False) for seed in SEEDS)
+        with pytest.raises(FaserError, match="ILLEGAL_ADDRESS"):  # another stream's use is a race, which a seed shows
+            [gpu.run(_freed_too_early, seed, True) for seed in SEEDS]
+
+
+def _read_by_address(num_bytes: int) -> None:
+    """As the stand-in of TensorRT does before a plan reads a tensor."""
+    runtime = VirtualRuntime()
+    x = torch.zeros(4, device=runtime.device)
+    driver().check_memory("x of a plan", x.data_ptr(), num_bytes)
+
+
+def test_what_a_plan_is_bound_to_must_be_memory(gpu: VirtualGpuProcess) -> None:
+    gpu.run(_read_by_address, 16)
+    with pytest.raises(FaserError, match="x of a plan uses 17 bytes that are not allocated"):
+        gpu.run(_read_by_address, 17)

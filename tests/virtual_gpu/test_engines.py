@@ -1,0 +1,65 @@
+"""The cuda backend on the virtual GPU: its own kernels, graphs and streams; speculation changes no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.core.sampling_params import SamplingParams
+from tests.engine.cuda.harness import build_pair
+from tests.support.effort import pick
+from tests.virtual_gpu.generation import generate_cuda
+from tests.virtual_gpu.process import VirtualGpuProcess
+
+DRAFT, TARGET = "0+32", "32+100"
+POLICIES = [*pick([], ["price:mode=draft_ahead"]), "fixed:3:draft_ahead", "erratic", "price:prune=on"]
+EDITS = {
+    "repetition_penalty": 1.2,
+    "bad_words": ((5, 6), (7,)),
+    "logit_bias": ((8, 1.5), (9, -2.0)),
+    "min_tokens": 3,
+    "top_p": 0.9,
+}
+
+
+def _request(number: int, **edits: Any) -> tuple[list[int], SamplingParams]:
+    """Greedy or seeded in turn. Prompts always fit attention's narrow tile: the wide one's sums differ in the last
+    bit."""
+    drawn = {"temperature": 0.7, "seed": number} if number % 2 else {"temperature": 0.0}
+    prompt = [7 * number + place for place in range(2 + number)]
+    return prompt, SamplingParams(max_tokens=10 + number, end_ids=(2,), **drawn, **edits)
+
+
+# The first four fill the batch, the others come as they end.
+REQUESTS = [*map(_request, range(4)), _request(4, **EDITS), _request(5, **EDITS)]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
+    return build_pair(tmp_path_factory.mktemp("pair"), exit_layers=(1,), vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def alone(gpu: VirtualGpuProcess, engines: EngineDir) -> list[list[int]]:
+    found = gpu.run(generate_cuda, engines, "off", REQUESTS)
+    assert set(found.counters.work) == {"whole"}
+    return found.tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_speculation_changes_no_token(
+    gpu: VirtualGpuProcess, engines: EngineDir, alone: list[list[int]], policy: str
+) -> None:
+    """In bf16, in a random order of work. Modes that overlap run on the two sides of one split."""
+    found = gpu.run(generate_cuda, engines, policy, REQUESTS, seed=POLICIES.index(policy))
+    assert found.tokens == alone
+    both = (found.counters.kernels(DRAFT), found.counters.kernels(TARGET))
+    assert "accept_rows_leads_fp32" not in both[1], "drafts are drawn on the draft's side"
+    if not policy.startswith("price"):  # which chooses the mode itself
+        assert "accept_rows_leads_fp32" in both[0]
+    if policy == "erratic":
+        assert found.stats["num_pruned_rows"] > 0
+        assert {"prune_rows", "compact_rows"} <= both[1].keys() | found.counters.kernels("whole").keys()
+        assert min(found.stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")) > 0

@@ -1,0 +1,91 @@
+"""What the host reads while requests decode, counted by the device: once per verification, and never logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.core.sampling_params import SamplingParams
+from tests.engine.cuda.harness import build_pair
+from tests.engine.cuda.host_executor import MAX_BATCH_SIZE, MAX_DRAFT_LEN
+from tests.virtual_gpu.device.counters import Counters
+from tests.virtual_gpu.generation import Generated, generate_cuda
+from tests.virtual_gpu.plan_engines import build_plans, generate_texts
+from tests.virtual_gpu.process import VirtualGpuProcess
+
+VOCAB_SIZE = 600
+TEST, DRAFTS = "engine/gpu/sampler/accept:run", "engine/gpu/sampler/draft_state:read"
+PRUNE, STOP = "engine/gpu/boundary:prune", "engine/gpu/sampler/stop:num_going"
+NUM_DRAFT_ARRAYS = 3  # tokens, margins, candidates
+# All prompts fit the first step, so that every step verifies.
+REQUESTS = [
+    ([7 * i + j for j in range(3 + i)], SamplingParams(max_tokens=16, end_ids=(), temperature=0.7 * (i % 2), seed=i))
+    for i in range(MAX_BATCH_SIZE)
+]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
+    return build_pair(tmp_path_factory.mktemp("pair"), exit_layers=(1,), vocab_size=VOCAB_SIZE)
+
+
+def _check_test_reads(found: Generated) -> None:
+    """One copy and one wait for each verification, of a few numbers per request."""
+    num_reads, num_bytes = found.counters.reads()[TEST]
+    assert num_reads == found.stats["num_steps"] == _waits(found.counters, TEST)
+    assert num_bytes <= num_reads * MAX_BATCH_SIZE * (MAX_DRAFT_LEN + 5) * 4
+
+
+def _waits(counters: Counters, place: str) -> int:
+    return counters.waits.get(f"wait {place}", 0)
+
+
+def test_without_drafts_the_host_reads_once_a_step(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    found = gpu.run(generate_cuda, engines, "off", REQUESTS)
+    assert found.counters.reads().keys() == {TEST}
+    _check_test_reads(found)
+
+
+def test_drafts_are_read_once_a_call_and_not_once_a_draft_step(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    found = gpu.run(generate_cuda, engines, "fixed:4", REQUESTS)
+    assert found.counters.reads().keys() == {TEST, DRAFTS}
+    _check_test_reads(found)
+    num_calls = _waits(found.counters, DRAFTS)
+    assert 0 < num_calls <= found.stats["num_steps"]
+    num_steps_of_drafts = sum(
+        context.get("kernel accept_rows_leads_fp32", 0) for context in found.counters.work.values()
+    )
+    assert num_steps_of_drafts > 2 * num_calls, "a call has several draft steps"
+    num_reads, num_bytes = found.counters.reads()[DRAFTS]
+    assert num_reads == NUM_DRAFT_ARRAYS * num_calls
+    assert num_bytes < num_calls * 4 * VOCAB_SIZE, "less than one row of logits"
+
+
+def test_a_boundary_that_prunes_reads_once_more(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    found = gpu.run(generate_cuda, engines, "erratic", REQUESTS)
+    assert found.stats["num_pruned_rows"] > 0
+    assert found.counters.reads().keys() == {TEST, DRAFTS, PRUNE}
+    _check_test_reads(found)
+    num_pruned = found.counters.reads()[PRUNE][0]
+    assert _waits(found.counters, PRUNE) == num_pruned <= found.stats["num_steps"]
+    assert found.counters.reads()[PRUNE][1] <= num_pruned * MAX_BATCH_SIZE * 4
+
+
+def test_a_stop_rule_reads_one_number_at_most_per_draft_step(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    """The price policy ends drafting on the device."""
+    found = gpu.run(generate_cuda, engines, "price:prune=off", REQUESTS)
+    assert {TEST, DRAFTS} <= found.counters.reads().keys() <= {TEST, DRAFTS, STOP}
+    _check_test_reads(found)
+    num_reads, num_bytes = found.counters.reads().get(STOP, (0, 0))
+    assert num_bytes == 4 * num_reads
+
+
+def test_plans_leave_their_logits_on_the_device_too(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    engine_dir = gpu.run(build_plans, tmp_path)
+    found = gpu.run(generate_texts, engine_dir, "fixed:4", ("The", "def main("), max_tokens=12)
+    assert found.stats["num_draft_tokens"] > 0
+    assert found.counters.reads().keys() == {TEST, DRAFTS}
+    logged = gpu.run(generate_texts, engine_dir, "fixed:4", ("The",), max_tokens=4, return_log_probs=True)
+    assert logged.counters.reads().keys() > {TEST, DRAFTS}, "who asks for log probs gets what they are made of"
