@@ -38,9 +38,9 @@ class RaggedBatch:
 
 
 class BatchBuilder:
-    """Fills one set of buffers per step, so that a steady state allocates nothing of size.
+    """Builds a batch in preallocated buffers, which are reused every step.
 
-    It writes through memoryviews: one number, or one request's few, takes them half the time that it takes numpy.
+    It writes through memoryviews: for a handful of numbers they take half the time of numpy.
     """
 
     def __init__(self, max_num_requests: int, max_num_rows: int, max_seq_len: int, block_table: Int32Array) -> None:
@@ -63,15 +63,15 @@ class BatchBuilder:
         self.num_logit_rows = 0
 
     def add(self, slot: int, tokens: Int32Array, first: int, end: int, num_logit_rows: int) -> None:
-        """Add rows for tokens[first:end] of a request; the last num_logit_rows of them give logits.
+        """Add rows for tokens[first:end] of a request; its last num_logit_rows rows produce logits.
 
-        Raises ValueError if there are more rows than the builder has room for.
+        Raises ValueError if the rows do not fit.
         """
         request, start = self.num_requests, self.num_rows
         stop = start + end - first
         if stop > self._max_num_rows:
             raise ValueError(f"a batch of {stop} rows, there is room for {self._max_num_rows}")
-        if stop == start + 1:  # the usual row of a request without drafts; slices would take three times as long
+        if stop == start + 1:  # fast path for one row (a request without drafts): slices take three times as long
             self._token_ids_view[start] = tokens[first]
             self._positions_view[start] = first
         else:
@@ -102,9 +102,9 @@ class BatchBuilder:
 
 
 def keep_rows(batch: RaggedBatch, rows: Int32Array, num_kept: Sequence[int]) -> RaggedBatch:
-    """The batch after a pruning: the rows listed (ascending indices), num_kept[i] of request i.
+    """The batch after pruning: the rows listed (ascending indices), num_kept[i] of them from request i.
 
-    A request keeps a prefix of its rows, and logits are wanted of what is left of those that wanted them.
+    Each request keeps a prefix of its rows. Logit rows that were dropped are dropped from logit_rows too.
     """
     cu_rows = np.zeros(batch.num_requests + 1, np.int32)
     np.cumsum(num_kept, out=cu_rows[1:])

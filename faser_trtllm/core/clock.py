@@ -17,7 +17,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """Stands still until told otherwise."""
+    """A clock that moves only when told to."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

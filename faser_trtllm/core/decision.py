@@ -1,9 +1,10 @@
-"""What a policy sees, what it decides, and what it learns of a step: frozen values."""
+"""What a policy sees, what it decides, and what it is told of what came of it: frozen values."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,10 @@ class StepView:
     """What a policy sees before it decides. Times of a request: request.arrival_s, request.deadline_s."""
 
     decoding: Sequence[Request]  # requests that may draft and verify in this step
-    num_context_rows: int  # prompt rows that want to run in the same pass, at most
+    num_context_rows: int  # prompt rows that want to run in the same pass, newcomers' included, at most
     num_waiting: int  # requests without a slot
     now_s: float
     num_joining: int = 0  # requests whose prompts are being run, or wait and will find a slot: they decode next
-    learning_s: float = 0.0  # time that was spent so far on telling the policy outcomes
-    num_generated: int = 0  # tokens that decoding requests have got so far, all together, ended requests included
 
 
 @value
@@ -54,42 +53,125 @@ class DraftStop:
 
 
 @value
-class DraftPlan:
-    """Pending drafts wanted per decoding request (callers clamp to Request.draft_limit), and how to get there.
+class PruneRule:
+    """Which drafts of a running pass keep a row behind them at a segment boundary; ops/prune_rows.py applies it.
 
-    num_held: for so many further steps the plan stands while the same requests decode and nobody joins or waits, so
-    that plan() need not be called for them; it may be.
+    The log-odds that a draft is accepted are rank * its place among its candidates + gap * the best candidate's score
+    minus its own + survival * before + intercept. Rows go on up to the first draft where the product of these
+    probabilities along the request is below `least`. before [num_drafts] fp32: log-odds from before the pass, of all
+    requests in turn. record: told the ranks [num_drafts] int32 and gaps [num_drafts] fp32, on the host.
+    """
+
+    before: npt.NDArray[np.float32]
+    rank: float = 0.0
+    gap: float = 0.0
+    survival: float = 0.0
+    intercept: float = 0.0
+    least: float = 0.0
+    record: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None] | None = None
+
+    def weights(self) -> npt.NDArray[np.float32]:
+        """rank, gap, survival, intercept, least."""
+        return np.array([self.rank, self.gap, self.survival, self.intercept, self.least], np.float32)
+
+
+class Frontier(Protocol):
+    """Chooses the drafts that a pass verifies; see ops/best_slots.py."""
+
+    def lengths(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_pending: Sequence[int],
+    ) -> list[int]:
+        """Rows per request, 0 to num_pending[i]; its drafts are behind num_tokens[i] committed tokens."""
+
+
+class Exits(Protocol):
+    """Chooses the rows that a running pass goes on with; see ops/prune_rows.py.
+
+    boundaries: indices into EngineSpec.segments at which it is asked.
+    """
+
+    @property
+    def boundaries(self) -> Sequence[int]: ...
+
+    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
+        """For the first num_drafts[i] pending drafts of each decoding request."""
+
+
+class TestedDrafts(Protocol):
+    """Sums up what the free test found; see ops/tested.py."""
+
+    def add(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_accepted: npt.NDArray[np.int32],
+        outcome: npt.NDArray[np.int32],
+    ) -> None: ...
+
+
+@value
+class Decision:
+    """What a policy decides for a step, and for num_held further ones while the same requests decode and nobody joins
+    or waits. plan() need not be called for those; it may be.
+
+    lengths: pending drafts wanted per decoding request (callers clamp to Request.draft_limit). stop: when drafting ends
+    early. frontier: which of the pending drafts are verified; None: all. exits: where rows are dropped inside the pass;
+    None: nowhere. tested: where the drafts that were tested are summed up; None: nowhere. model_lengths: by slot, up to
+    how many pending drafts the draft model drafts, where other drafters may go on for nothing (a slot that is missing:
+    0; empty: it does not run at all); None: as lengths.
     """
 
     lengths: Sequence[int]
     stop: DraftStop | None = None
+    frontier: Frontier | None = None
+    exits: Exits | None = None
+    tested: TestedDrafts | None = None
     mode: Mode = Mode.SERIAL
     num_held: int = 0
+    price: float = 0.0  # tokens per ms that are expected; 0 if nothing is
+    model_lengths: Mapping[int, int] | None = None
 
 
 @value
-class ExitView:
-    """What early exit saw at a segment boundary, for the rows still running.
+class PlanStats:
+    """What the steps of a plan took and brought, by counters and clock: of the steps that did not follow a change
+    between drafting and not.
 
-    For decoding request i, row j (0 <= j < num_rows[i] - 1) predicts the draft behind it: rank[i][j] is the place of
-    that draft among the candidates by the target's intermediate scores (0 is best) and gap[i][j] the best candidate's
-    score minus the draft's (0 if it is the best). num_other_rows: rows that cannot be dropped (context chunks).
+    ms: of the whole steps, the host's time included. num_tokens: committed. num_requests, num_rows, num_verified,
+    num_pruned, num_accepted: sums over the steps of decoding requests, target rows, drafts that the passes ran to the
+    end, rows dropped on the way, and drafts that passed. num_draft_calls and num_draft_rows: draft calls and the rows
+    of their first steps; num_draft_steps: all their steps; num_drafted: drafts made. num_context_rows: target rows of
+    prompts, beside num_rows. A plan is made anew in a step that runs prompts, so either all of its steps do or none.
     """
 
-    boundary: int  # index into EngineSpec.segments
-    num_rows: Sequence[int]
-    rank: Sequence[npt.NDArray[np.int32]]
-    gap: Sequence[npt.NDArray[np.float32]]
-    num_other_rows: int
+    num_steps: int = 0
+    ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    num_tokens: int = 0
+    num_requests: int = 0
+    num_rows: int = 0
+    num_verified: int = 0
+    num_pruned: int = 0
+    num_accepted: int = 0
+    num_draft_calls: int = 0
+    num_draft_rows: int = 0
+    num_draft_steps: int = 0
+    num_drafted: int = 0
+    num_context_rows: int = 0
 
 
 @value
 class StepOutcome:
-    """What a step found and what it cost; lists in the order of decoding (requests whose rows ran).
+    """What a step found and what it cost, for reports; lists in the order of decoding (requests whose rows ran).
 
     Of num_pending[i] drafts the pass ran rows for num_verified[i] to the end and dropped num_pruned[i] more on the way.
     It tested num_tested[i] drafts and accepted num_accepted[i]: at most one was rejected, what is behind is censored.
-    Drafts are still in place: Request.draft_margins[num_tokens : num_tokens + num_tested] are theirs.
     """
 
     decoding: Sequence[Request]
@@ -107,4 +189,4 @@ class StepOutcome:
     verify_ms: float
     step_ms: float  # of drafting and verifying together: the sum in serial mode, the longer of the two when overlapped
     mode: Mode
-    now_s: float  # when it was planned, on a clock that stands still while policies are told outcomes
+    now_s: float  # when it was scheduled

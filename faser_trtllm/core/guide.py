@@ -1,4 +1,4 @@
-"""What an output must look like: the two protocols between grammars and sampling."""
+"""Guided decoding: the two protocols between grammars and sampling."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy.typing as npt
 
 
 class GuideError(Exception):
-    """A guide cannot go on with a request; the message is a sentence for the user."""
+    """A guide cannot continue a request; the message is one sentence for the user."""
 
 
 class GuideState(Protocol):
-    """Where one request's output stands in its guide. Not thread-safe: one caller at a time."""
+    """The state of one request's output in its guide. Not thread-safe: one caller at a time."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Add output tokens, none of them an end id; raises GuideError if the guide does not allow one."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last num_tokens tokens that were added; a state that has raised raises later, not here."""
+        """Remove the last num_tokens tokens. A state that has failed does not raise here but on the next use."""
 
     def fill(self, mask: npt.NDArray[np.uint32]) -> None:
-        """Write which tokens may come next: bit v % 32 of mask[v // 32], mask [ceil(vocab_size / 32)].
+        """Write the tokens that may come next: bit v % 32 of mask[v // 32], mask [ceil(vocab_size / 32)].
 
-        The request's end ids are allowed where the output may end, and only there. Raises GuideError if finding out
-        takes more than the guide's limits.
+        The request's end ids are allowed where the output may end, and only there. Raises GuideError if computing the
+        mask exceeds the guide's limits.
         """
 
     @property

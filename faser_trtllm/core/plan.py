@@ -1,4 +1,4 @@
-"""The frozen values that a step hands from schedule to draft to verify to update."""
+"""The frozen values that a step passes from schedule to draft, verify and update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.decision import DraftStop, Mode, StepView
+from faser_trtllm.core.decision import DraftStop, Exits, Frontier, Mode, StepView, TestedDrafts
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.value import value
 
@@ -20,7 +20,7 @@ class ScheduledRequest:
     request: Request
     num_new_tokens: int  # committed tokens to run: tokens[num_computed_tokens :][: num_new_tokens]; 0: only drafts
     num_drafts: int  # pending drafts wanted in this step; KV blocks for them are allocated. 0 in a context chunk
-    max_verified: int  # how many of them the pass may run rows for; less than num_drafts only if rows are short
+    max_verified: int  # how many of them the pass may run rows for; less than num_drafts only if rows run short
 
     @property
     def reaches_end(self) -> bool:
@@ -37,9 +37,18 @@ class SchedulerOutput:
     paused: tuple[Request, ...] = ()  # preempted in this step; their blocks are free again
     mode: Mode = Mode.SERIAL
     stop: DraftStop | None = None
-    is_drafting: bool = True  # while nothing is drafted, prompts are not run through the draft model either
-    finished: tuple[Request, ...] = ()  # ended without running: deadline passed in the queue, cancelled
-    begun_s: float | None = None  # when the step was scheduled, if that was after its view: the plan is held
+    is_drafting: bool = True  # without drafting, prompts skip the draft model too
+    finished: tuple[Request, ...] = ()  # ended without running: cancelled, or the deadline passed in the queue
+    begun_s: float | None = None  # when the step was scheduled, if later than its view: the plan is held
+    frontier: Frontier | None = None  # of the plan's decision, as are the next three
+    exits: Exits | None = None
+    tested: TestedDrafts | None = None
+    model_lengths: Mapping[int, int] | None = None
+
+    @property
+    def runs_draft_model(self) -> bool:
+        """Whether the draft model is used at all, if only to keep up with prompts."""
+        return self.is_drafting and (self.model_lengths is None or bool(self.model_lengths))
 
     @property
     def num_rows(self) -> int:
@@ -59,17 +68,18 @@ class DraftResult:
     """What drafting did, in the order of SchedulerOutput.scheduled."""
 
     num_new_drafts: Sequence[int]
-    num_draft_computed: Sequence[int]  # the draft model's KV covers so many tokens now
+    num_draft_computed: Sequence[int]  # number of tokens that the draft model's KV now covers
     draft_ms: float = 0.0
-    num_rows: int = 0  # of the draft model's first pass: known tokens that it had not seen
+    num_rows: int = 0  # of the draft model's first pass: known tokens it had not seen
     num_asked: int = 0  # requests that the draft model was asked to draft for
+    num_free: Sequence[int] = ()  # of num_new_drafts, those that took no step of a draft model; empty: none
 
 
 @value
 class KeptRows:
-    """What a request keeps of the rows that tested or drew its committed tokens, one entry per token.
+    """What is kept of the rows that produced a request's committed tokens, one entry per token.
 
-    log_probs: as SamplingParams says. logits: [vocab_size] fp32 each. What was not asked for is empty.
+    log_probs: see SamplingParams. logits: [vocab_size] fp32 each. Fields that were not requested are empty.
     """
 
     log_probs: Sequence[float] = ()
@@ -81,10 +91,10 @@ class VerifyResult:
     """What a target pass found, in the order of SchedulerOutput.scheduled.
 
     token_ids[i]: committed tokens, of which the first num_tokens[i] count and the first num_accepted[i] were drafts.
-    carried[i]: untested drafts stay pending. A context chunk that does not reach the end has num_tokens 0. failed[i]: a
-    sentence if the request cannot go on ("" if it can). exhausted[i]: no token was allowed (all banned), so the request
-    ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted whose guide is
-    at its end, so that they end with "stop".
+    carried[i]: untested drafts stay pending. A context chunk that does not reach the end of the prompt has num_tokens
+    0. failed[i]: one sentence if the request cannot continue, else "". exhausted[i]: no token was allowed (all banned),
+    so the request ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted
+    whose guide is at its end, so that they end with "stop".
     """
 
     token_ids: Sequence[Sequence[int]]
@@ -94,11 +104,12 @@ class VerifyResult:
     carried: Sequence[bool]
     failed: Sequence[str]
     exhausted: Sequence[bool]
-    num_pruned: Sequence[int] = ()  # rows dropped at segment boundaries (empty: none of any request)
+    num_pruned: Sequence[int] = ()  # rows dropped at segment boundaries; empty if none
     verify_ms: float = 0.0
     step_ms: float = 0.0  # drafting and verifying together
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+    num_pending: Sequence[int] = ()  # drafts that the test could see (empty: none of any request)
 
 
 @value

@@ -46,18 +46,20 @@ class RequestStats:
 class Request:
     """Tokens and counters of one request.
 
-    tokens [capacity] int32: committed tokens tokens[:num_tokens], then pending drafts
-    tokens[num_tokens : num_tokens + num_drafts]. capacity covers max_tokens and the pending drafts.
+    tokens [capacity] int32: committed tokens tokens[:num_tokens], then pending drafts tokens[num_tokens : num_tokens +
+    num_drafts]. capacity covers max_tokens and the pending drafts.
     num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
     num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
-    draft_margins [capacity] fp32: of the draft at that position, how much of its logit the choice of it could do
-    without, at most 1e4: top-1 minus top-2 of the draft's edited logits before temperature; for a request with a seed
-    temperature x the lead of the race (ops/draw.py race_lead), which is the same with the noise that draft and target
-    share. draft_candidates [capacity, NUM_CANDIDATES] int32: their best tokens, best first, -1 where
-    fewer are possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which
-    engines with segment boundaries want. Both are written by drafting, native or not, as are pending tokens.
+    draft_margins [capacity] fp32: how much logit the draft at that position could lose and still be chosen, at most
+    1e4: top-1 minus top-2 of the draft model's edited logits before temperature; for a seeded request temperature x the
+    gumbel max lead (ops/draw.py gumbel_lead), the same difference with the noise that draft and target share.
+    draft_candidates [capacity, NUM_CANDIDATES] int32: the best tokens of those logits, best first, -1 where fewer are
+    possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which engines with
+    segment boundaries need. Drafting, native or not, writes both along with the pending tokens.
+    draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, native.BY_SUFFIX); one that
+    is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
     output_log_probs [num_output_tokens] and output_logits [num_output_tokens], each [vocab_size] fp32: what params asks
-    to keep, else empty; an end token that ended the request is not in them.
+    to keep, else empty. An end token that ended the request is not included.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Request:
         self.draft_candidates: npt.NDArray[np.int32] = np.full(
             (capacity if keep_candidates else 0, NUM_CANDIDATES), -1, dtype=np.int32
         )
+        self.draft_sources: npt.NDArray[np.int8] = np.zeros(capacity, dtype=np.int8)
         self.keeps_rows = params.return_log_probs or params.return_generation_logits
         self.output_log_probs: list[float] = []
         self.output_logits: list[npt.NDArray[np.float32]] = []
@@ -99,7 +102,7 @@ class Request:
         self.num_drafts = 0
         self.num_computed_tokens = 0
         self.num_draft_computed_tokens = 0
-        self.was_drafted = False  # the last step drafted for it without running its rows (ping_pong)
+        self.was_drafted = False  # the last step drafted for it but did not run its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
@@ -121,7 +124,7 @@ class Request:
 
     @property
     def draft_limit(self) -> int:
-        """Most pending drafts that can still be of use: the pass commits one token more than it accepts."""
+        """The most pending drafts that can still be useful: a pass commits one token more than it accepts."""
         limit, left = self.max_draft_len, self.max_num_tokens - self.num_tokens - 1
         if left >= limit:
             return limit

@@ -1,22 +1,24 @@
-"""What one request asks of sampling; knows token ids, not text."""
+"""One request's sampling parameters; token ids only, no text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.errors import InvalidArgumentError
 
-MAX_STOP_WORDS = 64
 MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 4096
 
 
 class SamplingMode(IntEnum):
-    """How tokens are drawn, and so what makes a draft be accepted: being the argmax, winning the same race, or a coin
-    with min(1, p/q). faser_sampling_mode in plugins/cpu/faser_cpu.h."""
+    """How tokens are drawn, and therefore when a draft is accepted: greedy if it is the target's argmax, seeded if it
+    is the target's Gumbel-max draw with the same noise, sampled with probability min(1, p/q).
+
+    faser_sampling_mode in plugins/cpu/faser_cpu.h."""
 
     GREEDY = 0
     SEEDED = 1
@@ -38,12 +40,13 @@ class SamplingParams:
     repetition_penalty, presence_penalty, frequency_penalty: over prompt and output, as TensorRT-LLM counts.
     bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
-    num_draft_tokens: at most so many draft tokens per step; 0 turns speculation off; None leaves it to the policy.
-    return_log_probs: keep the log probability of every output token, under the target's law after penalties, bias and
-    temperature (1 if the request is greedy), over the whole vocabulary: before top_k, top_p and min_p.
-    normalize_log_probs: under the law that the token was tested or drawn with instead: also after those three, so 0.0
-    for a greedy request. return_generation_logits: keep the target's logits of every output token, before any edit.
-    guide: what the output must look like; a token that it does not allow has probability 0, for draft and target.
+    num_draft_tokens: maximum draft tokens per step; 0 turns speculation off; None leaves it to the policy.
+    return_log_probs: keep the log probability of every output token under the target's distribution after penalties,
+    bias and temperature (1 for a greedy request), over the whole vocabulary: before top_k, top_p and min_p.
+    normalize_log_probs: use the distribution that the token was tested against or drawn from instead: also after those
+    three, so 0.0 for a greedy request.
+    return_generation_logits: keep the target's logits of every output token, before any edit.
+    guide: constrains the output; a token that it does not allow has probability 0, for draft and target.
     """
 
     max_tokens: int = 16
@@ -85,7 +88,7 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidArgumentError, naming field, value and limit, if anything is out of range."""
-        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1, "1 or more")
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens, "0 to max_tokens")
         if self.temperature is not None:
             _in_range("temperature", self.temperature, 0.0, 100.0, "0 (greedy) to 100")
@@ -113,7 +116,7 @@ class SamplingParams:
         _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.num_draft_tokens is not None:
             _in_range("num_draft_tokens", self.num_draft_tokens, 0, 2**31 - 1, "0 (speculation off) or more")
-        _token_ids("end_id", self.end_ids, vocab_size)
+        check_token_ids("end_id", self.end_ids, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidArgumentError(
                 f"bad_words has {len(self.bad_words)} entries, allowed are at most {MAX_BAD_WORDS}"
@@ -121,12 +124,12 @@ class SamplingParams:
         for word in self.bad_words:
             if not word:
                 raise InvalidArgumentError("bad_words holds an empty word, each needs at least one token")
-            _token_ids("bad_words", word, vocab_size)
+            check_token_ids("bad_words", word, vocab_size)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidArgumentError(
                 f"logit_bias has {len(self.logit_bias)} entries, allowed are at most {MAX_LOGIT_BIAS}"
             )
-        _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), vocab_size)
+        check_token_ids("logit_bias", [token for token, _ in self.logit_bias], vocab_size)
         for token, value in self.logit_bias:
             if not math.isfinite(value):
                 raise InvalidArgumentError(f"logit_bias of token {token} is {value}, it must be a finite number")
@@ -142,11 +145,14 @@ def _in_range(
     open_high: bool = False,
 ) -> None:
     inside = (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
-    if not inside:  # also NaN, which compares false
+    if not inside:  # also catches NaN, which compares false
         raise InvalidArgumentError(f"{name} is {value}, allowed is {allowed or f'{low} to {high}'}")
 
 
-def _token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    for token in ids:
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidArgumentError, naming the field, if a token id is not in the vocabulary."""
+    if len(token_ids) == 0:
+        return
+    for token in (min(token_ids), max(token_ids)):
         if not 0 <= token < vocab_size:
             raise InvalidArgumentError(f"{name} holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}")

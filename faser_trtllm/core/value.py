@@ -1,4 +1,4 @@
-"""The values that a step makes: frozen for the type checker, plain at run time."""
+"""Dataclasses for the values of a step: frozen for the type checker, plain at run time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     @dataclass_transform(frozen_default=True)
     def value(cls: type[T]) -> type[T]:
-        """A dataclass with slots that nobody may change once it is made.
+        """A dataclass with slots that must not be changed once created.
 
-        frozen=True would see to that at run time too, at four times the cost of making one: it sets each field through
-        object.__setattr__, and a step makes two values per request.
+        frozen=True would enforce this at run time too, but makes construction four times as expensive (it sets each
+        field through object.__setattr__), and a step creates two values per request.
         """
 
 else:

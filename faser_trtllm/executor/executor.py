@@ -17,7 +17,9 @@ from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.drafters.base import Drafter
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.executor.admission import check_request
 from faser_trtllm.executor.guard import SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane
 from faser_trtllm.executor.slow_steps import SlowSteps
@@ -31,8 +33,8 @@ from faser_trtllm.scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 Sink = Callable[[RequestOutput], bool]
-"""Gets a request's new tokens, on the executor's thread, at most once per step. Returning True ends the request with
-FinishReason.STOP (a stop word was found); no further call follows."""
+"""Receives the new tokens of a request on the executor's thread, at most once per step. Returning True ends the request
+with FinishReason.STOP (a stop word was found); it is not called again."""
 
 
 class Executor:
@@ -54,7 +56,9 @@ class Executor:
         trace: TraceWriter | None = None,
         keep_candidates: bool = False,
         guard: SpeculationGuard | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
+        """drafters: those behind `drafter`, told when requests leave."""
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self.max_draft_len = max_draft_len
@@ -69,6 +73,7 @@ class Executor:
         self._trace = trace
         self._keep_candidates = keep_candidates  # early exit compares with them
         self._guard = guard
+        self._drafters = tuple(drafters)
         self._stats = ExecutorStats(max_draft_len)
         self._watchers: list[StepWatcher] = []
         self._sinks: dict[str, Sink] = {}
@@ -81,7 +86,7 @@ class Executor:
         self._thread: threading.Thread | None = None
         self._num_steps = 0
         self._slow_steps = SlowSteps()
-        self._moved_s = 0.0  # when a step began or ended, or work came after a rest; time.monotonic()
+        self._moved_s = 0.0  # time.monotonic() when a step last began or ended, or work arrived at an idle executor
 
     def step(self) -> bool:
         """One pass over everything in flight; False when there is nothing to do."""
@@ -111,13 +116,7 @@ class Executor:
         timeout_s: float | None = None,
     ) -> None:
         """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
-        params.validate(self.vocab_size)
-        if params.guide is not None and not self._verifier.takes_guides:
-            raise InvalidArgumentError(
-                "guided_decoding_guide was sent, but the cuda backend applies no masks; leave it out or serve an "
-                "engine of another backend"
-            )
-        self._check_prompt(prompt_token_ids)
+        check_request(prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len)
         now_s = self._clock.now_s()
         request = Request(
             request_id,
@@ -156,12 +155,12 @@ class Executor:
                 self._wake.notify()
 
     def start(self) -> None:
-        """Run step() in a thread of its own until close()."""
+        """Run step() on a new thread until close()."""
         self._thread = threading.Thread(target=self._run, name="faser-executor", daemon=True)
         self._thread.start()
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the running ones; True if all ended in time."""
+        """Refuse new requests and wait for the running ones; True if all ended within timeout_s."""
         deadline_s = time.monotonic() + timeout_s
         with self._wake:
             self._draining = True
@@ -173,18 +172,23 @@ class Executor:
         return True
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and gauges of the queue, the cache and the guard of speculation."""
+        """Counters since the start; gauges of the queue, the cache and the speculation guard."""
         guard = self._guard.gauges() if self._guard is not None else {}
         synthetic = {"synthetic_acceptance": 1.0} if self._verifier.is_synthetic else {}
-        return self._stats.as_dict() | self._scheduler.gauges() | guard | synthetic
+        sources = {}
+        for drafter in self._drafters:
+            tested, passed = self._sampling.tests(drafter.spec.source)
+            sources[f"num_tested_drafts_{drafter.spec.name}"] = float(tested)
+            sources[f"num_passed_drafts_{drafter.spec.name}"] = float(passed)
+        return self._stats.as_dict() | self._scheduler.gauges() | guard | synthetic | sources
 
     def progress(self) -> Progress:
-        """Whether start()'s thread gets on; any thread, also while that one hangs."""
+        """Whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""
         age_s = time.monotonic() - self._moved_s
         return Progress(self._num_steps, bool(self._live), age_s, self._slow_steps.slow_s)
 
     def watch(self, watcher: StepWatcher) -> None:
-        """Tell the watcher of every step and every end from now on; call it before start()."""
+        """Notify the watcher of every step and every ended request from now on; call it before start()."""
         self._watchers.append(watcher)
 
     def watch_cache(self, listener: BlockListener) -> bool:
@@ -195,12 +199,12 @@ class Executor:
         """Audit slots, blocks and bindings, between two steps; raises AssertionError."""
         self._scheduler.check_integrity()
         running = {r.request_id: r.slot for r in self._scheduler.running}
-        assert self._slots == running, "the sampling table is bound to requests that do not run"
+        assert self._slots == running, "the sampling table has entries of requests that do not run"
         bound = {slot for slot in range(len(self._sampling.array)) if self._sampling.is_bound(slot)}
-        assert bound == set(running.values()), "a running request has no entry of its own in the sampling table"
+        assert bound == set(running.values()), "a running request has no entry in the sampling table"
 
     def close(self) -> None:
-        """End the thread and all requests (CANCELLED), and free the engines."""
+        """Stop the thread, cancel all requests, and free the engines."""
         with self._wake:
             if self._closing:
                 return
@@ -220,21 +224,6 @@ class Executor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
-        if len(prompt_token_ids) == 0:
-            raise InvalidArgumentError("the prompt has no tokens, at least 1 is needed")
-        if len(prompt_token_ids) >= self.max_seq_len:
-            raise InvalidArgumentError(
-                f"the prompt has {len(prompt_token_ids)} tokens, max_seq_len is {self.max_seq_len} with at least 1 "
-                "for the output; shorten the prompt"
-            )
-        low, high = min(prompt_token_ids), max(prompt_token_ids)
-        if low < 0 or high >= self.vocab_size:
-            wrong = low if low < 0 else high
-            raise InvalidArgumentError(
-                f"the prompt holds token id {wrong}, the vocabulary has ids 0 to {self.vocab_size - 1}"
-            )
 
     def _record(
         self,
@@ -278,11 +267,15 @@ class Executor:
             self._send(RequestOutput(request, (), FinishReason.CANCELLED))
 
     def _bind(self, plan: SchedulerOutput) -> None:
-        """Slots change hands: forget the preempted and the late, then write the table for the newcomers.
+        """Update the sampling table: release preempted and timed-out requests, then bind the admitted ones.
 
-        In this order: a newcomer may have a slot that another left in the same step.
+        In this order, because an admitted request may get a slot freed in the same step.
         """
-        for request in (*plan.paused, *plan.finished):
+        for request in plan.paused:
+            if request.num_drafts:
+                self._sampling.park(self._slots[request.request_id], request)
+            self._release(request)
+        for request in plan.finished:
             self._release(request)
         for request in plan.admitted:
             self._slots[request.request_id] = request.slot
@@ -292,6 +285,10 @@ class Executor:
         slot = self._slots.pop(request.request_id, None)
         if slot is not None:
             self._sampling.release(slot)
+            for drafter in self._drafters:
+                drafter.end(slot)
+        elif request.is_finished:
+            self._sampling.forget(request)
 
     def _deliver(self, plan: SchedulerOutput, outputs: list[RequestOutput]) -> None:
         for request in plan.finished:

@@ -1,54 +1,52 @@
-"""Opens an engine directory: partition, engines, cache, scheduler and policy, put together as one executor."""
+"""Opens an engine directory: partition, engines, cache, scheduler and policy, combined into an executor."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import ExecutorConfig, Quantization
+from faser_trtllm.config import DrafterName, ExecutorConfig
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
+from faser_trtllm.drafters.base import Drafter
+from faser_trtllm.drafters.cascade import Cascade
+from faser_trtllm.drafters.model import ModelDrafter
+from faser_trtllm.drafters.suffix import SuffixDrafter
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.cpu import CpuEngine
-from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.engine.fingerprint import load_costs
+from faser_trtllm.engine.opening import DeviceTester, Interpretation, OpenRequest, backend_of, open_engines, stay
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.batching import check_scheduler, make_kv_cache, make_scheduler
-from faser_trtllm.executor.cuda_engines import CudaGpu, open_cuda_engines
-from faser_trtllm.executor.drafter import Drafter, NoDrafter
+from faser_trtllm.executor.batching import make_batching
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
-from faser_trtllm.executor.partitions import Partitions
-from faser_trtllm.executor.tensorrt_engines import Interpretation, open_tensorrt_engines
 from faser_trtllm.executor.trace import TraceWriter
-from faser_trtllm.executor.verifier import DeviceTester, SyntheticAcceptance, Verifier
+from faser_trtllm.executor.verifier import SyntheticAcceptance, Verifier
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.policy.off import OffPolicy
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.policy.static import OffPolicy
 from faser_trtllm.sampling.table import SamplingTable
-from faser_trtllm.scheduler.scheduler import SchedulerLimits
+from faser_trtllm.scheduler.limits import SchedulerLimits
 
 log = logging.getLogger(__name__)
 
-DEFAULT_KV_BYTES = 4 << 30  # touched as it fills, so a short life costs little
-
-
+DEFAULT_KV_BYTES = 4 << 30  # on the CPU; touched as it fills, so a short life costs little
 SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
 
 LaneMaker = Callable[[DraftStage, Callable[[Mode], None]], DraftLane]
 EngineWrapper = Callable[[Engine, str], Engine]
-"""Puts something around an engine of a role, "target" or "draft"."""
+"""Wraps an engine of a role, "target" or "draft"."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation (faser_trtllm/sim) puts around engines and lanes, and the costs that its policy goes by."""
+    """The wrappers of engines and lanes in a simulation (testing/simulation), and its policy's costs."""
 
     wrap_engine: EngineWrapper
     make_lane: LaneMaker
@@ -67,16 +65,16 @@ def open_executor(
 ) -> Executor:
     """Open the engines and return an executor that is not started yet; close() frees everything.
 
-    wrap_policy: puts something around the policy, to watch its decisions and outcomes.
+    wrap_policy: wraps the policy, to watch its decisions and outcomes.
     simulation: take times from a cost table.
     interpretation: run a TensorRT directory's networks on the CPU, from the checkpoints it was built from.
-    wrap_engine: puts something around both engines (a simulation has its own).
-    draft_timeout_ms: go on without drafts where drafting fails or takes longer (executor/guard.py); None: raise.
+    wrap_engine: wraps both engines (a simulation has its own).
+    draft_timeout_ms: continue without drafts if drafting fails or takes longer (executor/guard.py); None: raise.
 
-    Raises ConfigError where the configuration asks for more than the engines were built for or a GPU is missing, and
-    EngineFileError where the directory is not usable.
+    Raises ConfigError if the configuration exceeds the limits of the engines or a GPU is missing, and EngineFileError
+    if the directory is not usable.
     """
-    check_scheduler(config)
+    make_batching(config)  # fails before anything is opened
     engines = EngineDir.load(engine_dir)
     built = engines.build_config
     max_batch_size = _limit("max_batch_size", config.max_batch_size, built.max_batch_size)
@@ -87,81 +85,73 @@ def open_executor(
         raise ConfigError(
             f"max_num_tokens is {max_num_tokens}, it must be at least max_batch_size ({max_batch_size}), one row each"
         )
-    if config.quantization is not Quantization.NONE and engines.backend != "cuda":
-        raise ConfigError(
-            f"quantization is {config.quantization.value}, {engine_dir} holds {engines.backend} engines, which run as "
-            "they were built; set it to none or build with --backend cuda"
-        )
     tokens_per_block = built.tokens_per_block
     max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
-    num_blocks = _num_blocks(config, engines.kv_bytes_per_token, max_batch_size, max_blocks_per_seq, tokens_per_block)
+    num_blocks = _num_blocks(config, engines, max_batch_size, max_blocks_per_seq, tokens_per_block)
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
         core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
         policy: Policy = OffPolicy()
-        if engines.has_draft:
+        config = config.model_copy(update={"drafters": choose_drafters(engines, config)})
+        if config.drafters and max_draft_len:
             costs = simulation.costs if simulation else None
             num_threads = core_set.num_threads
-            policy = choose_policy(engine_dir, config.speculation, num_threads, max_draft_len, max_batch_size, costs)
+            policy = choose_policy(
+                engine_dir,
+                config.speculation,
+                num_threads,
+                max_draft_len,
+                max_batch_size,
+                costs,
+                drafters=config.drafters,
+            )
         drafting = policy.name != "off"
         max_draft_len = max_draft_len if drafting else 0
         policy = wrap_policy(policy)
 
-        def open_engine(path: Path) -> CpuEngine:
-            return stack.enter_context(
-                CpuEngine.open(
-                    path,
-                    core_set,
-                    num_blocks=num_blocks,
-                    tokens_per_block=tokens_per_block,
-                    max_batch_size=max_batch_size,
-                    max_num_tokens=max_num_tokens,
-                    max_seq_len=max_seq_len,
-                )
-            )
-
-        target: Engine
-        draft: Engine | None
-        enter_mode: Callable[[Mode], None]
-        device_tester: DeviceTester | None = None
-        if engines.backend == "cpu":
-            if interpretation is not None:
-                raise ConfigError(f"{engine_dir} holds cpu engines, which run as they are; leave --interpret out")
-            target = cpu_target = open_engine(engines.target_path)
-            draft = cpu_draft = open_engine(engines.draft_path) if drafting else None
-            enter_mode = Partitions(core_set, cpu_target, cpu_draft, core_set.num_threads, stack).enter
-        elif engines.backend == "cuda":
-            if interpretation is not None:
-                raise ConfigError(f"{engine_dir} holds cuda engines, which run as they are; leave --interpret out")
-            limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
-            gpu = stack.enter_context(CudaGpu())
-            on_gpu = open_cuda_engines(engines, limits, num_blocks, drafting, gpu, stack, config.quantization)
-            target, draft, enter_mode = on_gpu.target, on_gpu.draft, on_gpu.enter_mode
-            device_tester = on_gpu.tester
-        else:
-            limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
-            opened = open_tensorrt_engines(engines, limits, num_blocks, drafting, interpretation, stack)
-            target, draft, enter_mode = opened.target, opened.draft, opened.enter_mode
+        limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, tokens_per_block)
+        opened = open_engines(
+            OpenRequest(
+                engines,
+                limits,
+                num_blocks,
+                drafting=drafting and DrafterName.MODEL in (config.drafters or ()),
+                core_set=core_set,
+                interpretation=interpretation,
+                quantization=config.quantization,
+                kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
+            ),
+            stack,
+        )
         wrap = simulation.wrap_engine if simulation else wrap_engine
         trace = stack.enter_context(TraceWriter(Path(config.trace_file))) if config.trace_file else None
         executor = assemble(
-            wrap(target, "target"),
-            None if draft is None else wrap(draft, "draft"),
+            wrap(opened.target, "target"),
+            None if opened.draft is None else wrap(opened.draft, "draft"),
             policy,
             config,
             max_seq_len=max_seq_len,
             max_draft_len=max_draft_len,
             clock=clock or MonotonicClock(),
             resources=stack,
-            enter_mode=enter_mode,
+            enter_mode=opened.enter_mode,
             trace=trace,
             pool=core_set.handle,
             make_lane=simulation.make_lane if simulation else DraftLane,
-            device_tester=device_tester,
+            device_tester=opened.tester,
             draft_timeout_ms=draft_timeout_ms,
         )
-        guard.pop_all()  # from here on the executor closes what was opened
+        guard.pop_all()  # from here on the executor owns what was opened
         return executor
+
+
+def refuse_overlap(mode: Mode) -> None:
+    """The enter_mode of engines without partitions for overlap: two lanes on the threads of one core set would hang."""
+    if mode is not Mode.SERIAL:
+        raise ConfigError(
+            f"mode is {mode.value}, and nothing moves target and draft apart for it; give assemble() their opener's "
+            "enter_mode, or speculate with mode=serial"
+        )
 
 
 def assemble(
@@ -174,26 +164,29 @@ def assemble(
     max_draft_len: int,
     clock: Clock,
     resources: ExitStack | None = None,
-    enter_mode: Callable[[Mode], None] | None = None,
+    enter_mode: Callable[[Mode], None] = refuse_overlap,
     trace: TraceWriter | None = None,
     pool: int | None = None,
     make_lane: LaneMaker = DraftLane,
     device_tester: DeviceTester | None = None,
     draft_timeout_ms: float | None = None,
+    wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
 ) -> Executor:
-    """An executor over engines that are open; both share block ids, so they have as many blocks of the same size.
+    """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
 
-    enter_mode: moves the engines when the mode changes; None: they stay where they are, and a mode that overlaps raises
-    ConfigError if that is one core set. pool: a core set's handle, whose threads share the free test; None: the calling
-    thread alone. device_tester: where the target's logits stay on the device. draft_timeout_ms: as in open_executor.
+    enter_mode: moves the engines when the mode changes (engine/opening.py has `stay` for engines that need not move);
+    without it, overlapping modes raise ConfigError. pool: a core set's handle, whose threads share the free test; None:
+    only the calling thread. device_tester: for target logits that stay on the device.
+    draft_timeout_ms: as in open_executor.
+    wrap_drafter: wraps every drafter, for faults on purpose.
+
+    Raises ConfigError for drafters that cannot be there.
     """
     spec = target.spec
     assert draft is None or (draft.spec.num_blocks, draft.spec.tokens_per_block) == (
         spec.num_blocks,
         spec.tokens_per_block,
     )
-    check_scheduler(config)
-    kv = make_kv_cache(config, spec, max_seq_len)
     limits = SchedulerLimits(
         max_batch_size=spec.max_batch_size,
         max_num_tokens=spec.max_num_tokens,
@@ -203,25 +196,42 @@ def assemble(
         enable_chunked_context=config.scheduler_config.enable_chunked_context,
         chunk_unit_size=config.scheduler_config.chunk_unit_size,
     )
-    sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len)
     resources = resources or ExitStack()
-    stage: DraftStage = NoDrafter()
+    sampling = SamplingTable(
+        spec.max_batch_size,
+        spec.vocab_size,
+        max_draft_len,
+        probs_memory=device_tester,
+        has_draft_probs=draft is not None,
+    )
+    drafters: list[Drafter] = []
+    if max_draft_len and DrafterName.SUFFIX in (config.drafters or ()):
+        if device_tester is not None:
+            raise ConfigError(
+                "drafters has suffix, but this backend tests drafts on the device, which knows the draft model's only; "
+                "set drafters to [model]"
+            )
+        drafters.append(SuffixDrafter(sampling, max_seq_len, has_model=draft is not None, resources=resources))
     guard: SpeculationGuard | None = None
+    if max_draft_len and draft_timeout_ms is not None:
+        guard = SpeculationGuard(clock, draft_timeout_ms)
+        policy = GuardedPolicy(policy, guard)
+    kv, scheduler = make_batching(config).open(spec, limits, policy, clock)
     if draft is not None:
-        stage = Drafter(draft, sampling, kv.block_table, max_draft_len, clock)
-        if draft_timeout_ms is not None:
-            guard = SpeculationGuard(clock, draft_timeout_ms)
-            stage, policy = GuardedDrafter(stage, guard), GuardedPolicy(policy, guard)
-    drafter = make_lane(stage, enter_mode or _stay(target, draft))
+        drafters.append(ModelDrafter(draft, sampling, kv.block_table, max_draft_len, clock))
+    drafters = [wrap_drafter(drafter) for drafter in drafters]
+    cascade = Cascade(drafters, spec.vocab_size)
+    stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
+    drafter = make_lane(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
     drafter.register(resources)
     synthetic = None
     if config.synthetic_acceptance is not None:
         synthetic = SyntheticAcceptance(config.synthetic_acceptance, config.synthetic_acceptance_seed)
         log.warning("%s (%s)", SYNTHETIC_WARNING, config.synthetic_acceptance)
     return Executor(
-        make_scheduler(config, kv, limits, policy, clock),
+        scheduler,
         drafter,
-        Verifier(target, sampling, policy, kv.block_table, max_draft_len, clock, pool, device_tester, synthetic),
+        Verifier(target, sampling, kv.block_table, max_draft_len, clock, pool, device_tester, synthetic),
         sampling,
         clock,
         vocab_size=spec.vocab_size,
@@ -232,22 +242,22 @@ def assemble(
         trace=trace,
         keep_candidates=len(spec.segments) > 2,
         guard=guard,
+        drafters=drafters,
     )
 
 
-def _stay(target: Engine, draft: Engine | None) -> Callable[[Mode], None]:
-    """An enter_mode for engines that nobody moves; two lanes on the threads of one core set hang."""
-
-    def enter(mode: Mode) -> None:
-        if mode is Mode.SERIAL or not (isinstance(target, CpuEngine) and isinstance(draft, CpuEngine)):
-            return
-        if target.core_set is draft.core_set:
-            raise ConfigError(
-                f"mode is {mode.value}, and target and draft share one core set; give assemble() an enter_mode that "
-                "moves them (Partitions.enter), or speculate with mode=serial"
-            )
-
-    return enter
+def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[DrafterName, ...]:
+    """The configuration's, or what the engines have: the draft model, else the suffix automaton where it can run."""
+    if config.drafters is None:
+        if engines.has_draft:
+            return (DrafterName.MODEL,)
+        return (DrafterName.SUFFIX,) if backend_of(engines).on_cpu else ()
+    if DrafterName.MODEL in config.drafters and not engines.has_draft:
+        raise ConfigError(
+            f"drafters has model, but {engines.path} has no draft engine; set it to [suffix], or build with "
+            "--draft_checkpoint_dir"
+        )
+    return config.drafters
 
 
 def choose_policy(
@@ -257,18 +267,19 @@ def choose_policy(
     max_draft_len: int,
     max_batch_size: int,
     costs: CostTable | None = None,
+    *,
+    drafters: Collection[DrafterName] = (DrafterName.MODEL,),
 ) -> Policy:
-    """The policy of a configuration's spelling, with a cost table where it needs one: costs, else the directory's.
+    """Parse a policy, with a cost table if it needs one: costs, else the directory's.
 
-    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for a spelling that is
-    wrong, or that needs a table which is missing or was measured elsewhere.
+    "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for an invalid policy,
+    or one whose table is missing or was measured elsewhere.
     """
-    path = engine_dir / PROFILE
     if speculation.startswith(("off", "fixed", "schedule:")):
         costs = None
-    elif costs is None and path.exists():
+    elif costs is None:
         try:
-            costs = CostTable.load(path, fingerprint_of(engine_dir, num_threads))
+            costs = load_costs(engine_dir, num_threads)
         except ConfigError as error:
             if speculation != "auto":
                 raise
@@ -276,7 +287,7 @@ def choose_policy(
             costs = None
     if speculation == "auto":
         speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
-    return make_policy(speculation, max_draft_len, costs, max_batch_size)
+    return make_policy(speculation, max_draft_len, costs, max_batch_size, drafters)
 
 
 def _limit(name: str, wanted: int | None, built: int) -> int:
@@ -290,12 +301,9 @@ def _limit(name: str, wanted: int | None, built: int) -> int:
 
 
 def _num_blocks(
-    config: ExecutorConfig,
-    kv_bytes_per_token: int,
-    max_batch_size: int,
-    max_blocks_per_seq: int,
-    tokens_per_block: int,
+    config: ExecutorConfig, engines: EngineDir, max_batch_size: int, max_blocks_per_seq: int, tokens_per_block: int
 ) -> int:
+    """At most; a GPU's memory may hold fewer."""
     max_tokens = config.kv_cache_config.max_tokens
     if max_tokens is not None:
         if max_tokens < tokens_per_block:
@@ -303,5 +311,8 @@ def _num_blocks(
                 f"kv_cache_config.max_tokens is {max_tokens}, it must hold at least one block of {tokens_per_block}"
             )
         return max_tokens // tokens_per_block
-    affordable = DEFAULT_KV_BYTES // (kv_bytes_per_token * tokens_per_block)
-    return max(max_blocks_per_seq, min(max_batch_size * max_blocks_per_seq, affordable))
+    wanted = max_batch_size * max_blocks_per_seq
+    if not backend_of(engines).on_cpu:
+        return wanted
+    affordable = DEFAULT_KV_BYTES // (engines.kv_bytes_per_token * tokens_per_block)
+    return max(max_blocks_per_seq, min(wanted, affordable))

@@ -8,14 +8,13 @@ from __future__ import annotations
 import enum
 import logging
 from collections import Counter
-from collections.abc import Sequence
 
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.drafters.base import nothing_drafted
 from faser_trtllm.errors import OutOfMemoryError
-from faser_trtllm.executor.drafter import NoDrafter
 from faser_trtllm.executor.lanes import DraftStage
-from faser_trtllm.policy.base import DraftPlan, ExitView, Policy, StepOutcome, StepView
+from faser_trtllm.policy.base import Decision, PlanStats, Policy, StepView
 
 log = logging.getLogger(__name__)
 
@@ -124,16 +123,15 @@ class GuardedDrafter:
     def __init__(self, stage: DraftStage, guard: SpeculationGuard) -> None:
         self._stage = stage
         self._guard = guard
-        self._without = NoDrafter()
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
         if plan.is_drafting and self._guard.is_off_now():  # a plan that was made before it was may still hold
-            return self._without.draft(plan)
+            return nothing_drafted(plan)
         try:
             drafts = self._stage.draft(plan)
         except Exception as error:
             self._guard.failed(error)
-            return self._without.draft(plan)
+            return nothing_drafted(plan)
         self._guard.drafted(plan, drafts)
         return drafts
 
@@ -149,26 +147,11 @@ class GuardedPolicy:
     def name(self) -> str:
         return self._inner.name
 
-    @property
-    def price(self) -> float:
-        return float(getattr(self._inner, "price", 0.0))
-
-    def plan(self, view: StepView) -> DraftPlan:
+    def plan(self, view: StepView) -> Decision:
         if self._guard.is_off_now():
-            return DraftPlan([0] * len(view.decoding))
+            return Decision([0] * len(view.decoding))
         return self._inner.plan(view)
 
-    def frontier_lengths(self, view: StepView, num_pending: Sequence[int]) -> list[int]:
-        return list(num_pending) if self._guard.is_off else self._inner.frontier_lengths(view, num_pending)
-
-    def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
-        return () if self._guard.is_off else self._inner.exit_boundaries(view, num_rows)
-
-    def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
-        return self._inner.keep_rows(view, exit_view)
-
-    def wants_outcome(self, is_speculative: bool) -> bool:
-        return not self._guard.is_off and self._inner.wants_outcome(is_speculative)
-
-    def observe(self, outcome: StepOutcome) -> None:
-        self._inner.observe(outcome)
+    def observe(self, stats: PlanStats) -> None:
+        if not self._guard.is_off:
+            self._inner.observe(stats)

@@ -1,4 +1,4 @@
-"""The two lanes of a step: drafting and verification, one after the other or side by side."""
+"""The two lanes of a step: drafting and verification, in sequence or concurrently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DraftStage(Protocol):
 
 
 class Drafting:
-    """A draft that is done or under way; result() waits for it."""
+    """A finished or running draft; result() waits for it."""
 
     def __init__(self, *, threaded: bool = False) -> None:
         self._done = threading.Event() if threaded else None
@@ -42,7 +42,7 @@ class Drafting:
 
 
 class DraftLane:
-    """Drafts in the calling thread (serial) or in one of its own, beside the verification.
+    """Drafts in the calling thread (serial) or in its own thread, concurrently with verification.
 
     enter_mode is called before a step whose mode differs from the last one's, while neither engine runs: it moves the
     engines to the partitions of the mode.
@@ -56,7 +56,7 @@ class DraftLane:
         self._thread: threading.Thread | None = None
 
     def draft(self, plan: SchedulerOutput) -> Drafting:
-        """Start (or do) the drafting of a plan."""
+        """Start (in serial mode: run) the drafting of a plan."""
         if plan.mode is not self._mode:
             self._enter_mode(plan.mode)
             self._mode = plan.mode
@@ -77,7 +77,7 @@ class DraftLane:
             self._thread = None
 
     def register(self, stack: ExitStack) -> None:
-        """Close the lane when the stack is, before the engines that were entered earlier."""
+        """Close the lane with the stack, before the engines entered earlier."""
         stack.callback(self.close)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""How long the slow ones of an executor's steps take, so that a slow model is not taken for one that hangs."""
+"""Tracks the duration of an executor's slowest steps, so that a slow model is not mistaken for a hang."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from faser_trtllm.executor.stats import Histogram
 
 _BOUNDS_S = tuple(2.0**exponent for exponent in range(-10, 10))
 _SHARE = 0.001
-_MIN_STEPS = 2  # a hang that ended is one slow step
+_MIN_STEPS = 2  # a hang that ended counts as one slow step
 
 
 class SlowSteps:
-    """Written by the executor's thread only, read by any."""
+    """Written only by the executor's thread, readable from any."""
 
     def __init__(self) -> None:
         self._histogram = Histogram(_BOUNDS_S)
@@ -22,7 +22,7 @@ class SlowSteps:
 
     @property
     def slow_s(self) -> float:
-        """What each of the slowest 0.1 % of steps, two at least, takes, but for a factor of two; 0 at first."""
+        """Duration in s of the slowest 0.1 % of steps (at least two), within a factor of two; 0 at first."""
         wanted = max(_MIN_STEPS, _SHARE * self._num_steps)
         counts, sums = self._histogram.counts, self._histogram.sums
         num_slower = 0

@@ -1,4 +1,4 @@
-"""Counters and histograms of the executor; written by the executor's thread only, read by any."""
+"""Counters and histograms of the executor; written only by its thread, readable from any."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HISTOGRAMS = {
     "input_token_len": LENGTH_BUCKETS,
     "output_token_len": LENGTH_BUCKETS,
 }
-"""What is counted by size -> upper bounds of the buckets; one bucket more takes what is larger."""
+"""Name of a histogram -> upper bounds of its buckets; one more bucket takes larger values."""
 
 _COUNTS = (
     "num_steps",
@@ -57,9 +57,9 @@ _TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Whether an executor gets on: one with work whose last step began or ended long ago hangs.
+    """Shows whether an executor makes progress: it hangs if it has work and its last step began or ended long ago.
 
-    age_s: since then, or since it got work again; in a long step it grows. slow_step_s: SlowSteps.slow_s.
+    age_s: seconds since then, or since work arrived at the idle executor. slow_step_s: SlowSteps.slow_s.
     """
 
     num_steps: int = 0
@@ -69,12 +69,12 @@ class Progress:
 
     @property
     def stalled_s(self) -> float:
-        """How long nothing has moved that should; 0 without work."""
+        """Seconds without progress while there is work; 0 without work."""
         return self.age_s if self.has_work else 0.0
 
 
 class StepWatcher(Protocol):
-    """Is told what happens, on the executor's thread; it must neither wait nor fail."""
+    """Notified on the executor's thread; must neither block nor raise."""
 
     def step(
         self,
@@ -83,14 +83,14 @@ class StepWatcher(Protocol):
         result: VerifyResult,
         times_s: tuple[float, float, float, float],
     ) -> None:
-        """A step is over, and what it committed is delivered; times as in ExecutorStats.record."""
+        """A step has ended and its tokens were delivered; times as in ExecutorStats.record."""
 
     def finished(self, request: Request) -> None:
-        """A request ended; if a step ended it, that step is told afterwards."""
+        """A request ended; if a step ended it, step() is called afterwards."""
 
 
 class Histogram:
-    """Numbers of values and their sums, per bucket."""
+    """Count and sum of values per bucket."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -98,7 +98,7 @@ class Histogram:
         self.sums = [0.0] * (len(bounds) + 1)
 
     def observe(self, value: float, num_values: int = 1) -> None:
-        """So many times the same value."""
+        """Count the same value num_values times."""
         place = bisect_left(self._bounds, value)
         self.counts[place] += num_values
         self.sums[place] += num_values * value
@@ -109,7 +109,7 @@ class ExecutorStats:
 
     def __init__(self, max_draft_len: int = 0) -> None:
         self._max_draft_len = max_draft_len
-        self._num = dict.fromkeys(_COUNTS, 0)  # adding to a Counter takes three times as long
+        self._num = dict.fromkeys(_COUNTS, 0)  # a Counter would be three times slower
         self._ms = dict.fromkeys(_TIMES, 0.0)
         self._accepted_lens = [0] * (max_draft_len + 1)
         self._frontier_lens = [0] * (max_draft_len + 1)
@@ -125,7 +125,7 @@ class ExecutorStats:
         result: VerifyResult,
         times_s: tuple[float, float, float, float],
     ) -> None:
-        """times_s: start of the step, then the ends of schedule, of drafting and verification, and of update."""
+        """times_s: start of the step, then the ends of scheduling, of drafting and verification, and of the update."""
         num, ms = self._num, self._ms
         num_requests, num_decoding = len(plan.scheduled), len(plan.view.decoding)
         num_verified, num_tokens = sum(result.num_verified), sum(result.num_tokens)
@@ -141,10 +141,10 @@ class ExecutorStats:
         num["num_pruned_rows"] += sum(result.num_pruned)
         num["num_frontier_rows"] += num_decoding + num_verified
         num["num_oracle_rows"] += num_tokens
-        if num_decoding < num_requests:  # a prompt's end yields one token; all other tokens come from frontiers
+        if num_decoding < num_requests:  # a prompt's last chunk yields one token; frontiers yield all others
             num["num_oracle_rows"] -= max(0, num_requests - result.num_tokens.count(0) - num_decoding)
         num["num_steps_" + plan.mode] += 1
-        self._frontier_lens[0] -= num_requests - num_decoding  # prompts, and requests that are drafted only
+        self._frontier_lens[0] -= num_requests - num_decoding  # prefill chunks, and requests that are only drafted for
         num_drafts, frontier_lens, accepted_lens = 0, self._frontier_lens, self._accepted_lens
         for length, accepted in zip(result.num_verified, result.num_accepted, strict=True):
             frontier_lens[length] += 1
@@ -163,7 +163,7 @@ class ExecutorStats:
         self._plan = plan
 
     def record_finished(self, request: Request) -> None:
-        """A request ended, for whatever reason."""
+        """A request ended for any reason."""
         num, stats = self._num, request.stats
         num["num_finished_requests"] += 1
         num["num_prompt_tokens"] += request.prompt_len
@@ -181,8 +181,10 @@ class ExecutorStats:
                 histograms["time_per_output_token_s"].observe(per_token_s)
 
     def as_dict(self) -> dict[str, float]:
-        """Counts, and the last step's shape. What has several values is spelled name[index]: per position of a draft,
-        per number of drafts verified, per bucket of a histogram (and name_sum[index], the sum of the bucket's values).
+        """Counts, and the batch of the last step.
+
+        Keys with several values are name[index], by draft position, number of verified drafts or histogram bucket (and
+        name_sum[index], the sum of the bucket's values).
         """
         values: dict[str, float] = self._num | self._ms
         at_least = 0
@@ -199,13 +201,13 @@ class ExecutorStats:
     def _record_admitted(self, request: Request) -> None:
         stats = request.stats
         if stats.num_preemptions or stats.first_scheduled_s is None:
-            return  # it was counted when it was admitted first
+            return  # counted at its first admission
         self._histograms["queue_time_s"].observe(stats.first_scheduled_s - request.arrival_s)
         self._num["num_prefix_tokens"] += request.prompt_len
         self._num["num_prefix_hit_tokens"] += stats.num_cached_tokens
 
     def _record_tokens(self, plan: SchedulerOutput, result: VerifyResult, now_s: float) -> None:
-        """Latencies of the tokens; requests that had their last one in the same step share a value."""
+        """Record token latencies; requests whose previous token came from the same step share a value."""
         last_token_s, inter_token = self._last_token_s, self._histograms["inter_token_latency_s"]
         requests = [s.request for s, n in zip(plan.scheduled, result.num_tokens, strict=True) if n]
         times = [last_token_s.get(request) for request in requests]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +14,14 @@ from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, KeptRows, SchedulerOutput, VerifyResult
-from faser_trtllm.core.request import Request
 from faser_trtllm.engine.base import Engine
+from faser_trtllm.engine.opening import DeviceTester
+from faser_trtllm.executor.kept_rows import Kept, keep_rows
 from faser_trtllm.executor.lanes import Drafting
 from faser_trtllm.executor.pruner import Pruner
-from faser_trtllm.native import SEEDED
 from faser_trtllm.ops import accept
 from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.law import next_token_probs
-from faser_trtllm.ops.synthetic_accept import RowTester, SyntheticAcceptor, Tester, place_probabilities
-from faser_trtllm.policy.base import Policy
+from faser_trtllm.ops.synthetic_accept import SyntheticAcceptor, Tester, place_probabilities
 from faser_trtllm.sampling.table import SamplingTable
 
 CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # comparing enums takes ten times as long
@@ -41,23 +38,13 @@ class SyntheticAcceptance:
     seed: int = 0
 
 
-class DeviceTester(RowTester, Protocol):
-    """The free test where the logits are: as ops.accept.Acceptor, for logits that the host does not hold.
-
-    The pass may still run when run() is called; pass_ms tells afterwards how long it took.
-    """
-
-    pass_ms: float
-
-
 class Verifier:
-    """Runs the rows that the plan and the policy give each request, and tests what they reached."""
+    """Runs the rows that the plan assigns to each request, and applies the free test."""
 
     def __init__(
         self,
         engine: Engine,
         sampling: SamplingTable,
-        policy: Policy,
         block_table: npt.NDArray[np.int32],
         max_draft_len: int,
         clock: Clock,
@@ -65,21 +52,19 @@ class Verifier:
         device_tester: DeviceTester | None = None,
         synthetic: SyntheticAcceptance | None = None,
     ) -> None:
-        """pool: the threads that share the free test (a core set's handle); None: the caller's alone.
+        """pool: the threads that share the free test (a core set's handle); None: only the caller's.
 
-        device_tester: of an engine whose logits stay on the device. synthetic: accepts drafts instead of the target.
+        device_tester: for logits that stay on the device. synthetic: accepts drafts in place of the target.
         """
         spec = engine.spec
         self._sampling = sampling
-        self._policy = policy
         self._max_draft_len = max_draft_len
         self._clock = clock
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
-        self._pruner = Pruner(engine, policy)
+        self._pruner = Pruner(engine)
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
         self._device_tester = device_tester
-        self.takes_guides = device_tester is None  # masks are on the host
         self.is_synthetic = synthetic is not None
         tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
         self._tester: Tester = tester
@@ -108,14 +93,15 @@ class Verifier:
         overlapped = drafts is None
         drafts = drafting.result()
         step_ms = 1e3 * (self._clock.now_s() - started) + (0.0 if overlapped else drafts.draft_ms)
+        num_pending = [0] * num_scheduled
         for index in tested:
             request = plan.scheduled[index].request
-            pending = request.num_drafts + drafts.num_new_drafts[index]
+            pending = num_pending[index] = request.num_drafts + drafts.num_new_drafts[index]
             num_rows = 1 + lengths[index]
             if request.params.guide is not None:
                 self._sampling.guided.prepare(request.slot, request.num_tokens, num_rows)
             self._tester.add(request.slot, num_rows, request.num_tokens, pending)
-        return self._collect(plan, lengths, num_pruned, tested, logits, (verify_ms, step_ms))
+        return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, (verify_ms, step_ms))
 
     def _frontiers(self, plan: SchedulerOutput, verified: Sequence[int], drafts: DraftResult | None) -> list[int]:
         """Drafts to verify per decoding request of the plan's view."""
@@ -126,7 +112,11 @@ class Verifier:
             pending = [scheduled[i].request.num_drafts + drafts.num_new_drafts[i] for i in verified]
         if not any(pending):
             return pending
-        wanted = self._policy.frontier_lengths(plan.view, pending)
+        wanted = pending
+        if plan.frontier is not None:
+            requests = plan.view.decoding
+            slots, num_tokens = [r.slot for r in requests], [r.num_tokens for r in requests]
+            wanted = plan.frontier.lengths(self._sampling.array, slots, num_tokens, pending)
         return [
             max(0, min(length, limit, scheduled[i].max_verified))
             for i, length, limit in zip(verified, wanted, pending, strict=True)
@@ -157,6 +147,7 @@ class Verifier:
         plan: SchedulerOutput,
         lengths: Sequence[int],
         num_pruned: Sequence[int],
+        num_pending: Sequence[int],
         tested: list[int],
         logits: npt.NDArray[np.float32] | None,
         times_ms: tuple[float, float],
@@ -165,10 +156,25 @@ class Verifier:
         zeros, falses, empty = (0,) * n, (False,) * n, ("",) * n
         verify_ms, step_ms = times_ms
         if not tested:
-            return VerifyResult(((),) * n, zeros, zeros, lengths, falses, empty, falses, num_pruned, verify_ms, step_ms)
+            return VerifyResult(
+                token_ids=((),) * n,
+                num_tokens=zeros,
+                num_accepted=zeros,
+                num_verified=lengths,
+                carried=falses,
+                failed=empty,
+                exhausted=falses,
+                num_pruned=num_pruned,
+                verify_ms=verify_ms,
+                step_ms=step_ms,
+            )
         assert logits is not None
         begun = self._clock.now_s()
         found = self._tester.run(self._sampling.array, logits)
+        if plan.tested is not None and any(num_pending):
+            requests = [plan.scheduled[index].request for index in tested]
+            slots, known = [r.slot for r in requests], [r.num_tokens for r in requests]
+            plan.tested.add(self._sampling.array, slots, known, found.num_accepted, found.outcome)
         test_ms = 1e3 * (self._clock.now_s() - begun)
         if self._device_tester is not None:
             verify_ms = max(verify_ms, self._device_tester.pass_ms)
@@ -187,24 +193,25 @@ class Verifier:
         if FAILED in outcomes:
             failed, exhausted, completed = self._failures(plan, tested, found)
         return VerifyResult(
-            token_ids,
-            num_tokens,
-            num_accepted,
-            lengths,
-            carried,
-            failed,
-            exhausted,
-            num_pruned,
-            verify_ms,
-            step_ms + test_ms,
-            self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits),
-            completed,
+            token_ids=token_ids,
+            num_tokens=num_tokens,
+            num_accepted=num_accepted,
+            num_verified=lengths,
+            carried=carried,
+            failed=failed,
+            exhausted=exhausted,
+            num_pruned=num_pruned,
+            verify_ms=verify_ms,
+            step_ms=step_ms + test_ms,
+            kept_rows=self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits),
+            completed=completed,
+            num_pending=num_pending,
         )
 
     def _failures(
         self, plan: SchedulerOutput, tested: list[int], found: AcceptResult
     ) -> tuple[list[str], list[bool], frozenset[int]]:
-        """What VerifyResult has as failed, exhausted and completed, where some row failed."""
+        """The failed, exhausted and completed fields of VerifyResult when some row failed."""
         failed, exhausted = [""] * len(plan.scheduled), [False] * len(plan.scheduled)
         completed = set()
         for row, index in enumerate(tested):
@@ -231,37 +238,20 @@ class Verifier:
         token_ids: Sequence[Sequence[int]],
         logits: npt.NDArray[np.float32],
     ) -> dict[int, KeptRows]:
-        """By index, of the requests that keep rows."""
-        kept_rows: dict[int, KeptRows] = {}
-        keeping = [index for index in tested if plan.scheduled[index].request.keeps_rows]
-        if keeping:
-            first_rows = dict(zip(tested, accumulate((1 + lengths[i] for i in tested), initial=0), strict=False))
-            for index in keeping:
-                first_row = first_rows[index]
-                rows = logits[first_row : first_row + num_tokens[index], : self._vocab_size]
-                kept_rows[index] = self._kept_rows(plan.scheduled[index].request, rows, token_ids[index])
-        return kept_rows
-
-    def _kept_rows(self, request: Request, logits: npt.NDArray[np.float32], token_ids: Sequence[int]) -> KeptRows:
-        """logits [num_tokens, vocab_size]: of the rows that gave the first tokens of token_ids."""
-        params = request.params
-        log_probs = []
-        if params.return_log_probs:
-            sampling = self._sampling.array[request.slot : request.slot + 1].copy()
-            if not params.normalize_log_probs:
-                sampling["mode"] = SEEDED  # any but greedy, whose law is all at the argmax
-                sampling["temperature"] = params.temperature or 1.0
-                sampling["top_k"], sampling["top_p"], sampling["min_p"] = 0, 1.0, 0.0
-            probs = np.empty(self._vocab_size, np.float32)
-            for place, row in enumerate(logits):
-                next_token_probs(sampling, 0, row, request.num_tokens + place, probs)
-                prob = probs[token_ids[place]]
-                log_probs.append(math.log(prob) if prob > 0 else -math.inf)  # 0 only if acceptance is synthetic
-        return KeptRows(log_probs, [row.copy() for row in logits] if params.return_generation_logits else ())
+        """By index, for the requests that keep rows."""
+        if not any(plan.scheduled[index].request.keeps_rows for index in tested):
+            return {}
+        first_rows = accumulate((1 + lengths[i] for i in tested), initial=0)
+        keeping = [
+            Kept(index, plan.scheduled[index].request, first_row, token_ids[index][: num_tokens[index]])
+            for index, first_row in zip(tested, first_rows, strict=False)
+            if plan.scheduled[index].request.keeps_rows
+        ]
+        return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._tester)
 
 
 def _spread(values: Sequence[T], indices: Sequence[int], num_places: int, missing: T) -> Sequence[T]:
-    """values[k] at place indices[k], which ascend, and missing at the others."""
+    """values[k] at the ascending indices[k], and `missing` elsewhere."""
     if len(indices) == num_places:
         return values
     places = [missing] * num_places

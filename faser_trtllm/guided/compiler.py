@@ -1,4 +1,4 @@
-"""Guides from specs, compiled once and remembered."""
+"""Compiles guides from their specs and caches them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_CACHED_GUIDES = 32
 
 
 class GuideCompiler:
-    """Compiles for one tokenizer and keeps the guides used last. Thread-safe; nothing is loaded before the first."""
+    """Compiles for one tokenizer and caches the most recently used guides. Thread-safe; loads llguidance lazily."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-        """vocab_size: of the model, whose logits the masks are for."""
+        """vocab_size: of the model's logits, to which the masks are applied."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
@@ -32,7 +32,7 @@ class GuideCompiler:
         self._probe: Probe | None = None
 
     def find(self, spec: GuideSpec) -> Guide | None:
-        """The guide if it is remembered; never waits."""
+        """The guide if it is cached; never blocks."""
         with self._lock:
             guide = self._guides.get(spec)
             if guide is not None:
@@ -40,7 +40,7 @@ class GuideCompiler:
             return guide
 
     def compile(self, spec: GuideSpec) -> Guide:
-        """The guide, after COMPILE_TIMEOUT_S or so at the latest; raises InvalidArgumentError where it cannot be."""
+        """Compile the guide, within about COMPILE_TIMEOUT_S; raises InvalidArgumentError if that fails."""
         with self._compiling:
             guide = self.find(spec)
             if guide is None:
@@ -54,7 +54,7 @@ class GuideCompiler:
             return guide
 
     def close(self) -> None:
-        """End the process that tries grammars out; compile() starts it again."""
+        """End the probe process; compile() restarts it."""
         with self._compiling:
             if self._probe is not None:
                 self._probe.close()
@@ -68,7 +68,7 @@ class GuideCompiler:
         def compile_spec(spec: GuideSpec) -> Guide:
             matcher, error = compile_source(tokenizer, probe.check(spec))
             if error:
-                raise InvalidArgumentError(f"guided_decoding_guide is no valid {spec.guide_type}: {error}")
+                raise InvalidArgumentError(f"guided_decoding_guide is not a valid {spec.guide_type}: {error}")
             return Grammar(matcher, eos_tokens)
 
         return compile_spec

@@ -1,4 +1,4 @@
-"""A grammar of llguidance as a Guide: masks over the model's vocabulary."""
+"""An llguidance grammar as a Guide: masks over the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Grammar:
 
 
 class GrammarState:
-    """GuideState over a matcher of its own; its end ids are the request's, not the tokenizer's."""
+    """A GuideState with its own matcher. End ids are the request's, not the tokenizer's."""
 
     def __init__(self, matcher: LLMatcher, eos_tokens: Sequence[int], end_ids: Sequence[int]) -> None:
         self._matcher = matcher
@@ -64,11 +64,11 @@ class GrammarState:
 
     def _error(self) -> GuideError:
         reason = _reason(self._matcher)
-        return GuideError(f"guided_decoding_guide could not be followed further ({reason}); simplify it")
+        return GuideError(f"guided_decoding_guide cannot be followed further ({reason}); simplify it")
 
 
 def open_tokenizer(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """llguidance's tokenizer from the text of a tokenizer.json; raises InvalidArgumentError if it is not installed."""
+    """llguidance's tokenizer. definition: the text of tokenizer.json. Raises InvalidArgumentError if not installed."""
     try:
         from llguidance import LLTokenizer
     except ImportError as error:
@@ -82,7 +82,7 @@ def open_tokenizer(definition: str, vocab_size: int, eos_token_ids: Sequence[int
 
 
 def source_of(spec: GuideSpec) -> str:
-    """The grammar in llguidance's own form; raises ValueError or RecursionError for some that are wrong."""
+    """The grammar in llguidance's format; raises ValueError or RecursionError for some invalid grammars."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -94,7 +94,7 @@ def source_of(spec: GuideSpec) -> str:
 
 
 def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
-    """The matcher and what is wrong with the grammar, "" if nothing is. Releases the GIL; may take long."""
+    """The matcher and the grammar's error, "" for none. Releases the GIL; may take long."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
@@ -102,26 +102,26 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]
 
 
 def first_token_error(matcher: LLMatcher) -> str:
-    """Why no first token can be found within the limits, "" if it can; takes as long as the limits let it."""
+    """Why no first token can be computed within the limits, "" if it can; may run up to those limits."""
     matcher.compute_bitmask()
     return _reason(matcher) if matcher.is_error() else ""
 
 
 def _reason(matcher: LLMatcher) -> str:
     reason = shortened(matcher.get_error())
-    return "no text can follow that it allows" if reason == "NoExtensionBias" else reason
+    return "no continuation is allowed" if reason == "NoExtensionBias" else reason
 
 
 def shortened(reason: str) -> str:
-    """The library's reason as part of a sentence: its first line, without a full stop."""
+    """The library's error message as part of a sentence: its first line, without a full stop."""
     lines = [line.strip() for line in reason.strip().splitlines()]
-    details = [line for line in lines if line.startswith("error:")]  # of a regex, below a picture of it
+    details = [line for line in lines if line.startswith("error:")]  # a regex error draws the regex first
     first = "; ".join([lines[0].split("(in regex)")[0].strip(), *details]) if lines else "no reason given"
     return first[:_MAX_REASON_CHARS].rstrip(".:; ")
 
 
 def _limits() -> LLParserLimits:
-    """Below the library's own, since a mask is computed between two steps of all requests."""
+    """Lower than the library's defaults, because all requests wait while a mask is computed."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -1,9 +1,9 @@
-"""Compiles grammars in a process of its own first, where they may run out of time, memory or stack.
+"""Test-compiles grammars in a separate process, where they may run out of time, memory or stack.
 
-What passes here is compiled again by the engine; what takes too long, or crashes the library, ends this process only.
-The first mask is tried, too: of a grammar with very many alternatives it takes longest.
-Frames on stdin and stdout: the length of the body (4 bytes, little endian) and JSON. The first frame in describes the
-tokenizer, each further one a guide; each is answered.
+A grammar that passes is compiled again in the engine process; one that takes too long or crashes the library ends only
+this process. The first mask is computed too, because with very many alternatives it takes the longest.
+Frames on stdin and stdout: length of the body (4 bytes, little endian), then JSON. The first request describes the
+tokenizer, each further one a guide; each gets one answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Probe:
-    """The process behind check(); started when it is needed, and again after one has died. One caller at a time."""
+    """The process behind check(); started on demand and restarted after it died. One caller at a time."""
 
     def __init__(self, definition: str, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float) -> None:
         self._tokenizer = {"definition": definition, "vocab_size": vocab_size, "eos_token_ids": eos_token_ids}
@@ -33,7 +33,7 @@ class Probe:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, spec: GuideSpec) -> str:
-        """The guide in llguidance's form; raises InvalidArgumentError where it is wrong or takes too much."""
+        """The guide in llguidance's format; raises InvalidArgumentError if it is invalid or takes too long."""
         answer = self._ask({"guide_type": spec.guide_type, "guide": spec.guide})
         if answer is None:
             raise InvalidArgumentError(
@@ -41,7 +41,7 @@ class Probe:
                 "compile; simplify it"
             )
         if answer["error"]:
-            raise InvalidArgumentError(f"guided_decoding_guide is no valid {spec.guide_type}: {answer['error']}")
+            raise InvalidArgumentError(f"guided_decoding_guide is not a valid {spec.guide_type}: {answer['error']}")
         source: str = answer["source"]
         return source
 
@@ -98,7 +98,7 @@ def _read(stream: IO[bytes]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until stdin ends. The alarm's default action ends the process, whatever runs."""
+    """Answer requests until stdin ends. The alarm's default action kills the process in any state."""
     timeout_s = float(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

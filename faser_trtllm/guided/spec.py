@@ -1,4 +1,4 @@
-"""What a client may ask of an output, before it is compiled."""
+"""The specification of a guide: what a client may require of the output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class GuideSpec:
 
 
 def guide_spec(guide_type: str | None, guide: str | None) -> GuideSpec | None:
-    """The spec of TensorRT-LLM's two inputs, None if neither is given; raises InvalidArgumentError.
+    """The spec from TensorRT-LLM's two inputs, None if neither is given; raises InvalidArgumentError.
 
-    Empty strings are taken for "not given", as its clients send them.
+    Empty strings count as "not given", because its clients send them.
     """
     if not guide_type:
         if guide:

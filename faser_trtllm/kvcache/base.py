@@ -1,4 +1,4 @@
-"""The KV cache protocol: what a scheduler asks of whoever hands out blocks."""
+"""The KV cache protocol: block allocation as seen by the scheduler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class CachedPrefix:
 
 
 class BlockListener(Protocol):
-    """Told of what the prefix cache gains and loses, on the thread that runs the scheduler, in order."""
+    """Receives prefix cache insertions and evictions in order, on the scheduler's thread."""
 
     def stored(self, chain_id: int, parent_id: int, token_ids: bytes) -> None:
-        """A full block can be reused. chain_id: the prefix that ends with it, a new number; parent_id: the prefix
+        """A full block became reusable. chain_id: the prefix that ends with it, a new number; parent_id: the prefix
         before it, 0 at the start of a sequence; token_ids: the block's own, int32."""
 
     def removed(self, chain_id: int) -> None:
@@ -51,24 +51,27 @@ class KVCache(Protocol):
     def num_held_blocks(self, slot: int) -> int: ...
 
     def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int) -> CachedPrefix:
-        """Open a slot for tokens[:num_tokens] and take what is cached of its prefix."""
+        """Open a slot for tokens[:num_tokens], reusing the cached part of its prefix."""
 
     def allocate(self, slot: int, num_tokens: int) -> bool:
-        """Grow the slot to hold num_tokens tokens; False if there is no room, and then nothing changed."""
+        """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""
 
     def rewind(self, slot: int, num_tokens: int) -> None:
-        """Give back the blocks behind those that num_tokens tokens need."""
+        """Free the blocks beyond those that num_tokens tokens need."""
 
     def commit(
         self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
     ) -> None:
         """tokens[:num_computed_tokens] are final and have KV: offer their full blocks for reuse.
 
-        num_draft_computed_tokens: the draft model's KV covers so many, of them and of what is pending behind them.
+        num_draft_computed_tokens: number of tokens covered by the draft model's KV, including pending ones.
         """
 
     def free(self, slot: int) -> None:
         """Close the slot."""
+
+    def watch(self, listener: BlockListener) -> bool:
+        """Report insertions and evictions to the listener from now on; False if this cache does not support it."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a block leaked, was freed in use, or is shared wrongly."""

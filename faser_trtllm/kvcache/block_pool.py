@@ -1,7 +1,7 @@
 """Blocks of the paged KV cache: reference counts, the free list, and the blocks kept for reuse.
 
 A block is in one of three states: in use (referenced by sequences, cached or not), cached and unreferenced (evictable,
-least recently used first), or free. Knows nothing of sequences.
+least recently used first), or free. It knows nothing about sequences.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import OrderedDict
 from faser_trtllm.kvcache.base import BlockListener
 
 ROOT = 0
-"""Chain id that stands before the first block of a sequence."""
+"""Chain id before the first block of a sequence."""
 
 Key = tuple[int, bytes]
-"""Chain id of the block before, and the block's own token ids as bytes: equal keys mean equal prefixes."""
+"""Chain id of the previous block, and the block's token ids as bytes: equal keys mean equal prefixes."""
 
 
 class BlockPool:
@@ -35,7 +35,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that allocate() can hand out, by eviction if need be."""
+        """Blocks that allocate() can return, evicting if necessary."""
         return len(self._free) + len(self._evictable)
 
     @property
@@ -43,7 +43,7 @@ class BlockPool:
         return len(self._by_key)
 
     def allocate(self) -> int:
-        """A block with one reference; the caller made sure that num_free > 0."""
+        """Allocate a block with one reference; the caller ensures num_free > 0."""
         if self._free:
             block = self._free.pop()
         else:
@@ -55,13 +55,13 @@ class BlockPool:
         return block
 
     def acquire(self, block: int) -> None:
-        """One more reference to a cached block."""
+        """Add a reference to a cached block."""
         if self._ref_counts[block] == 0:
             del self._evictable[block]
         self._ref_counts[block] += 1
 
     def release(self, block: int) -> None:
-        """One reference less; an unreferenced block becomes evictable if it is cached, else free."""
+        """Drop a reference; an unreferenced block becomes evictable if it is cached, else free."""
         count = self._ref_counts[block] - 1
         assert count >= 0, f"block {block} was released more often than acquired"
         self._ref_counts[block] = count
@@ -78,7 +78,7 @@ class BlockPool:
     def register(self, block: int, key: Key) -> int:
         """Make a full block reusable under its key -> chain id of the prefix that ends with it.
 
-        If the prefix is cached in another block already, this one stays private and the other's chain goes on.
+        If another block already caches the prefix, this one stays private and the other's chain id is returned.
         """
         known = self._by_key.get(key)
         if known is not None:
@@ -99,7 +99,7 @@ class BlockPool:
         return self._draft_valid[block]
 
     def mark_draft_valid(self, block: int) -> None:
-        """The draft model's KV of the whole block is computed, too."""
+        """Mark the draft model's KV of the block as computed too."""
         self._draft_valid[block] = True
 
     def check_integrity(self, held: list[int]) -> None:

@@ -1,6 +1,6 @@
-"""The KV cache manager: the one writer of block ids.
+"""The KV cache manager: the only writer of block ids.
 
-Target and draft engines have KV memory of their own but share block ids, so there is one block table. A cached block
+Target and draft engines have separate KV memory but share block ids, so there is one block table. A cached block
 remembers whether the draft's KV in it is valid: a request with speculation off never computes it.
 """
 
@@ -73,16 +73,17 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now; cached blocks that nobody uses count, they would be evicted."""
+        """Blocks that can be allocated now; includes unused cached blocks, which would be evicted."""
         return self._pool.num_free
 
     @property
     def num_cached_blocks(self) -> int:
         return self._pool.num_cached
 
-    def watch(self, listener: BlockListener) -> None:
+    def watch(self, listener: BlockListener) -> bool:
         """Tell the listener of every block that can be reused from now on, and when it no longer can."""
         self._pool.listener = listener
+        return True
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens_per_block)
@@ -91,9 +92,9 @@ class KVCacheManager:
         return len(self._sequence(slot).blocks)
 
     def add_sequence(self, slot: int, tokens: npt.NDArray[np.int32], num_tokens: int) -> CachedPrefix:
-        """Open a slot for tokens[:num_tokens] and take the cached blocks of its prefix.
+        """Open a slot for tokens[:num_tokens], reusing the cached blocks of its prefix.
 
-        At least the last token is left to compute, since its logits are what the next step needs.
+        At least the last token is left to compute, since the next step needs its logits.
         """
         assert self._sequences[slot] is None, f"slot {slot} is taken"
         sequence = self._sequences[slot] = _Sequence(self.tokens_per_block)
@@ -116,7 +117,7 @@ class KVCacheManager:
         return CachedPrefix(sequence.num_registered * size, sequence.num_draft_registered * size)
 
     def allocate(self, slot: int, num_tokens: int) -> bool:
-        """Grow the slot to hold num_tokens tokens; False if there is no room, and then nothing changed."""
+        """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""
         sequence = self._sequence(slot)
         if num_tokens <= sequence.capacity:
             return True
@@ -129,7 +130,7 @@ class KVCacheManager:
         return True
 
     def rewind(self, slot: int, num_tokens: int) -> None:
-        """Give back the blocks behind those that num_tokens tokens need."""
+        """Free the blocks beyond those that num_tokens tokens need."""
         sequence = self._sequence(slot)
         if num_tokens > sequence.capacity - self.tokens_per_block:
             return
@@ -170,7 +171,7 @@ class KVCacheManager:
         sequence.note_registered(size)
 
     def free(self, slot: int) -> None:
-        """Close the slot; its last blocks are the first to be evicted."""
+        """Close the slot; its last blocks will be evicted first."""
         for block in reversed(self._sequence(slot).blocks):
             self._pool.release(block)
         self._sequences[slot] = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.policy.base import Mode
-from faser_trtllm.policy.goodput import Choice
-from faser_trtllm.policy.measured_costs import USUAL_ROWS
+from faser_trtllm.policy.costs import DRAFT_ROWS
 
 MODE_ARMS = (Mode.DRAFT_AHEAD.value, Mode.PING_PONG.value)
 DRAFT, VERIFY = "draft", "verify"
@@ -15,13 +14,13 @@ DRAFT, VERIFY = "draft", "verify"
 
 def predict_modes(
     costs: CostTable,
-    choice: Choice,
+    lengths: Sequence[int],
     num_requests: int,
     base_rows: int,
     context_len: float,
     survival: Sequence[float],
 ) -> dict[str, float]:
-    """Tokens per ms of draft_ahead and ping_pong with the lengths of a choice that was made for serial.
+    """Tokens per ms of draft_ahead and ping_pong with lengths that were chosen for serial.
 
     Empty if the pair of partitions was not measured. survival: expected, by place.
 
@@ -32,8 +31,7 @@ def predict_modes(
     pair = costs.interference_of(DRAFT, VERIFY)
     if pair is None or not costs.has("verify", VERIFY) or not costs.has("draft_step", DRAFT):
         return {}
-    length = max(choice.lengths)
-    slots = choice.num_slots
+    length, slots = max(lengths), sum(lengths)
     if length == 0:
         return {}
     mean_length = slots / num_requests
@@ -61,8 +59,5 @@ def predict_modes(
 
 def _draft_ms(costs: CostTable, length: int, num_requests: int, context_len: float) -> float:
     """A draft call of length steps; the first one also runs what was committed since the last call."""
-    first_ms = costs.draft_rows_ms(round(USUAL_ROWS * num_requests), num_requests, context_len, DRAFT)
+    first_ms = costs.draft_rows_ms(round(DRAFT_ROWS * num_requests), num_requests, context_len, DRAFT)
     return first_ms + (length - 1) * costs.draft_step_ms(num_requests, context_len, DRAFT)
-
-
-__all__ = ["ALL", "MODE_ARMS", "predict_modes"]

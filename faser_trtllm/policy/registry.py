@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pkgutil import resolve_name
+
+from faser_trtllm.config import DrafterName
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.base import Mode, Policy
-from faser_trtllm.policy.draft_len_schedule import DraftLenSchedulePolicy
-from faser_trtllm.policy.fixed import FixedPolicy
-from faser_trtllm.policy.gp_lcb import GpLcbPolicy
-from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.policy.free_drafts import FreeDraftsPolicy
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.schedule import SchedulePolicy
+from faser_trtllm.policy.static import DraftLenSchedulePolicy, FixedPolicy, OffPolicy
 
 SPELLINGS = "off, fixed:K, schedule, schedule:N=K,..., gp_lcb, price, auto"
+GP_LCB = "faser_trtllm.baselines.gp_lcb:GpLcbPolicy"  # stands above this package, so it is looked up by name
 OPTIONS = {
     "prune": ("auto", "on", "off"),
     "mode": ("auto", *(mode.value for mode in Mode)),
@@ -32,11 +35,17 @@ def check_spelling(spelling: str, max_draft_len: int) -> None:
     make_policy(spelling, max_draft_len)
 
 
-def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = None, max_batch_size: int = 1) -> Policy:
+def make_policy(
+    spelling: str,
+    max_draft_len: int,
+    costs: CostTable | None = None,
+    max_batch_size: int = 1,
+    drafters: Collection[DrafterName] = (DrafterName.MODEL,),
+) -> Policy:
     """Parse a policy's spelling; max_draft_len and max_batch_size are what the engines run with.
 
     fixed:K,mode=M and price:mode=M,prune=P take options; schedule:N=K,... has a length per batch size and needs no
-    costs. ConfigError for an unknown spelling, and where a policy needs costs and there are none.
+    costs. drafters: who drafts. ConfigError for an unknown spelling, and where a policy needs costs and there are none.
     """
     name, _, argument = spelling.partition(":")
     if name == "off" and not argument:
@@ -46,7 +55,8 @@ def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = Non
         if length.isdigit():
             return _fixed(spelling, int(length), rest, max_draft_len)
     if name == "gp_lcb" and not argument:
-        return GpLcbPolicy(max_draft_len)
+        found: Policy = resolve_name(GP_LCB)(max_draft_len)
+        return found
     if name == "schedule" and argument:
         return DraftLenSchedulePolicy(spelling, _draft_len_schedule(spelling, argument, max_draft_len))
     if (name == "schedule" and not argument) or name == "price":
@@ -56,9 +66,19 @@ def make_policy(spelling: str, max_draft_len: int, costs: CostTable | None = Non
                 f"speculation is {spelling}, but this engine directory has no cost table; run `faser profile` on it "
                 "or use fixed:K"
             )
+        if DrafterName.MODEL not in drafters and name == "price":
+            return FreeDraftsPolicy(None, max_draft_len, costs, max_batch_size)
+        if not costs.has("draft_step"):
+            raise ConfigError(
+                f"speculation is {spelling}, but this engine directory has no draft model to measure; use price or "
+                "fixed:K"
+            )
         if name == "schedule":
             return SchedulePolicy(max_draft_len, costs, max_batch_size)
-        return PricePolicy(max_draft_len, costs, max_batch_size, **options)
+        policy = PricePolicy(max_draft_len, costs, max_batch_size, **options)
+        if DrafterName.SUFFIX in drafters:
+            return FreeDraftsPolicy(policy, max_draft_len, costs, max_batch_size)
+        return policy
     raise _unknown(spelling)
 
 

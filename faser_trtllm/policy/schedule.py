@@ -2,68 +2,55 @@
 
 from __future__ import annotations
 
-from faser_trtllm.core.cost_table import CostTable, context_bucket
-from faser_trtllm.policy.base import DraftPlan, StatelessPolicy, StepOutcome, StepView
-from faser_trtllm.policy.goodput import best_uniform
-from faser_trtllm.policy.looks import Looks
-from faser_trtllm.policy.measured_costs import MeasuredCosts
-from faser_trtllm.policy.survival import SurvivalEstimator
+import numpy as np
 
-HELD_STEPS = 16  # at most, for which a length is not asked for again
-PROBE_STEPS = 256  # without drafting, until one step drafts again to learn
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.ops.best_slots import SlotCosts, best_slots
+from faser_trtllm.policy.acceptance import AcceptanceEstimator
+from faser_trtllm.policy.base import Decision, PlanStats, StepView
+from faser_trtllm.policy.costs import MeasuredCosts
+from faser_trtllm.policy.hold import HELD_STEPS, mean_context
+
+RETRY_STEPS = 256  # without drafting, until some steps draft one token each, to learn
 
 
-class SchedulePolicy(StatelessPolicy):
+class SchedulePolicy:
     """Knows batch size, context and the mean acceptance by place; no request, no draft and no queue."""
 
     def __init__(self, max_draft_len: int, costs: CostTable, max_batch_size: int) -> None:
         self.name = "schedule"
         self._max_draft_len = max_draft_len
         self._costs = MeasuredCosts(costs, max_draft_len)
-        self.estimator = SurvivalEstimator(max_draft_len, max_batch_size)
-        self._lengths: dict[tuple[int, int], int] = {}
-        self._version = 0
+        self.estimator = AcceptanceEstimator(max_draft_len, max_batch_size)
         self._context_len = 1.0
-        self._drafted_step = 0  # when something was drafted last
-        self._looks = Looks()
-        self._looked: tuple[StepOutcome, float] | None = None  # the last step that was timed, and its context length
-        self._next_s: float | None = None  # when the step after it was planned
+        self._num_idle = 0  # steps since something was drafted
 
-    def plan(self, view: StepView) -> DraftPlan:
+    def plan(self, view: StepView) -> Decision:
         n = len(view.decoding)
         if n == 0:
-            return DraftPlan([])
-        if self._looked is not None and self._next_s is None:
-            self._next_s = view.now_s - view.learning_s
-        self._looks.plan(view.now_s)
-        self._looks.pace(view.now_s, view.learning_s)
-        self._context_len = sum(request.num_tokens for request in view.decoding) / n
-        k = self.length(n, self._context_len)
-        k = k or int(self._looks.step >= self._drafted_step + PROBE_STEPS)
-        if k:
-            self._drafted_step = self._looks.step
-        return DraftPlan([k] * n, num_held=self._looks.num_held(k > 0, HELD_STEPS) if self.estimator.is_settled else 0)
+            return Decision([])
+        self.estimator.fit()
+        self._context_len = mean_context(view.decoding)
+        length = self.length(n, self._context_len)
+        if not length and self._num_idle >= RETRY_STEPS:
+            length = 1
+        return Decision([length] * n, tested=self.estimator.tested, num_held=HELD_STEPS - 1)
 
     def length(self, num_requests: int, context_len: float) -> int:
-        """The length for a batch size; cached until the acceptance is estimated anew."""
-        if self._version != self.estimator.version:
-            self._version = self.estimator.version
-            self._lengths.clear()
-        key = (num_requests, context_bucket(context_len))
-        k = self._lengths.get(key)
-        if k is None:
-            costs = self._costs.costs(num_requests, num_requests, context_len)
-            expected = self.estimator.population()
-            choice = best_uniform(expected, num_requests, float(num_requests), costs, self._max_draft_len)
-            k = self._lengths[key] = choice.lengths[0]
-        return k
+        """The length for a batch size."""
+        n, k = num_requests, self._max_draft_len
+        costs = self._costs.step(n, context_len)
+        slot_costs = SlotCosts(
+            costs.verify,
+            (costs.draft_first, costs.draft_step),
+            fixed_ms=costs.host_ms,
+            base_tokens=float(n),
+            multiple=n,
+        )
+        survival = np.tile(self.estimator.population(), (n, 1))
+        found = best_slots(survival, np.full(n, k, np.int32), slot_costs)
+        return found.lengths[0] if found.score > n / costs.off_ms else 0
 
-    def wants_outcome(self, is_speculative: bool) -> bool:
-        return self._looks.ask(is_speculative, all_tests=is_speculative and not self.estimator.is_settled)
-
-    def observe(self, outcome: StepOutcome) -> None:
-        self.estimator.observe(outcome)
-        if self._looked is not None:
-            self._costs.observe(*self._looked, self._next_s)
-        self._looked = (outcome, self._context_len) if self._looks.is_timed else None
-        self._next_s = None
+    def observe(self, stats: PlanStats) -> None:
+        self._num_idle = 0 if stats.num_drafted else self._num_idle + stats.num_steps
+        self._costs.observe(stats, self._context_len)

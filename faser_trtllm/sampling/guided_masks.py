@@ -1,4 +1,4 @@
-"""The masks of guided requests: which tokens may stand at each position that is drafted or tested."""
+"""Masks of guided requests: the tokens allowed at each position that is drafted or tested."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ class GuidedMasks:
     """Mask memory and grammar state per slot; slots without a guide cost nothing.
 
     A mask is a function of the output tokens before its position, pending drafts included, so draft and target read the
-    same one, and it is written once: while drafting, or before the free test for the row behind the last draft. Drafts
-    that were dropped are found by comparing tokens, so that rejections, carried drafts and preemption need no notice.
-    Any thread may call, but no two at once for one slot.
+    same one, and it is written once: while drafting, or before the free test for the row after the last draft. A GPU
+    engine drafts without masks: there all are written before the free test, up to the first draft that its mask
+    forbids, since that one is rejected and no row after it is looked at. Dropped drafts are detected by comparing
+    tokens, so rejections, carried drafts and preemption need no extra calls. Any thread may call, but only one at a
+    time per slot.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int) -> None:
         self._num_words = -(-vocab_size // 32)
-        self._num_rows = max_draft_len + 1  # positions of the pending drafts and the one behind them
+        self._num_rows = max_draft_len + 1  # positions of the pending drafts and the next one
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
         self._swallowed: BaseException | None = None
@@ -49,13 +51,13 @@ class GuidedMasks:
         return {"masks": masks.ctypes.data, "num_mask_rows": self._num_rows, "fill_masks": self._callback_address}
 
     def release(self, slot: int) -> None:
-        """Forget the slot's guide; its memory stays for the next one."""
+        """Drop the slot's guide; its memory is kept for the next one."""
         self._slots[slot] = None
 
     def prepare(self, slot: int, position: int, num_rows: int) -> None:
         """Write the masks of num_rows positions from `position` on, if the slot has a guide.
 
-        Raises what was raised while drafting, such as KeyboardInterrupt, which native code cannot pass on.
+        Re-raises exceptions from drafting, such as KeyboardInterrupt, which native code cannot propagate.
         """
         if self._swallowed is not None:
             error, self._swallowed = self._swallowed, None
@@ -64,13 +66,23 @@ class GuidedMasks:
         if guided is not None:
             guided.prepare(position, num_rows)
 
+    def num_allowed(self, slot: int, position: int, num_drafts: int) -> int:
+        """How many of a slot's drafts from this position on its guide allows, up to the first that it does not: for
+        drafts that were not drawn under its masks, behind which there are none."""
+        guided = self._slots[slot]
+        for i in range(num_drafts if guided is not None else 0):
+            self.prepare(slot, position + i, 1)
+            if guided is not None and not guided._allows(position + i):
+                return i
+        return num_drafts
+
     def is_complete(self, slot: int, position: int) -> bool:
         """Whether the slot's output may end before this position; False without a guide."""
         guided = self._slots[slot]
         return guided is not None and guided.is_complete(position)
 
     def error(self, slot: int, position: int) -> str:
-        """Why the mask of this position, which then allows nothing, could not be found; "" if it was."""
+        """Why the mask of this position could not be computed (it then allows nothing), or ""."""
         guided = self._slots[slot]
         return "" if guided is None else guided.error(position)
 
@@ -83,7 +95,7 @@ class GuidedMasks:
 
 
 class _GuidedSlot:
-    """One request's state and masks. The state sees output tokens up to an end id, which is none of them."""
+    """One request's state and masks. The state sees output tokens up to but not including an end id."""
 
     def __init__(self, request: Request, guide: Guide, masks: UInt32Array) -> None:
         self._request = request
@@ -91,18 +103,25 @@ class _GuidedSlot:
         self._masks = masks
         self._end_ids = frozenset(request.params.end_ids)
         self._positions = [-1] * len(masks)  # whose mask each row of memory holds
-        self._errors: dict[int, str] = {}  # by position; a mask that could not be found allows nothing
+        self._errors: dict[int, str] = {}  # by position; a mask that could not be computed allows nothing
         self._state: GuideState = guide.start(request.params.end_ids)
-        self._seen: list[int] = []  # output tokens that the state has advanced by
-        self._num_committed = 0  # of them, those that cannot be taken back
+        self._seen: list[int] = []  # output tokens that the state has consumed
+        self._num_committed = 0  # of these, the ones that can no longer be rolled back
 
     def prepare(self, position: int, num_rows: int) -> None:
         self._sync(position + num_rows - 1)
         for p in range(position, position + num_rows):
+            if p > position and not self._allows(p - 1):
+                break
             row = p % len(self._masks)
             if self._positions[row] != p:
                 self._positions[row] = p if self._write(p, self._masks[row]) else -1
         self._num_committed = min(self._request.num_output_tokens, len(self._seen))
+
+    def _allows(self, position: int) -> bool:
+        """Whether the position's mask, which is written, allows its token."""
+        token = int(self._request.tokens[position])
+        return bool(self._masks[position % len(self._masks), token // 32] >> np.uint32(token % 32) & 1)
 
     def is_complete(self, position: int) -> bool:
         try:
@@ -115,7 +134,7 @@ class _GuidedSlot:
         return self._errors.get(position, "")
 
     def _sync(self, position: int) -> None:
-        """Take back what the state has seen before the position and the request no longer has."""
+        """Roll back tokens before the position that the request no longer has."""
         output = self._output(self._num_committed, position)
         seen = self._seen[self._num_committed :]
         for i, (token, wanted) in enumerate(zip(seen, output, strict=False)):
@@ -124,16 +143,16 @@ class _GuidedSlot:
                 return
 
     def _write(self, position: int, mask: UInt32Array) -> bool:
-        """False if the mask must not be kept: behind an end id, which the state does not see, nothing is allowed.
+        """False if the mask must not be kept: after an end id, which the state does not see, nothing is allowed.
 
-        A failure is this position's only, and the state starts again: without drafts it might never come there.
+        A failure belongs to this position only, and the state starts over: without drafts it might never get there.
         """
         try:
             if not self._move_to(position):
                 mask[:] = 0
                 return False
             self._state.fill(mask)
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a panic in the library is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             mask[:] = 0
@@ -142,13 +161,13 @@ class _GuidedSlot:
                 log.exception("a guide failed")
                 message = f"the guide of this request failed with {type(error).__name__}; see the server's log"
             self._errors[position] = message
-            with contextlib.suppress(GuideError):  # if even that fails, the next mask says so
+            with contextlib.suppress(GuideError):  # if this fails too, the next mask reports it
                 self._state = self._guide.start(self._request.params.end_ids)
                 self._state.advance(self._seen)
         return True
 
     def _move_to(self, position: int) -> bool:
-        """Bring the state to the output tokens before the position; False if an end id is among them."""
+        """Advance the state to the output tokens before the position; False if an end id is among them."""
         length = position - self._request.prompt_len
         if len(self._seen) > length:
             self._take_back(length)
@@ -160,7 +179,7 @@ class _GuidedSlot:
         return end is None
 
     def _output(self, first: int, position: int) -> list[int]:
-        """The output tokens from the first-th on, before the position."""
+        """Output tokens number `first` and later, before the position."""
         request = self._request
         tokens: list[int] = request.tokens[request.prompt_len + first : position].tolist()
         return tokens

@@ -1,10 +1,10 @@
-"""What each slot samples with: the memory that the native sampling functions read."""
+"""The sampling parameters of each slot, in the memory that native sampling functions read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +16,28 @@ from faser_trtllm.sampling.guided_masks import GuidedMasks
 
 
 def random_key() -> int:
-    """64 random bits of the operating system."""
+    """64 random bits from the operating system."""
     return int.from_bytes(os.urandom(8), "little")
 
 
-class SamplingTable:
-    """One faser_sampling per slot. `array` [max_batch_size] (SAMPLING_DTYPE) keeps its address for life.
+class ProbsMemory(Protocol):
+    """Where the distributions of pending unseeded drafts are, by slot, if not in the host's memory."""
 
-    A slot is bound when its request is admitted and released when the request leaves it. Memory for the
-    drafts' laws (max_draft_len x vocab_size fp32) is allocated when a slot first needs it, and then stays
-    with the slot. new_key: the source of keys for requests without a seed; a key is drawn at each bind, so
-    that no random number is used twice when a request comes back after preemption. `guided`: masks of the slots whose
-    requests have a guide.
+    def park(self, slot: int) -> Any:
+        """A copy of the slot's distributions."""
+
+    def restore(self, slot: int, parked: Any) -> None:
+        """Write a copy to a slot."""
+
+
+class SamplingTable:
+    """One faser_sampling per slot. `array` [max_batch_size] (SAMPLING_DTYPE) never moves.
+
+    A slot is bound when its request is admitted and released when the request leaves. Memory for draft probabilities
+    (max_draft_len x vocab_size fp32) is allocated when a slot first needs it and then kept. new_key: source of keys for
+    requests without a seed; each bind draws a new key, so that no random number is reused when a request resumes after
+    preemption. probs_memory: where draft probabilities are if they are not in the host's memory. `guided`: masks of the
+    slots whose requests have a guide.
     """
 
     def __init__(
@@ -37,23 +47,31 @@ class SamplingTable:
         max_draft_len: int,
         *,
         new_key: Callable[[], int] = random_key,
+        probs_memory: ProbsMemory | None = None,
+        has_draft_probs: bool = True,
     ) -> None:
+        """has_draft_probs: False where no draft is ever drawn, so that none needs its probabilities kept."""
         self.array: SamplingArray = np.zeros(max_batch_size, SAMPLING_DTYPE)
         self.guided = GuidedMasks(max_batch_size, vocab_size, max_draft_len)
         self._vocab_size = vocab_size
         self._max_draft_len = max_draft_len
+        self._has_draft_probs = has_draft_probs
         self._new_key = new_key
         self._draft_probs: list[Float32Array | None] = [None] * max_batch_size
+        self._probs_memory = probs_memory
+        self._parked: dict[str, Any] = {}  # draft probs of preempted requests, by id
         self._kept: list[tuple[npt.NDArray[Any], ...]] = [()] * max_batch_size
 
     def bind(self, slot: int, request: Request) -> None:
-        """Let the slot sample as the request asks. The request's arrays must stay the same arrays."""
+        """Set up the slot for the request, whose arrays must not be replaced afterwards."""
         params = request.params
         mode = request.sampling_mode
         kept: list[npt.NDArray[Any]] = [request.tokens, request.draft_margins, request.draft_candidates]
+        kept.append(request.draft_sources)
         entry: dict[str, Any] = {
             "tokens": address_of(request.tokens, np.int32),
             "draft_margins": address_of(request.draft_margins, np.float32),
+            "draft_sources": address_of(request.draft_sources, np.int8),
             "prompt_len": request.prompt_len,
             "min_tokens": params.min_tokens,
             "mode": mode,
@@ -82,7 +100,12 @@ class SamplingTable:
             entry["key"] = params.seed
         elif mode == native.SAMPLED:
             entry["key"] = self._new_key()
-            entry["draft_probs"] = self._draft_probs_address(slot)
+            if self._probs_memory is None:
+                if request.request_id in self._parked:
+                    self._draft_probs[slot] = self._parked.pop(request.request_id)
+                entry["draft_probs"] = self._draft_probs_address(slot)
+            elif request.request_id in self._parked:
+                self._probs_memory.restore(slot, self._parked.pop(request.request_id))
         self.release(slot)
         entry |= self.guided.bind(slot, request)
         row = self.array[slot]
@@ -90,18 +113,40 @@ class SamplingTable:
             row[name] = value
         self._kept[slot] = tuple(kept)
 
+    def park(self, slot: int, request: Request) -> None:
+        """Keep the draft probs of a preempted request's pending drafts until it is bound again, or forgotten."""
+        if request.sampling_mode != native.SAMPLED:
+            return
+        if self._probs_memory is not None:
+            self._parked[request.request_id] = self._probs_memory.park(slot)
+        elif self._draft_probs[slot] is not None:
+            self._parked[request.request_id] = self._draft_probs[slot]
+            self._draft_probs[slot] = None
+
+    def forget(self, request: Request) -> None:
+        """A preempted request does not come back."""
+        self._parked.pop(request.request_id, None)
+
     def release(self, slot: int) -> None:
-        """Forget the slot's request; its memory for drafts' laws stays for the next one."""
-        self.array[slot] = np.zeros((), SAMPLING_DTYPE)
+        """Drop the slot's request; its draft_probs memory is kept for the next one."""
+        empty = np.zeros((), SAMPLING_DTYPE)
+        for name in ("num_tested", "num_passed"):  # counted by slot, whoever has it
+            empty[name] = self.array[slot][name]
+        self.array[slot] = empty
         self.guided.release(slot)
         self._kept[slot] = ()
 
     def is_bound(self, slot: int) -> bool:
-        """Whether the slot has a request's entry."""
+        """Whether the slot is bound to a request."""
         return bool(self.array["tokens"][slot])
 
+    def tests(self, source: int) -> tuple[int, int]:
+        """Drafts of a source (native.BY_MODEL, native.BY_SUFFIX) that were tested, and those that passed, since the
+        start, where the test runs on the host."""
+        return int(self.array["num_tested"][:, source].sum()), int(self.array["num_passed"][:, source].sum())
+
     def draft_probs(self, slot: int) -> Float32Array:
-        """The laws [max_draft_len, vocab_size] that pending drafts were drawn from; [0, vocab_size] if never
+        """The probabilities [max_draft_len, vocab_size] that pending drafts were drawn from; [0, vocab_size] if never
         needed.
 
         The draft at a position has row position % max_draft_len.
@@ -110,7 +155,7 @@ class SamplingTable:
         return np.zeros((0, self._vocab_size), np.float32) if probs is None else probs
 
     def _draft_probs_address(self, slot: int) -> int:
-        if self._max_draft_len == 0:
+        if self._max_draft_len == 0 or not self._has_draft_probs:
             return 0
         probs = self._draft_probs[slot]
         if probs is None:
@@ -120,7 +165,7 @@ class SamplingTable:
 
 
 def _keep(kept: list[npt.NDArray[Any]], values: npt.ArrayLike, dtype: type[np.generic]) -> int:
-    """Make an array of the values, keep it alive with the slot, and return its address."""
+    """Copy the values to an array that lives as long as the slot's entry and return its address."""
     array = np.array(values, dtype)
     kept.append(array)
     return address_of(array, dtype)

@@ -1,4 +1,4 @@
-"""Who drafts and who is verified in a step, by mode."""
+"""Assigns requests to drafting and verification in a step, by mode."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from faser_trtllm.core.request import Request
 
 
 class Lane(enum.Enum):
-    BOTH = "both"  # drafted, then verified with the new drafts
-    AHEAD = "ahead"  # verified with what is pending while the draft extends it
+    BOTH = "both"  # draft first, then verify with the new drafts
+    AHEAD = "ahead"  # verify pending drafts while the draft model extends them
     VERIFY = "verify"
     DRAFT = "draft"
-    NONE = "none"  # waits for its half's turn
+    NONE = "none"  # wait for the turn of its half
 
 
 def assign_lanes(decoding: Sequence[Request], mode: Mode) -> dict[int, Lane]:
     """Slot -> lane. In ping_pong a request alternates: drafted in one step, verified in the next.
 
-    Who has pending drafts is verified, the others are drafted. Where all are on one side, half of them goes on, so that
-    from the next step on both lanes have work.
+    Requests with pending drafts are verified, the others are drafted. If all are on one side, only half of them
+    continue, so that both lanes have work from the next step on.
     """
     if mode is not Mode.PING_PONG or len(decoding) < 2:
         lane = Lane.AHEAD if mode is Mode.DRAFT_AHEAD else Lane.BOTH

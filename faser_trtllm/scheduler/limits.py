@@ -1,4 +1,4 @@
-"""What the scheduler may use in one step, resolved once."""
+"""The scheduler's limits per step, resolved once."""
 
 from __future__ import annotations
 

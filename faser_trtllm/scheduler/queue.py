@@ -1,4 +1,4 @@
-"""Requests that wait for a slot: higher priority first, then first come, first served."""
+"""Requests waiting for a slot: higher priority first, then first come, first served."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import heapq
 from faser_trtllm.core.request import Request, RequestState
 
 MIN_HEAP_SIZE = 64
-"""So many ended entries are not worth tidying up."""
+"""Smaller heaps are not compacted."""
 
 
 class WaitingQueue:
-    """A preempted request keeps its place by arrival, so it comes back before those that came later."""
+    """A preempted request keeps its arrival order, so it comes before later arrivals."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
@@ -31,36 +31,37 @@ class WaitingQueue:
         self._num_waiting += 1
 
     def peek(self) -> Request | None:
-        """The request whose turn it is."""
+        """The next request."""
         while self._heap and self._heap[0][2].state is not RequestState.WAITING:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> None:
-        """Take out what peek() returned."""
+        """Remove the request that peek() returned."""
         heapq.heappop(self._heap)
         self._num_waiting -= 1
 
     def first(self, count: int) -> list[Request]:
-        """The requests whose turn it is next, at most count; they stay."""
+        """The next requests, at most count, without removing them."""
         waiting = (entry for entry in self._heap if entry[2].state is RequestState.WAITING)
         return [request for _, _, request in heapq.nsmallest(count, waiting)]
 
     def take(self, request: Request) -> None:
-        """Take out a request of any place."""
+        """Remove a request anywhere in the queue."""
         self._heap = [entry for entry in self._heap if entry[2] is not request]
         heapq.heapify(self._heap)
         self._num_waiting -= 1
 
     def note_removed(self) -> None:
-        """A waiting request ended; its entry is dropped when it comes up, or when half of the heap are such."""
+        """Mark a waiting request as ended; its entry is dropped when it reaches the top, or when half of the heap has
+        ended."""
         self._num_waiting -= 1
         if len(self._heap) > 2 * self._num_waiting + MIN_HEAP_SIZE:
             self._heap = [entry for entry in self._heap if entry[2].state is RequestState.WAITING]
             heapq.heapify(self._heap)
 
     def forget(self, request_id: str) -> None:
-        """The request ended for good, so its place in the order is free."""
+        """Forget the arrival order of a request that has ended."""
         self._order.pop(request_id, None)
 
     def expired(self, now_s: float) -> list[Request]:

@@ -1,8 +1,8 @@
-"""The token rule: who gets how many of a pass's max_num_tokens target rows.
+"""The token budget: how a pass's max_num_tokens target rows are divided.
 
-After TensorRT-LLM's micro-batch scheduler: a decoding request costs 1 + its drafts, a context costs its chunk, chunks
+As in TensorRT-LLM's micro-batch scheduler: a decoding request costs 1 + its drafts, a context costs its chunk, chunks
 that do not finish are aligned down to chunk_unit_size. Two deliberate differences: every decoding request keeps its one
-row when rows are short (drafts give way first), and one chunk unit is kept back for contexts, so that drafts cannot
+row when rows are short (drafts give way first), and one chunk unit is reserved for contexts, so that drafts cannot
 starve a prompt.
 """
 
@@ -35,7 +35,7 @@ def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> in
 
 
 def context_reserve(contexts: Sequence[Request], num_rows: int, limits: SchedulerLimits) -> int:
-    """Rows kept back from drafts for the first context, of the num_rows that decoding requests leave."""
+    """Rows reserved for the first context, out of the num_rows that decoding requests leave."""
     if not contexts:
         return 0
     remaining = contexts[0].num_tokens - contexts[0].num_computed_tokens
@@ -45,8 +45,8 @@ def context_reserve(contexts: Sequence[Request], num_rows: int, limits: Schedule
 
 
 def _runs_whole(request: Request, limits: SchedulerLimits) -> bool:
-    """Without chunking a context runs as one, unless a preempted request has grown longer than a pass.
+    """Without chunking a context runs in one piece, unless a preempted request has grown longer than a pass.
 
-    That one is chunked to its end: its last piece would wait forever for rows that newer requests keep taking.
+    Such a request is chunked to its end: otherwise its last piece could wait forever for rows that newer requests take.
     """
     return not limits.enable_chunked_context and request.num_tokens <= limits.max_num_tokens

@@ -1,7 +1,7 @@
-"""In-flight batching after TensorRT-LLM's rules; the one writer of requests.
+"""In-flight batching by TensorRT-LLM's rules; the only writer of requests.
 
-No phases: a request is scheduled until its computed tokens catch up with its tokens and pending drafts, so prompt
-chunks, prefix hits, requests resumed after preemption and verification are one rule.
+There are no phases: a request is scheduled until its computed tokens catch up with its tokens and pending drafts, so
+one rule covers prompt chunks, prefix hits, resumption after preemption and verification.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.decision import DraftPlan, Mode, StepView
+from faser_trtllm.core.decision import Decision, Mode, StepView
 from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.base import BlockListener, KVCache
-from faser_trtllm.kvcache.manager import KVCacheManager
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
-from faser_trtllm.scheduler.outcome import step_outcome
+from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
 from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows
 from faser_trtllm.scheduler.update import apply_result
@@ -39,11 +38,11 @@ class Scheduler:
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
-        self._learning_s = 0.0
-        self._num_generated = 0
+        self._price = 0.0  # tokens per ms that the policy expects
+        self._meter = PlanMeter()  # of the steps since the last plan
         self._may_expire = False  # whether any request has a deadline
-        self._num_held = 0  # steps that need no new plan, unless somebody comes or goes
-        self._held: tuple[StepView, DraftPlan] | None = None
+        self._num_held = 0  # steps that need no new plan, unless requests join or leave
+        self._held: tuple[StepView, Decision] | None = None
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -51,13 +50,8 @@ class Scheduler:
         return tuple(self._running)
 
     def check(self, request: Request) -> None:
-        """Raise InvalidArgumentError if the request could never run; any thread."""
+        """Raise InvalidArgumentError if the request could never run. Thread-safe."""
         limits = self._limits
-        if request.prompt_len >= limits.max_seq_len:
-            raise InvalidArgumentError(
-                f"the prompt has {request.prompt_len} tokens, max_seq_len is {limits.max_seq_len} with at least 1 "
-                "for the output; shorten the prompt"
-            )
         if not limits.enable_chunked_context and request.prompt_len > limits.max_num_tokens:
             raise InvalidArgumentError(
                 f"the prompt has {request.prompt_len} tokens, max_num_tokens is {limits.max_num_tokens} and "
@@ -71,7 +65,7 @@ class Scheduler:
             )
 
     def add(self, request: Request) -> None:
-        """Queue a request that check() let pass."""
+        """Queue a request that check() accepted."""
         self._num_held = 0
         self._requests[request.request_id] = request
         self._may_expire = self._may_expire or request.deadline_s is not None
@@ -106,7 +100,7 @@ class Scheduler:
         """State of the queue and the cache."""
         kv = self._kv
         return {
-            "price_tokens_per_ms": float(getattr(self._policy, "price", 0.0)),
+            "price_tokens_per_ms": self._price,
             "max_batch_size": self._limits.max_batch_size,
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
@@ -119,29 +113,28 @@ class Scheduler:
         }
 
     def watch_cache(self, listener: BlockListener) -> bool:
-        """Tell the listener what the prefix cache gains and loses; False if this cache does not tell."""
-        if not isinstance(self._kv, KVCacheManager):
-            return False
-        self._kv.watch(listener)
-        return True
+        """Report prefix cache insertions and evictions to the listener; False if the cache does not support it."""
+        return self._kv.watch(listener)
 
     def check_integrity(self) -> None:
-        """Audit of slots and blocks, for tests and idle times."""
+        """Audit slots and blocks, for tests and idle times."""
         slots = [request.slot for request in self._running]
         assert sorted(slots + self._free_slots) == list(range(self._limits.max_batch_size)), "a slot leaked"
         self._kv.check_integrity()
 
     def schedule(self) -> SchedulerOutput:
-        """Decide one step: who runs how many rows. Blocks for them are allocated."""
+        """Plan one step: the rows of each request. Allocates the blocks for them."""
         if self._num_held and self._held is not None and self._has_ample_blocks():
             self._num_held -= 1
-            return self._steady_step(*self._held, begun_s=self._clock.now_s())
+            begun_s = self._clock.now_s()
+            self._meter.begin_step(begun_s)
+            return self._steady_step(*self._held, begun_s=begun_s)
         finished = self._expire() if self._may_expire else ()
         decoding = [request for request in self._running if request.is_decoding]
         all_decode = len(decoding) == len(self._running)
         contexts = [] if all_decode else [request for request in self._running if not request.is_decoding]
-        view = self._view(decoding, contexts)
-        decision = self._policy.plan(view)
+        view = self._view(decoding, contexts, self._waiting.first(len(self._free_slots)) if self._waiting else ())
+        decision = self._decide(view)
         if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
             self._num_held = 0 if self._may_expire else decision.num_held
             self._held = view, decision
@@ -152,45 +145,55 @@ class Scheduler:
         admitted = [] if paused else self._admit(scheduled)
         verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
         return SchedulerOutput(
-            tuple(scheduled),
-            self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
-            tuple(admitted),
-            tuple(paused),
-            decision.mode,
-            decision.stop,
-            any(decision.lengths),
-            finished,
+            scheduled=tuple(scheduled),
+            view=self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
+            admitted=tuple(admitted),
+            paused=tuple(paused),
+            mode=decision.mode,
+            stop=decision.stop,
+            is_drafting=any(decision.lengths),
+            finished=finished,
+            frontier=decision.frontier,
+            exits=decision.exits,
+            tested=decision.tested,
+            model_lengths=decision.model_lengths,
         )
 
+    def _decide(self, view: StepView) -> Decision:
+        """Ask the policy, and tell it before what came of its last plan."""
+        self._meter.begin_step(view.now_s)
+        stats = self._meter.take()
+        if stats.num_steps:
+            self._policy.observe(stats)
+        decision = self._policy.plan(view)
+        self._price = decision.price
+        return decision
+
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
-        """Commit what the pass found; returns the requests with new tokens or an end."""
-        if plan.view.decoding:
-            is_speculative = any(drafts.num_new_drafts) or any(s.request.num_drafts for s in plan.scheduled)
-            if self._policy.wants_outcome(is_speculative):
-                begun_s = self._clock.now_s()
-                self._policy.observe(step_outcome(plan, drafts, result))
-                self._learning_s += self._clock.now_s() - begun_s
+        """Commit the results of the pass; returns the requests that have new tokens or ended."""
+        self._meter.note(plan, drafts, result)
         outputs: list[RequestOutput] = []
         now_s = self._clock.now_s()
         kv = self._kv
         for index, scheduled in enumerate(plan.scheduled):
             request = scheduled.request
             new_token_ids, reason = apply_result(index, scheduled, drafts, result, now_s)
-            if not result.failed[index]:  # what led to NaN logits must not be reused
+            if not result.failed[index]:  # KV that led to NaN logits must not be reused
                 kv.commit(request.slot, request.tokens, request.num_computed_tokens, request.num_draft_computed_tokens)
             if reason is not None:
                 self.finish(request, reason, result.failed[index] or None)
             else:
                 self._rewind(scheduled)
-            self._num_generated += len(new_token_ids)
             if new_token_ids or reason is not None:
                 outputs.append(RequestOutput(request, new_token_ids, reason))
+        if not self._requests:
+            self._meter.rest()
         return outputs
 
     def _rewind(self, scheduled: ScheduledRequest) -> None:
-        """Give back the blocks of rejected rows."""
+        """Free the blocks of rejected rows."""
         request = scheduled.request
-        if scheduled.num_drafts:  # without drafts every block is of a committed token
+        if scheduled.num_drafts:  # without drafts every block holds committed tokens
             self._kv.rewind(request.slot, request.num_tokens + request.num_drafts)
 
     def _expire(self) -> tuple[Request, ...]:
@@ -201,42 +204,52 @@ class Scheduler:
             self.finish(request, FinishReason.TIMEOUT)
         return tuple(late)
 
-    def _view(self, decoding: list[Request], contexts: list[Request]) -> StepView:
-        num_context_rows = sum([request.num_tokens - request.num_computed_tokens for request in contexts])
+    def _view(self, decoding: list[Request], contexts: list[Request], joining: Sequence[Request] = ()) -> StepView:
+        """joining: waiting requests for which there are slots, so that their prompts run in the same pass."""
+        num_context_rows = sum([r.num_tokens - r.num_computed_tokens for r in (*contexts, *joining)])
         num_waiting = len(self._waiting)
         return StepView(
-            decoding,
-            min(num_context_rows, self._limits.max_num_tokens - len(decoding)),
-            num_waiting,
-            self._clock.now_s(),
-            len(contexts) + min(num_waiting, len(self._free_slots)),
-            self._learning_s,
-            self._num_generated,
+            decoding=decoding,
+            num_context_rows=min(num_context_rows, self._limits.max_num_tokens - len(decoding)),
+            num_waiting=num_waiting,
+            now_s=self._clock.now_s(),
+            num_joining=len(contexts) + min(num_waiting, len(self._free_slots)),
         )
 
     def _has_ample_blocks(self) -> bool:
-        """Whether every request can get what it may want in this step, so that the order of asking does not matter."""
+        """Whether every request can get all it may want in this step, so that the order does not matter."""
         blocks_per_request = 2 + self._limits.max_draft_len // self._kv.tokens_per_block
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
     def _steady_step(
         self,
         view: StepView,
-        decision: DraftPlan,
+        decision: Decision,
         finished: tuple[Request, ...] = (),
         begun_s: float | None = None,
     ) -> SchedulerOutput:
-        steady, is_drafting = self._schedule_steady(view.decoding, decision.lengths), any(decision.lengths)
-        return SchedulerOutput(steady, view, (), (), decision.mode, decision.stop, is_drafting, finished, begun_s)
+        return SchedulerOutput(
+            scheduled=self._schedule_steady(view.decoding, decision.lengths),
+            view=view,
+            mode=decision.mode,
+            stop=decision.stop,
+            is_drafting=any(decision.lengths),
+            finished=finished,
+            begun_s=begun_s,
+            frontier=decision.frontier,
+            exits=decision.exits,
+            tested=decision.tested,
+            model_lengths=decision.model_lengths,
+        )
 
     def _schedule_steady(self, decoding: Sequence[Request], lengths: Sequence[int]) -> tuple[ScheduledRequest, ...]:
-        """What _schedule_running would do where all decode, nobody waits and blocks are ample, in one loop."""
+        """_schedule_running in one loop, for steps where all requests decode, none waits and blocks are ample."""
         scheduled: list[ScheduledRequest] = []
         num_rows = self._limits.max_num_tokens - len(decoding)
         allocate = self._kv.allocate
         for request, length in zip(decoding, lengths, strict=True):
             share = pending = request.num_drafts
-            if length > pending:  # conditions, since min and max would take a third of the loop's time
+            if length > pending:  # conditions, since min() and max() would take a third of the loop's time
                 limit = request.draft_limit
                 wanted = length if length < limit else limit
                 share = wanted if wanted > pending else pending
@@ -251,9 +264,9 @@ class Scheduler:
         return tuple(scheduled)
 
     def _schedule_running(
-        self, decoding: list[Request], contexts: list[Request], decision: DraftPlan, paused: list[Request]
+        self, decoding: list[Request], contexts: list[Request], decision: Decision, paused: list[Request]
     ) -> list[ScheduledRequest]:
-        """Rows and blocks for the requests that have slots; preempts from the end of the line if blocks are short."""
+        """Rows and blocks for requests with slots; preempts the latest requests if blocks run out."""
         limits = self._limits
         candidates = contexts or [request for request in [self._waiting.peek()] if request is not None]
         num_rows = limits.max_num_tokens - len(decoding)
@@ -272,7 +285,7 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         for request in list(self._running):
             if request.state is not RequestState.RUNNING:
-                continue  # preempted for one before it
+                continue  # preempted for an earlier request
             if request.slot in shares:
                 item = self._place_decoding(request, shares[request.slot], lanes[request.slot], paused)
                 if item is not None:
@@ -282,7 +295,7 @@ class Scheduler:
                 if item is not None:
                     num_rows -= item.num_new_tokens
                     scheduled.append(item)
-        # Drafts come after everybody's own rows, so that nobody is preempted for them.
+        # Drafts come after all other rows, so that no request is preempted for them.
         for index, item in enumerate(scheduled):
             request, share = item.request, shares.get(item.request.slot, 0)
             lane = lanes.get(request.slot, Lane.VERIFY)
@@ -290,7 +303,7 @@ class Scheduler:
             if wants_drafts and self._kv.allocate(request.slot, request.num_tokens + share):
                 max_verified = share if lane is Lane.BOTH else item.max_verified
                 scheduled[index] = ScheduledRequest(request, item.num_new_tokens, share, max_verified)
-            elif lane is Lane.DRAFT:  # nothing to draft with: its row runs instead, so that it gets on
+            elif lane is Lane.DRAFT:  # nothing to draft with: run its row instead, so that it progresses
                 scheduled[index] = ScheduledRequest(request, 1, item.num_drafts, min(share, item.num_drafts))
             request.was_drafted = scheduled[index].num_new_tokens == 0
         return scheduled
@@ -298,7 +311,7 @@ class Scheduler:
     def _place_decoding(
         self, request: Request, share: int, lane: Lane, paused: list[Request]
     ) -> ScheduledRequest | None:
-        """Blocks for the last committed token and what is pending."""
+        """Blocks for the last committed token and the pending drafts."""
         pending = request.num_drafts
         if lane is Lane.NONE or not self._make_room(request, request.num_tokens + pending, paused):
             return None
@@ -312,7 +325,7 @@ class Scheduler:
         return ScheduledRequest(request, length, 0, 0)
 
     def _make_room(self, request: Request, num_tokens: int, paused: list[Request]) -> bool:
-        """Allocate, preempting the last of the line until it works; False if the request itself was the last."""
+        """Allocate, preempting the latest requests as needed; False if the request itself was the latest."""
         while not self._kv.allocate(request.slot, num_tokens):
             assert self._limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION, (
                 "GUARANTEED_NO_EVICT reserved too few blocks"
@@ -325,21 +338,23 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
+        """Its pending drafts stay: who is preempted, and when, depends on how many there are, so dropping them would
+        favour some drafts over others."""
         self._running.remove(request)
         self._give_up_slot(request)
         request.state = RequestState.WAITING
-        request.num_computed_tokens = request.num_draft_computed_tokens = request.num_drafts = 0
+        request.num_computed_tokens = request.num_draft_computed_tokens = 0
         request.stats.num_preemptions += 1
         self._waiting.push(request)
 
     def _admit(self, scheduled: list[ScheduledRequest]) -> list[Request]:
-        """Slots for waiting requests, in order; the first that does not fit stops the line."""
+        """Slots for waiting requests, in order; stops at the first that does not fit."""
         limits, kv = self._limits, self._kv
         admitted: list[Request] = []
         num_rows = limits.max_num_tokens - sum(s.num_new_tokens + s.max_verified for s in scheduled)
         while self._free_slots and num_rows > 0:
             request = self._waiting.peek()
-            if request is None or not self._fits(request):
+            if request is None or not self._fits(request, admitted):
                 break
             slot = self._free_slots[-1]
             prefix = kv.add_sequence(slot, request.tokens, request.num_tokens)
@@ -363,12 +378,17 @@ class Scheduler:
             num_rows -= length
         return admitted
 
-    def _fits(self, request: Request) -> bool:
-        """Whether the cache has room: to the end of the request and of all that run, or for its next tokens."""
-        kv = self._kv
+    def _fits(self, request: Request, admitted: Sequence[Request]) -> bool:
+        """Whether the cache has room: for the request and all running ones to their ends, or for its next tokens.
+
+        In the latter case what contexts, and those admitted in this step, still lack for their first token is not free.
+        """
+        kv, running = self._kv, self._running
         if self._limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
-            return kv.num_blocks_for(request.num_tokens + 1) <= kv.num_free_blocks
-        reserved = sum(kv.num_blocks_for(r.max_num_tokens) - kv.num_held_blocks(r.slot) for r in self._running)
+            starting = [r for r in running if not r.is_decoding or r in admitted]
+            reserved = sum(kv.num_blocks_for(r.num_tokens + 1) - kv.num_held_blocks(r.slot) for r in starting)
+            return kv.num_blocks_for(request.num_tokens + 1) <= kv.num_free_blocks - reserved
+        reserved = sum(kv.num_blocks_for(r.max_num_tokens) - kv.num_held_blocks(r.slot) for r in running)
         return kv.num_blocks_for(request.max_num_tokens) <= kv.num_free_blocks - reserved
 
     def _give_up_slot(self, request: Request) -> None:

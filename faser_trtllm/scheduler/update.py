@@ -1,4 +1,4 @@
-"""What a pass found, written into one request."""
+"""Writes the results of a pass into one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def apply_result(
 ) -> tuple[tuple[int, ...], FinishReason | None]:
     """Commit the tokens of scheduled, the index-th of its plan -> new output tokens, and why it ended (or None).
 
-    In one piece, since calls would be a third of the time that it takes per request and step.
+    In one function, since calls would take a third of its time per request and step.
     """
     request, stats = scheduled.request, scheduled.request.stats
     num_drafted = drafts.num_new_drafts[index]
@@ -25,7 +25,7 @@ def apply_result(
     num_new, num_accepted = result.num_tokens[index], result.num_accepted[index]
     new_token_ids = tuple(result.token_ids[index][:num_new])
     if num_new:
-        if num_new > num_accepted:  # accepted drafts are in place already, the one token that was drawn is not
+        if num_new > num_accepted:  # accepted drafts are already in place, unlike the one drawn token
             request.tokens[request.num_tokens + num_accepted] = new_token_ids[num_accepted]
         request.num_tokens += num_new
         stats.num_accepted_tokens += num_accepted
@@ -35,13 +35,13 @@ def apply_result(
         if stats.first_token_s is None:
             stats.first_token_s = now_s
         stats.last_token_s = now_s
-    # The last committed token has not been run: it was drawn or accepted on the row before it.
+    # The last committed token has not been run: it was drawn or accepted on the previous row.
     request.num_computed_tokens = num_computed = request.num_tokens - 1
     if result.carried[index]:
         request.num_drafts -= num_accepted
     else:
         request.num_drafts = 0
-        # The token that was drawn is not the draft that stood there, so the draft's KV ends before it.
+        # The drawn token differs from the draft at its position, so the draft's KV ends before it.
         if request.num_draft_computed_tokens > num_computed:
             request.num_draft_computed_tokens = num_computed
     reason = None
@@ -65,7 +65,7 @@ def apply_result(
 
 
 def _cut_at_end_id(request: Request, new_token_ids: tuple[int, ...], end_id: int) -> tuple[int, ...]:
-    """Take back the first end_id and what follows it; neither is output."""
+    """Remove the first end_id and all tokens after it; neither is output."""
     kept = new_token_ids[: new_token_ids.index(end_id)]
     request.num_tokens -= len(new_token_ids) - len(kept)
     request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)

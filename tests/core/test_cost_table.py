@@ -145,8 +145,8 @@ def test_a_garbled_curve_is_refused(tmp_path):
 
 
 def test_required_samples_and_unknown_partitions_are_named():
-    with pytest.raises(ValueError, match="draft_step"):
-        CostTable.fit([CostSample("verify", 1, 1, 64, 1.0)], HERE)
+    with pytest.raises(ValueError, match="verify"):
+        CostTable.fit([CostSample("draft_step", 1, 1, 64, 1.0)], HERE)
     with pytest.raises(ValueError, match="'draft'"):
         CostTable.fit(samples(), HERE).verify_ms(1, 1, 64, "draft")
 

@@ -5,59 +5,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from faser_trtllm.core.sampling_params import SamplingParams
-from tests.executor.harness import Collector, Setup, run
-from tests.executor.toy_engine import context_row
-
-VOCAB = 5
-POLICIES = ["fixed:1", "fixed:3", "fixed:4", "fixed:4:draft_ahead", "fixed:3:ping_pong", "erratic", "erratic"]
-POLICIES += ["schedule", "gp_lcb", "price", "price:mode=draft_ahead", "price:mode=ping_pong,prune=on", "price:prune=on"]
+from tests.support.effort import examples
+from tests.support.executor_harness import Collector, Setup, run
+from tests.support.random_setups import VOCAB, check_early_ends, greedy_reference, prompts, setups
+from tests.support.toy_engine import context_row
 
 
-CUTS = {"timeout": "timeout", "cancel": "cancelled"}
-
-
-def greedy_reference(table, prompt, max_tokens, end_ids=()):
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + max_tokens:
-        token = int(np.argmax(table[context_row(tokens, len(tokens) - 1, table.shape[1])]))
-        if token in end_ids:
-            break
-        tokens.append(token)
-    return tokens[len(prompt) :]
-
-
-@st.composite
-def setups(draw):
-    """Batch sizes, policies, chunk sizes, block sizes, tight caches: everything that must not matter."""
-    max_batch_size = draw(st.sampled_from([1, 2, 3, 8]))
-    capacity = draw(st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]))
-    tokens_per_block = draw(st.sampled_from([2, 4, 16]))
-    blocks_for_one = -(-64 // tokens_per_block)
-    return Setup(
-        vocab_size=VOCAB,
-        table_seed=draw(st.integers(0, 3)),
-        noise=draw(st.sampled_from([0.0, 0.7, 3.0])),
-        policy=draw(st.sampled_from(POLICIES)),
-        max_batch_size=max_batch_size,
-        max_num_tokens=draw(st.sampled_from([8, 11, 64])),
-        tokens_per_block=tokens_per_block,
-        num_blocks=blocks_for_one * draw(st.sampled_from([1, 2, 8])),
-        capacity=capacity,
-        reuse=draw(st.booleans()),
-        chunk_unit_size=draw(st.sampled_from([1, 2, 4])),
-        policy_seed=draw(st.integers(0, 1000)),
-    )
-
-
-prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
-
-
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120))
 @given(setup=setups(), data=st.data())
 def test_greedy_tokens_are_the_targets_own(setup, data):
     requests, arrivals = [], []
@@ -78,7 +37,7 @@ def test_greedy_tokens_are_the_targets_own(setup, data):
         assert result.reasons[str(index)] == ("length" if len(expected) == room else "stop")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(setup=setups(), data=st.data())
 def test_seeded_text_is_a_function_of_seed_prompt_and_target(setup, data):
     """Against speculation off, one request at a time."""
@@ -103,34 +62,15 @@ def test_seeded_text_is_a_function_of_seed_prompt_and_target(setup, data):
         assert speculative.tokens[str(index)] == run(plain, [request]).tokens["0"]
 
 
-def check_early_ends(setup, data):
-    """Requests cut by a deadline or a cancellation at any step have a beginning of their text; the others have all."""
-    requests, arrivals, cuts = [], [], []
-    for _ in range(data.draw(st.integers(2, 8))):
-        seeded = {"temperature": 0.8, "seed": data.draw(st.integers(0, 9)), "repetition_penalty": 1.3}
-        params = SamplingParams(max_tokens=data.draw(st.integers(1, 30)), **data.draw(st.sampled_from([{}, seeded])))
-        requests.append((data.draw(prompts), params))
-        arrivals.append(data.draw(st.integers(0, 6)))
-        cut = st.tuples(st.sampled_from(sorted(CUTS)), st.integers(0, 12))
-        cuts.append(data.draw(st.one_of(st.none(), cut)))
-    result = run(setup, requests, arrivals, cuts)
-    plain = Setup(vocab_size=VOCAB, table_seed=setup.table_seed, max_batch_size=1)
-    for index, (request, cut) in enumerate(zip(requests, cuts, strict=True)):
-        expected, tokens = run(plain, [request]).tokens["0"], result.tokens[str(index)]
-        reason = result.reasons[str(index)]
-        assert reason == "length" or (cut is not None and reason == CUTS[cut[0]])
-        assert tokens == (expected if reason == "length" else expected[: len(tokens)])
-
-
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(setup=setups(), data=st.data())
 def test_requests_that_end_early_change_nothing_for_the_others(setup, data):
     check_early_ends(setup, data)
 
 
-def _law_of_three(table, prompt, temperature):
+def _probs_of_three(table, prompt, temperature):
     """Probability of each continuation of three tokens, by enumeration."""
-    law = {}
+    probs = {}
     vocab_size = table.shape[1]
     for continuation in itertools.product(range(vocab_size), repeat=3):
         tokens, probability = list(prompt), 1.0
@@ -139,17 +79,32 @@ def _law_of_three(table, prompt, temperature):
             weights = np.exp(logits - logits.max())
             probability *= weights[token] / weights.sum()
             tokens.append(token)
-        law[continuation] = probability
-    return law
+        probs[continuation] = probability
+    return probs
 
 
-NUM_SAMPLES = 5000  # for 27 continuations; the wrong law below is told from so many
+NUM_SAMPLES = 5000  # for 27 continuations; the wrong distribution below is told from so many
 
 
 @pytest.mark.parametrize(
-    "policy", ["fixed:1", "fixed:3", "fixed:2:draft_ahead", "fixed:3:ping_pong", "erratic", "price:prune=on"]
+    ("policy", "drafters"),
+    [
+        *(
+            (policy, "model")
+            for policy in (
+                "fixed:1",
+                "fixed:3",
+                "fixed:2:draft_ahead",
+                "fixed:3:ping_pong",
+                "erratic",
+                "price:prune=on",
+            )
+        ),
+        *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
+        *((policy, "suffix,model") for policy in ("fixed:3", "fixed:3:ping_pong", "erratic", "price:prune=on")),
+    ],
 )
-def test_unseeded_sampling_has_the_targets_distribution(policy, monkeypatch):
+def test_unseeded_sampling_has_the_targets_distribution(policy, drafters, monkeypatch):
     """Chi-square over all continuations of three tokens; the keys are fixed, so the outcome is too."""
     keys = np.random.default_rng(7)
     monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
@@ -158,30 +113,31 @@ def test_unseeded_sampling_has_the_targets_distribution(policy, monkeypatch):
         table_seed=11,
         noise=1.5,
         policy=policy,
-        max_batch_size=64,
+        drafters=drafters,
+        max_batch_size=2 if policy.startswith("price") else 64,  # where drafting pays
         max_num_tokens=400,
         num_blocks=512,
     )
-    prompt, num_requests = [1, 2, 0], NUM_SAMPLES
+    prompt, num_requests = [1, 2, 0, 1, 2, 0], NUM_SAMPLES  # it repeats, so the suffix drafts from the first token on
     params = SamplingParams(max_tokens=6, temperature=1.3)
     result = run(setup, [(prompt, params)] * num_requests)
     seen = Counter(tuple(tokens[:3]) for tokens in result.tokens.values())
-    law = _law_of_three(setup.target.table, prompt, 1.3)
+    probs = _probs_of_three(setup.target.table, prompt, 1.3)
     accepted = sum(r.stats.num_accepted_tokens for r in result.requests.values())
     drafted = sum(r.stats.num_draft_tokens for r in result.requests.values())
-    assert 0.2 * drafted < accepted < 0.95 * drafted, "both accepts and rejects must occur for this to test anything"
-    expected = np.array([law[c] * num_requests for c in sorted(law)])
-    observed = np.array([seen[c] for c in sorted(law)])
+    assert 0.1 * drafted < accepted < 0.95 * drafted, "both accepts and rejects must occur for this to test anything"
+    expected = np.array([probs[c] * num_requests for c in sorted(probs)])
+    observed = np.array([seen[c] for c in sorted(probs)])
     assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
-def test_the_chi_square_notices_a_wrong_law():
-    """The same test on the draft's law fails, so passing means something."""
+def test_the_chi_square_notices_a_wrong_distribution():
+    """The same test on the draft's distribution fails, so passing means something."""
     setup = Setup(vocab_size=3, table_seed=11, noise=1.5)
     target, draft = setup.make_tables()
-    law, wrong = _law_of_three(target, [1, 2, 0], 1.3), _law_of_three(draft, [1, 2, 0], 1.3)
-    expected = np.array([law[c] * NUM_SAMPLES for c in sorted(law)])
-    observed = np.array([wrong[c] * NUM_SAMPLES for c in sorted(law)])
+    probs, wrong = _probs_of_three(target, [1, 2, 0], 1.3), _probs_of_three(draft, [1, 2, 0], 1.3)
+    expected = np.array([probs[c] * NUM_SAMPLES for c in sorted(probs)])
+    observed = np.array([wrong[c] * NUM_SAMPLES for c in sorted(probs)])
     assert stats.chisquare(observed, expected).pvalue < 1e-6
 
 

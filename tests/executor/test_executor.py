@@ -8,10 +8,10 @@ import pytest
 
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
-from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
-from tests.executor.harness import Collector, Setup, run
-from tests.executor.test_exactness import greedy_reference
-from tests.waiting import PATIENCE_S, wait_until
+from faser_trtllm.policy.base import Decision, StatelessPolicy
+from tests.support.executor_harness import Collector, Setup, run
+from tests.support.random_setups import greedy_reference
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def start(setup: Setup):
@@ -39,11 +39,11 @@ def test_step_is_false_when_there_is_nothing_to_do():
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        ([], SamplingParams(), "the prompt has no tokens"),
+        ([], SamplingParams(), "the prompt is empty"),
         ([0, 5], SamplingParams(), r"token id 5, the vocabulary has ids 0 to 4"),
         ([-1], SamplingParams(), r"token id -1, the vocabulary has ids 0 to 4"),
-        ([1] * 64, SamplingParams(), r"the prompt has 64 tokens, max_seq_len is 64"),
-        ([1], SamplingParams(max_tokens=0), r"max_tokens is 0, allowed is 1 to"),
+        ([1] * 64, SamplingParams(), r"the prompt has 64 tokens, the engine takes at most 63"),
+        ([1], SamplingParams(max_tokens=0), r"max_tokens is 0, allowed is 1 or more"),
         ([1], SamplingParams(min_tokens=17), r"min_tokens is 17, allowed is 0 to max_tokens"),
         ([1], SamplingParams(temperature=float("nan")), r"temperature is nan"),
         ([1], SamplingParams(temperature=float("inf")), r"temperature is inf"),
@@ -87,8 +87,7 @@ def test_an_id_in_use_is_refused_and_free_again_after_the_end():
 
 
 def test_a_full_queue_is_unavailable_not_an_error_of_the_request():
-    executor, collector = start(Setup())
-    executor._max_queue_size = 2
+    executor, collector = start(Setup(max_queue_size=2))
     for name in "ab":
         executor.submit(name, [1], SamplingParams(), collector.sink(name))
     with pytest.raises(UnavailableError, match=r"2 requests .* max_queue_size is 2"):
@@ -300,7 +299,7 @@ class _LatePolicy(StatelessPolicy):
 
     def plan(self, view):
         self.num_plans += 1
-        return DraftPlan([3 if self.num_plans > 10 else 0] * len(view.decoding))
+        return Decision([3 if self.num_plans > 10 else 0] * len(view.decoding))
 
 
 class _LateSetup(Setup):
@@ -325,8 +324,7 @@ def test_while_nothing_is_drafted_the_draft_model_rests_and_catches_up_later():
 
 
 def test_ten_thousand_requests_at_once_are_queued_or_refused():
-    executor, collector = start(Setup())
-    executor._max_queue_size = 4096
+    executor, collector = start(Setup(max_queue_size=4096))
     num_refused = 0
     for i in range(10_000):
         try:

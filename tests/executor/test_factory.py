@@ -12,25 +12,26 @@ from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.cpu.engine import CpuEngine
+from faser_trtllm.engine.opening import stay
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.partition.core_set import CoreSet
-from faser_trtllm.policy.fixed import FixedPolicy
-from tests.checkpoints import make_pair
-from tests.executor.harness import Collector
+from faser_trtllm.policy.static import FixedPolicy
+from tests.support.checkpoints import make_pair
+from tests.support.executor_harness import Collector
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("shared", [True, False])
-def test_lanes_of_one_core_set_do_not_overlap(tmp_path: Path, mode: Mode, shared: bool) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_lanes_overlap_only_where_the_opener_says_how(tmp_path: Path, mode: Mode, apart: bool) -> None:
     target, draft = make_pair(tmp_path / "pair", num_layers=1)
     engines = build_engines(BuildOptions(target, draft, tmp_path / "engines", max_seq_len=64))
     assert engines is not None
     collector = Collector()
     with ExitStack() as stack:
         first = stack.enter_context(CoreSet(None, 1))
-        second = first if shared else stack.enter_context(CoreSet(None, 1))
+        second = stack.enter_context(CoreSet(None, 1)) if apart else first
         sizes = {"num_blocks": 8, "tokens_per_block": 32, "max_batch_size": 2, "max_num_tokens": 64, "max_seq_len": 64}
         opened = [
             stack.enter_context(CpuEngine.open(path, core_set, **sizes))
@@ -43,11 +44,14 @@ def test_lanes_of_one_core_set_do_not_overlap(tmp_path: Path, mode: Mode, shared
             max_seq_len=64,
             max_draft_len=2,
             clock=ManualClock(),
+            **({"enter_mode": stay} if apart else {}),
         )
         with executor:
             executor.submit("a", [1, 2, 3], SamplingParams(max_tokens=6), collector.sink("a"))
-            if shared and mode is not Mode.SERIAL:
-                with pytest.raises(ConfigError, match=f"mode is {mode.value}, and target and draft share one core set"):
+            if not apart and mode is not Mode.SERIAL:
+                with pytest.raises(
+                    ConfigError, match=f"mode is {mode.value}, and nothing moves target and draft apart"
+                ):
                     drain(executor)
             else:
                 drain(executor)

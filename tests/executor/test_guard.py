@@ -6,10 +6,10 @@ import pytest
 
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor import guard as guard_module
-from faser_trtllm.executor.faults import parse_faults, with_faults
 from faser_trtllm.executor.guard import DisabledReason
-from tests.executor.harness import Collector, Setup, run
-from tests.executor.test_exactness import POLICIES, greedy_reference
+from faser_trtllm.testing.faults import parse_faults, with_faults
+from tests.support.executor_harness import Collector, Setup, run
+from tests.support.random_setups import POLICIES, greedy_reference
 
 SPECULATING = sorted(set(POLICIES))
 
@@ -96,7 +96,7 @@ def test_each_failure_in_a_row_doubles_the_rest(caplog):
 def test_an_error_is_raised_where_no_guard_is(fault):
     setup = Setup(policy="fixed:3")
     executor, collector = setup.open(), Collector()
-    executor._drafter._stage._engine = with_faults(setup.draft, "draft", parse_faults(fault))
+    executor._drafter._stage.drafters[0]._engine = with_faults(setup.draft, "draft", parse_faults(fault))
     executor.submit("0", [1, 2], SamplingParams(max_tokens=20), collector.sink("0"))
     with pytest.raises(Exception, match="on purpose"):
         any(not executor.step() for _ in range(100))
@@ -120,7 +120,7 @@ def test_a_slow_draft_is_a_timeout_but_not_while_it_reads_prompts():
         setup = Setup(policy="fixed:3", faults="draft_error@step999999", draft_timeout_ms=timeout_ms)
         executor = setup.open()
         clock = SlowClock()
-        executor._drafter._stage._stage._clock = clock
+        executor._drafter._stage._stage.drafters[0]._clock = clock
         collector = Collector()
         executor.submit("0", prompt, SamplingParams(max_tokens=max_tokens), collector.sink("0"))
         while executor.step():

@@ -5,16 +5,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.errors import InvalidArgumentError
-from tests.executor.harness import Setup, run
-from tests.executor.test_exactness import POLICIES, VOCAB, prompts, setups
-from tests.executor.toy_engine import context_row
-from tests.executor.toy_guide import ToyGuide
+from tests.support.effort import examples
+from tests.support.executor_harness import Setup, run
+from tests.support.random_setups import POLICIES, VOCAB, prompts, setups
+from tests.support.toy_engine import context_row
+from tests.support.toy_guide import ToyGuide
 
 END = 4
 guides = st.builds(lambda seed: ToyGuide.random(VOCAB, seed, END), st.integers(0, 50))
@@ -38,7 +38,7 @@ def greedy_reference(table, prompt, max_tokens, params):
     return output, "length"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(setup=setups(), data=st.data())
 def test_greedy_tokens_are_those_of_the_masked_target(setup, data):
     requests, arrivals = [], []
@@ -58,7 +58,7 @@ def test_greedy_tokens_are_those_of_the_masked_target(setup, data):
         assert (result.tokens[str(index)], result.reasons[str(index)]) == expected
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40))
 @given(setup=setups(), data=st.data())
 def test_seeded_tokens_are_those_without_speculation(setup, data):
     requests = []
@@ -86,9 +86,9 @@ def test_seeded_tokens_are_those_without_speculation(setup, data):
         assert guide is None or guide.allowed(alone.tokens["0"], ()) is not None
 
 
-def law_of_three(table, guide, prompt, temperature):
+def probs_of_three(table, guide, prompt, temperature):
     """Probability of each continuation of three tokens under the masked target, by enumeration."""
-    law = {}
+    probs = {}
     for continuation in itertools.product(range(table.shape[1]), repeat=3):
         tokens, probability = list(prompt), 1.0
         for place, token in enumerate(continuation):
@@ -101,12 +101,12 @@ def law_of_three(table, guide, prompt, temperature):
             probability *= weights[token] / weights[list(allowed)].sum()
             tokens.append(token)
         if probability:
-            law[continuation] = probability
-    return law
+            probs[continuation] = probability
+    return probs
 
 
 @pytest.mark.parametrize("policy", ["fixed:3", "fixed:2:draft_ahead", "erratic", "price:prune=on"])
-def test_unseeded_sampling_has_the_law_of_the_masked_target(policy, monkeypatch):
+def test_unseeded_sampling_has_the_distribution_of_the_masked_target(policy, monkeypatch):
     """Chi-square over all continuations of three tokens; the keys are fixed, so the outcome is too."""
     keys = np.random.default_rng(7)
     monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
@@ -121,10 +121,10 @@ def test_unseeded_sampling_has_the_law_of_the_masked_target(policy, monkeypatch)
     drafted = sum(r.stats.num_draft_tokens for r in result.requests.values())
     assert 0.2 * drafted < accepted < 0.97 * drafted, "both accepts and rejects must occur for this to test anything"
     seen = Counter(tuple(tokens[:3]) for tokens in result.tokens.values())
-    law = law_of_three(setup.target.table, guide, prompt, 1.3)
-    assert set(seen) <= set(law), "a token that the guide forbids"
-    expected = np.array([law[c] * num_requests for c in sorted(law)])
-    assert stats.chisquare(np.array([seen[c] for c in sorted(law)]), expected).pvalue > 1e-3
+    probs = probs_of_three(setup.target.table, guide, prompt, 1.3)
+    assert set(seen) <= set(probs), "a token that the guide forbids"
+    expected = np.array([probs[c] * num_requests for c in sorted(probs)])
+    assert stats.chisquare(np.array([seen[c] for c in sorted(probs)]), expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("policy", POLICIES[:5])
@@ -187,14 +187,6 @@ def test_an_interrupt_while_drafting_is_not_lost():
     assert guide.num_fills == 2
 
 
-def test_where_masks_cannot_be_applied_guides_are_refused():
-    executor = Setup().open()
-    executor._verifier.takes_guides = False  # as with the cuda backend
-    guided = SamplingParams(guide=ToyGuide.random(VOCAB, 3, END))
-    with executor, pytest.raises(InvalidArgumentError, match="guided_decoding_guide was sent, but the cuda backend"):
-        executor.submit("r", [1, 2], guided, lambda output: False)
-
-
 def test_a_mask_is_written_once():
     """Where all drafts are accepted, draft and target share the masks."""
     guide = ToyGuide.random(VOCAB, 3, END)
@@ -204,7 +196,7 @@ def test_a_mask_is_written_once():
     assert guide.num_fills == 30
 
 
-def test_log_probs_are_of_the_masked_law():
+def test_log_probs_are_of_the_masked_distribution():
     line = ToyGuide({0: {1: 1}, 1: {3: 2}, 2: {0: 3, 1: 3}, 3: {}}, {3}, VOCAB)
     params = SamplingParams(max_tokens=20, guide=line, return_log_probs=True)
     for policy in ("off", "fixed:3"):

@@ -10,9 +10,9 @@ from faser_trtllm.config import ExecutorConfig, parse
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.ops.accept import Acceptor
-from faser_trtllm.serving.finish_note import read_finish, spell_finish
-from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
-from tests.executor.harness import Setup, run
+from faser_trtllm.serving.text.finish_reason import read_finish, spell_finish
+from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
+from tests.support.executor_harness import Setup, run
 
 PROMPTS = [([i % 5, (3 * i) % 5, i // 5], SamplingParams(max_tokens=40)) for i in range(24)]
 
@@ -27,7 +27,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, acceptance, policy="fixed:4", promp
 
 
 def with_config(monkeypatch, made, **fields):
-    from tests.executor import harness
+    from tests.support import executor_harness as harness
 
     real = harness.assemble
 

@@ -6,16 +6,15 @@ import pytest
 
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.trace import TraceWriter
-from tests.executor.harness import Collector, Setup
+from tests.support.executor_harness import Collector, Setup
 
 
 @pytest.mark.parametrize("policy", ["fixed:3", "fixed:3:draft_ahead", "fixed:3:ping_pong"])
 def test_the_trace_counts_what_the_executor_counts(tmp_path, policy):
     path = tmp_path / "trace.json"
     setup, collector = Setup(policy=policy), Collector()
-    executor = setup.open()
     with TraceWriter(path) as trace:
-        executor._trace = trace
+        executor = setup.open(trace)
         for name in "ab":
             executor.submit(name, [1, 2, 3], SamplingParams(max_tokens=12), collector.sink(name))
         while executor.step():

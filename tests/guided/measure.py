@@ -17,8 +17,8 @@ from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.sampling import guided_masks
 from faser_trtllm.sampling.guided_masks import GuidedMasks
-from faser_trtllm.serving.text import TextGenerator
-from faser_trtllm.serving.text_request import TextRequest
+from faser_trtllm.serving.text.request import TextRequest
+from faser_trtllm.serving.text.service import TextGenerator
 
 PROMPTS = [
     "def fibonacci(n):",

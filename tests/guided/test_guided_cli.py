@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.cli import app
 from faser_trtllm.commands.generate import read_guide
+from faser_trtllm.commands.table import load
 from faser_trtllm.errors import InvalidArgumentError
-from tests.checkpoints import make_pair
+from tests.support.checkpoints import make_pair
 
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
 
@@ -25,8 +25,8 @@ def engine_dir(tmp_path_factory):
 
 
 def generate(engine_dir, *arguments):
-    command = ["generate", "--engine_dir", str(engine_dir), "--prompt", "hello", "--max_tokens", "100"]
-    return CliRunner().invoke(app, [*command, "--num_threads", "1", *arguments])
+    command = ["--engine_dir", str(engine_dir), "--prompt", "hello", "--max_tokens", "100"]
+    return CliRunner().invoke(load("generate"), [*command, "--num_threads", "1", *arguments])
 
 
 def test_outputs_follow_the_guide(engine_dir, tmp_path):
@@ -41,7 +41,7 @@ def test_outputs_follow_the_guide(engine_dir, tmp_path):
 def test_a_wrong_guide_is_refused(engine_dir):
     done = generate(engine_dir, "--guided_regex", "a(b")
     assert isinstance(done.exception, InvalidArgumentError)
-    assert str(done.exception).startswith("guided_decoding_guide is no valid regex")
+    assert str(done.exception).startswith("guided_decoding_guide is not a valid regex")
 
 
 def test_guides_are_text_or_a_file(tmp_path):

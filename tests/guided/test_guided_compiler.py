@@ -10,7 +10,7 @@ from faser_trtllm.guided import compiler as compiler_module
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.guided.spec import GuideSpec
 from faser_trtllm.models.tokenizer import Tokenizer
-from tests.serving.triton import ROOT
+from tests.support.triton_server import ROOT
 
 SLOW = json.dumps({"allOf": [{"type": "string", "pattern": f".*{chr(97 + i % 26)}{i}.*"} for i in range(1000)]})
 
@@ -33,16 +33,16 @@ HEAVY += "\n".join(f'r{i} ::= [a-z]+ "{i}" | [a-z ]* r{(i * 7 + 1) % 300} "x"' f
 WIDE = json.dumps({"properties": {f"k{i}": {} for i in range(4000)}})
 
 WRONG = [
-    ("json_schema", '{"type": "object"', "is no valid json_schema: expected `,` or `}`"),
-    ("json_schema", '{"type": "thing"}', "is no valid json_schema: Invalid type: thing"),
-    ("json_schema", '{"not": {}}', 'is no valid json_schema: Unimplemented keys: ["not"]'),
-    ("json_schema", '{"$ref": "http://localhost/x"}', "is no valid json_schema"),
+    ("json_schema", '{"type": "object"', "is not a valid json_schema: expected `,` or `}`"),
+    ("json_schema", '{"type": "thing"}', "is not a valid json_schema: Invalid type: thing"),
+    ("json_schema", '{"not": {}}', 'is not a valid json_schema: Unimplemented keys: ["not"]'),
+    ("json_schema", '{"$ref": "http://localhost/x"}', "is not a valid json_schema"),
     ("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000, "recursion limit exceeded"),
-    ("regex", "a(b", "is no valid regex: "),
-    ("regex", "(" * 20000 + ")" * 20000, "is no valid regex"),
-    ("ebnf_grammar", 'root ::= "a" b', "is no valid ebnf_grammar: Rule 'b' not found"),
+    ("regex", "a(b", "is not a valid regex: "),
+    ("regex", "(" * 20000 + ")" * 20000, "is not a valid regex"),
+    ("ebnf_grammar", 'root ::= "a" b', "is not a valid ebnf_grammar: Rule 'b' not found"),
     ("ebnf_grammar", HEAVY, "its first token cannot be found (parser error: Too many items"),
-    ("json_schema", '{"$ref": "#"}', "its first token cannot be found (no text can follow that it allows)"),
+    ("json_schema", '{"$ref": "#"}', "its first token cannot be found (no continuation is allowed)"),
     ("json_schema", WIDE, "grammar size (number of symbols) too big"),
     ("ebnf_grammar", "root ::= " + "(" * 20000 + '"a"' + ")" * 20000, "it is nested too deeply"),
     ("ebnf_grammar", "start: " + "(" * 20000 + '"a"' + ")" * 20000, "too deeply nested"),
@@ -53,7 +53,7 @@ WRONG = [
 def test_a_wrong_guide_is_one_sentence(compiler, guide_type, guide, message):
     with pytest.raises(InvalidArgumentError) as caught:
         compiler.compile(GuideSpec(guide_type, guide))
-    assert str(caught.value).startswith("guided_decoding_guide is no valid ")
+    assert str(caught.value).startswith("guided_decoding_guide is not a valid ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400

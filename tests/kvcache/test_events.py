@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.kvcache.manager import KVCacheManager
+from tests.support.effort import examples
 
 SIZE = 2
 
@@ -38,7 +39,7 @@ class Replay:
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(prompts, st.integers(5, 12))
 def test_events_replayed_are_the_cache(prompts, num_blocks):
     cache, replay = KVCacheManager(num_blocks, SIZE, 1, 8), Replay()

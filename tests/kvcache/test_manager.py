@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from faser_trtllm.kvcache.block_pool import BlockPool
 from faser_trtllm.kvcache.manager import CachedPrefix, KVCacheManager
+from tests.support.effort import examples
 
 
 def tokens_of(*ids):
@@ -243,5 +244,5 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.kv.num_free_blocks == self.kv.num_blocks
 
 
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestCacheMachine = CacheMachine.TestCase

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from faser_trtllm import native
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingMode, SamplingParams
-from faser_trtllm.policy.base import Mode, StepOutcome, StepView
+from faser_trtllm.policy.base import Mode, PlanStats, StepView
+from faser_trtllm.sampling.table import SamplingTable
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 128, 129, 192, 256)
 
@@ -58,7 +60,7 @@ def request(
 class World:
     """acceptance(rng, request index, place) -> (margin, probability of acceptance) of a new draft.
 
-    mood: for stretches of STRETCHES_S the machine is up to so many times slower; run() leaves that out of its rate.
+    slowdown: for stretches of STRETCHES_S the machine is up to so many times slower; run() leaves that out of its rate.
     """
 
     policy: object
@@ -68,7 +70,7 @@ class World:
     target: object = target_ms
     draft: object = draft_ms
     noise: float = 0.0
-    mood: float = 1.0
+    slowdown: float = 1.0
     overhead_ms: float = 0.02
     num_waiting: int = 0
     seed: int = 0
@@ -82,6 +84,10 @@ class World:
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
         self.requests = [request(f"r{i}", self.max_draft_len, slot=i) for i in range(self.num_requests)]
+        self.sampling = SamplingTable(self.num_requests, 4, self.max_draft_len)
+        for r in self.requests:
+            self.sampling.bind(r.slot, r)
+        self.stats, self.num_plans, self.was_drafting = {}, 0, False
         self.names = self.num_requests
         self.slowness, self.until_s, self.nominal_ms = 1.0, 0.0, 0.0
         self.good = {}  # (request id, position) -> whether that draft would pass
@@ -98,16 +104,20 @@ class World:
             self.num_held -= 1
             view, plan = self.held
         else:
-            view = StepView(self.requests, 0, self.num_waiting, self.now_s, num_generated=self.num_tokens)
+            if self.stats:
+                self.policy.observe(PlanStats(**self.stats))
+                self.stats = {}
+            view = StepView(self.requests, 0, self.num_waiting, self.now_s)
             plan = self.policy.plan(view)
+            self.num_plans += 1
             self.held, self.num_held = (view, plan), plan.num_held
         assert plan.mode is Mode.SERIAL
         new, spent_ms = self._draft(plan)
         pending = [r.num_drafts + n for r, n in zip(self.requests, new, strict=True)]
-        if any(pending):
-            verified = self.policy.frontier_lengths(view, pending)
-        else:
-            verified = [0] * len(pending)
+        slots, known = [r.slot for r in self.requests], [r.num_tokens for r in self.requests]
+        verified = pending
+        if plan.frontier is not None:
+            verified = plan.frontier.lengths(self.sampling.array, slots, known, pending)
         assert all(0 <= v <= p for v, p in zip(verified, pending, strict=True))
         tested, accepted, tokens = [], [], []
         for r, p, v in zip(self.requests, pending, verified, strict=True):
@@ -122,21 +132,28 @@ class World:
             tokens.append(a if a == t and p > v else a + 1)
         rows = len(self.requests) + sum(verified)
         noise = 1.0 + self.noise * abs(self.rng.standard_normal())
-        if self.mood > 1.0 and self.now_s >= self.until_s:
+        if self.slowdown > 1.0 and self.now_s >= self.until_s:
             self.until_s = self.now_s + self.rng.choice(STRETCHES_S)
-            self.slowness = self.mood ** self.rng.random()
+            self.slowness = self.slowdown ** self.rng.random()
         self.nominal_ms += (spent_ms + self.target(rows)) * noise + self.overhead_ms
         noise *= self.slowness
         verify_ms = self.target(rows) * noise
-        started_s = self.now_s
-        self.now_s += 1e-3 * (spent_ms * noise + verify_ms + self.slowness * self.overhead_ms)
-        outcome = StepOutcome(
-            self.requests, pending, verified, [0] * len(pending), tested, accepted, sum(new), rows, 0,
-            sum(n > 0 for n in new), self.num_waiting, spent_ms * noise, verify_ms, spent_ms * noise + verify_ms,
-            Mode.SERIAL, started_s,
-        )  # fmt: skip
-        if self.policy.wants_outcome(any(pending)):
-            self.policy.observe(outcome)
+        host_ms = self.slowness * self.overhead_ms
+        self.now_s += 1e-3 * (spent_ms * noise + verify_ms + host_ms)
+        if plan.tested is not None and any(pending):
+            outcome = [native.RECOVERED if t > a else native.BONUS for t, a in zip(tested, accepted, strict=True)]
+            plan.tested.add(self.sampling.array, slots, known, np.array(accepted), np.array(outcome))
+        is_drafting = any(plan.lengths)
+        if is_drafting is self.was_drafting:
+            seen = {
+                "num_steps": 1, "ms": spent_ms * noise + verify_ms + host_ms, "draft_ms": spent_ms * noise,
+                "verify_ms": verify_ms, "num_tokens": sum(tokens), "num_requests": len(slots), "num_rows": rows,
+                "num_verified": sum(verified), "num_accepted": sum(accepted), "num_draft_calls": int(any(new)),
+                "num_draft_rows": round(1.5 * sum(n > 0 for n in new)), "num_draft_steps": max(new),
+                "num_drafted": sum(new),
+            }  # fmt: skip
+            self.stats = {name: self.stats.get(name, 0) + value for name, value in seen.items()}
+        self.was_drafting = is_drafting
         for i, (r, p, t, a, n) in enumerate(zip(self.requests, pending, tested, accepted, tokens, strict=True)):
             r.num_tokens += n
             r.num_computed_tokens = r.num_tokens - 1
@@ -144,6 +161,7 @@ class World:
             self.num_tokens += n
             if r.num_tokens > r.max_num_tokens - 50:
                 self.requests[i] = request(f"r{self.names}", self.max_draft_len, slot=i)
+                self.sampling.bind(i, self.requests[i])
                 self.names += 1
                 self.num_held = 0
         self.num_drafted += sum(new)

@@ -9,13 +9,14 @@ import pytest
 
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.base import DraftBatch
+from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.sample import sample_draft_reference
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
-from tests.engine.harness import Harness
-from tests.engine.tiny_model import TinyConfig, TinyModel
+from tests.support.engine_harness import Harness
+from tests.support.tiny_model import TinyConfig, TinyModel
 
 VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 4, 5
 
@@ -87,7 +88,8 @@ class Bound:
             for slot, request, case in zip(self.slots, self.requests, self.cases, strict=True)
         ]
         counts = {name: self.numbers(name) for name in ("num_tokens", "num_drafts", "num_new")} | changed
-        return harness.engine.draft(harness.batch(rows), self.table.array, *counts.values(), MAX_DRAFT_LEN).tolist()
+        draft_batch = DraftBatch(harness.batch(rows), self.table.array, *counts.values(), MAX_DRAFT_LEN)
+        return harness.engine.draft(draft_batch).tolist()
 
 
 def test_one_call_is_many_single_steps(harness):
@@ -122,7 +124,7 @@ def test_drafting_goes_on_behind_pending_drafts(harness):
     assert twice.requests[0].tokens.tolist() == once.requests[0].tokens.tolist()
 
 
-def test_an_empty_law_ends_a_request_s_drafting(harness):
+def test_an_empty_distribution_ends_a_request_s_drafting(harness):
     every_token = tuple((token,) for token in range(VOCAB_SIZE))
     bound = Bound([Case({"bad_words": every_token}, 8, 0, 0, 3), Case({}, 8, 0, 0, 3)])
     before = bound.requests[0].tokens.tolist()

@@ -8,20 +8,21 @@ import pytest
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.base import DraftBatch
+from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.draft_stop import goes_on, pending_margins
-from faser_trtllm.ops.draw import race_lead
+from faser_trtllm.ops.draw import gumbel_lead
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
-from tests.engine.harness import Harness
-from tests.engine.tiny_model import TinyConfig, TinyModel
+from tests.support.engine_harness import Harness
+from tests.support.tiny_model import TinyConfig, TinyModel
 
 VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 6, 5
 PARAMS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.3, "top_k": 20}, {}, {"temperature": 1.0}]
 NUM_TOKENS = [11, 5, 9, 20, 6]
 NUM_PENDING = [0, 1, 2, 0, 3]  # drafted by an earlier call
-LAWS = NUM_MODES, MAX_DRAFT_LEN
+CURVES = NUM_MODES, MAX_DRAFT_LEN
 NUM_NEW = [6, 5, 3, 0, 2]
 
 
@@ -66,7 +67,7 @@ class Rig:
         ]
         counts = [np.array(values, np.int32) for values in (NUM_TOKENS, num_drafts, num_new)]
         batch = self.harness.batch(rows)
-        return self.harness.engine.draft(batch, self.table.array, *counts, MAX_DRAFT_LEN, stop).tolist()
+        return self.harness.engine.draft(DraftBatch(batch, self.table.array, *counts, MAX_DRAFT_LEN, stop)).tolist()
 
     def draft_stepwise(self, stop):
         """One token per call, the rule in Python between the calls."""
@@ -93,9 +94,9 @@ def random_stop(seed):
     rng = np.random.default_rng(seed)
     price = rng.choice([0.0, 0.3, 0.8])
     return DraftStop(
-        rng.uniform(0, 2, LAWS).astype(np.float32),
-        rng.uniform(-1, 1.5, LAWS).astype(np.float32),
-        rng.uniform(0.3, 1, LAWS).astype(np.float32),
+        rng.uniform(0, 2, CURVES).astype(np.float32),
+        rng.uniform(-1, 1.5, CURVES).astype(np.float32),
+        rng.uniform(0.3, 1, CURVES).astype(np.float32),
         rng.uniform(0, rng.choice([0.0, 0.3, 0.6]), MAX_DRAFT_LEN).astype(np.float32),
         (price * np.sqrt(np.arange(NUM_SLOTS + 1))).astype(np.float32),
     )
@@ -136,12 +137,12 @@ def flat(value, size=MAX_DRAFT_LEN):
 
 
 def test_the_ends_of_the_scale(harness):
-    never = DraftStop(flat(0, LAWS), flat(0, LAWS), flat(1, LAWS), flat(0), flat(0, NUM_SLOTS + 1))
+    never = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0), flat(0, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, never) == NUM_NEW
-    too_dear = DraftStop(flat(0, LAWS), flat(0, LAWS), flat(1, LAWS), flat(0), flat(100, NUM_SLOTS + 1))
+    too_dear = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0), flat(100, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, too_dear) == [1, 1, 1, 0, 1]
     # Each draft halves the survival: three halves reach 1/8, pending drafts included.
-    halving = DraftStop(flat(0, LAWS), flat(0, LAWS), flat(1, LAWS), flat(0.2), flat(0, NUM_SLOTS + 1))
+    halving = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0.2), flat(0, NUM_SLOTS + 1))
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, halving) == [3, 2, 1, 0, 1]
 
 
@@ -157,9 +158,9 @@ def test_margins_and_candidates_belong_to_their_drafts(harness):
             top = np.sort(logits[position - 1])[::-1]
             if request.params.seed is None:
                 assert request.draft_margins[position] == top[0] - top[1]
-            else:  # the lead in the race
-                law = np.exp((logits[position - 1] - top[0]) / np.float32(request.params.temperature))
-                lead = race_lead(law / law.sum(), request.params.seed, position)
+            else:  # the lead of the gumbel max
+                probs = np.exp((logits[position - 1] - top[0]) / np.float32(request.params.temperature))
+                lead = gumbel_lead(probs / probs.sum(), request.params.seed, position)
                 assert request.draft_margins[position] == pytest.approx(request.params.temperature * lead, rel=1e-4)
             candidates = request.draft_candidates[position].tolist()
             best = np.argsort(-logits[position - 1], kind="stable")[:NUM_CANDIDATES].tolist()
@@ -180,15 +181,15 @@ def test_candidates_cost_no_memory_unless_wanted():
 
 def test_a_stop_of_the_wrong_size_or_without_margins_is_refused(harness):
     rig = Rig(harness)
-    short = DraftStop(flat(0, LAWS), flat(0, (NUM_MODES, 3)), flat(1, LAWS), flat(0), flat(0, NUM_SLOTS + 1))
+    short = DraftStop(flat(0, CURVES), flat(0, (NUM_MODES, 3)), flat(1, CURVES), flat(0), flat(0, NUM_SLOTS + 1))
     with pytest.raises(ValueError, match=r"intercept is float32 \[3, 3\], need contiguous float32 \[3, 6\]"):
         rig.draft(NUM_PENDING, NUM_NEW, short)
-    laws = flat(0, LAWS), flat(0, LAWS), flat(1, LAWS)
+    curves = flat(0, CURVES), flat(0, CURVES), flat(1, CURVES)
     with pytest.raises(ValueError, match="step_price"):
-        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(*laws, flat(0), flat(0, NUM_SLOTS)))
+        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(*curves, flat(0), flat(0, NUM_SLOTS)))
     wide = flat(0, (NUM_MODES, MAX_DRAFT_LEN + 1))
     with pytest.raises(ValueError, match="different draft lengths"):
-        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(wide, *laws[1:], flat(0), flat(0, NUM_SLOTS + 1)))
+        rig.draft(NUM_PENDING, NUM_NEW, DraftStop(wide, *curves[1:], flat(0), flat(0, NUM_SLOTS + 1)))
     rig.table.array["draft_margins"][2] = 0
     with pytest.raises(InvalidArgumentError):
         rig.draft(NUM_PENDING, NUM_NEW, random_stop(0))

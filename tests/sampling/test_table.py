@@ -12,11 +12,11 @@ from faser_trtllm import native
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, float32_at, int32_at
-from faser_trtllm.ops.law import next_token_probs
+from faser_trtllm.ops.probs import next_token_probs
 from faser_trtllm.sampling.table import SamplingTable, random_key
 
 HEADER = Path(__file__).parents[2] / "plugins" / "cpu" / "faser_cpu.h"
-C_TYPES = {"int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float}
+C_TYPES = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float}
 C_TYPES["faser_fill_masks"] = ctypes.c_void_p
 
 
@@ -28,19 +28,21 @@ def header_fields(struct):
         if declaration:
             kind, pointer, names = declaration.groups()
             for name in names.split(","):
-                yield name.strip(), ctypes.c_void_p if pointer else C_TYPES[kind]
+                name, _, length = name.strip().partition("[")
+                found = ctypes.c_void_p if pointer else C_TYPES[kind]
+                yield name, found * native.NUM_SOURCES if length == "FASER_NUM_SOURCES]" else found
 
 
 def test_the_dtype_is_the_header_s_structure():
     fields = list(header_fields("faser_sampling"))
     structure = type("FromHeader", (ctypes.Structure,), {"_fields_": fields})
-    assert SAMPLING_DTYPE.itemsize == ctypes.sizeof(structure) == 160
+    assert SAMPLING_DTYPE.itemsize == ctypes.sizeof(structure) == 200
     assert list(SAMPLING_DTYPE.names) == [name for name, _ in fields]
     for name, kind in fields:
         dtype, offset = SAMPLING_DTYPE.fields[name][:2]
         field = getattr(structure, name)
         assert (offset, dtype.itemsize) == (field.offset, field.size), name
-        assert dtype.kind == {"c_float": "f", "c_int": "i"}.get(kind.__name__, "u"), name
+        assert dtype.base.kind == {"c_float": "f", "c_int": "i", "c_long_Array_2": "i"}.get(kind.__name__, "u"), name
 
 
 def request(prompt=(1, 2, 3), **params):
@@ -105,7 +107,7 @@ def test_defaults_edit_nothing():
     np.testing.assert_allclose(probs, [0.5, 0.25, 0.25], rtol=1e-6)
 
 
-def test_draft_laws_are_allocated_once_and_only_for_sampled_requests():
+def test_draft_distributions_are_allocated_once_and_only_for_sampled_requests():
     table = SamplingTable(2, 50, 4)
     table.bind(0, request())
     table.bind(1, request(temperature=1.0, seed=5))
@@ -147,3 +149,23 @@ def test_drafts_never_without_memory_for_them():
     table = SamplingTable(1, 10, 0)
     table.bind(0, request(temperature=1.0))
     assert table.array[0]["draft_probs"] == 0
+
+
+def test_tests_are_counted_by_slot_whoever_has_it():
+    table = SamplingTable(2, 10, 3)
+    for passed in (4, 6):
+        table.bind(1, request())
+        table.array["num_tested"][1, native.BY_SUFFIX] += 10
+        table.array["num_passed"][1, native.BY_SUFFIX] += passed
+        table.release(1)
+    assert table.tests(native.BY_SUFFIX) == (20, 10)
+    assert table.tests(native.BY_MODEL) == (0, 0)
+    assert not table.is_bound(1)
+
+
+def test_where_nothing_is_drawn_no_distribution_is_kept():
+    table = SamplingTable(1, 10, 3, has_draft_probs=False)
+    table.bind(0, request(temperature=1.0))
+    assert table.array[0]["mode"] == native.SAMPLED
+    assert table.array[0]["draft_probs"] == 0
+    assert table.draft_probs(0).shape == (0, 10)

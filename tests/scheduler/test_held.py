@@ -6,13 +6,12 @@ import random
 import pytest
 
 from faser_trtllm.config import CapacitySchedulerPolicy
-from faser_trtllm.core.decision import DraftPlan
-from faser_trtllm.policy.base import StatelessPolicy
-from faser_trtllm.policy.fixed import FixedPolicy
-from tests.scheduler.test_rules import Bench
+from faser_trtllm.core.decision import Decision
+from faser_trtllm.policy.static import FixedPolicy
+from tests.scheduler.fake_pass import Bench
 
 
-class _Counting(StatelessPolicy):
+class _Counting:
     """One draft each; plan() holds for num_held more steps."""
 
     name = "counting"
@@ -20,23 +19,20 @@ class _Counting(StatelessPolicy):
     def __init__(self, num_held):
         self.num_held = num_held
         self.views = []
-        self.outcomes = []
+        self.stats = []
 
     def plan(self, view):
         self.views.append(view)
-        return DraftPlan([1] * len(view.decoding), num_held=self.num_held)
+        return Decision([1] * len(view.decoding), num_held=self.num_held)
 
-    def wants_outcome(self, is_speculative):
-        return True
-
-    def observe(self, outcome):
-        self.outcomes.append(outcome)
+    def observe(self, stats):
+        self.stats.append(stats)
 
 
 def _running(num_held, num_requests=2, **limits):
     """-> a bench whose requests decode, and its policy; nothing is held yet."""
-    bench = Bench(drafts=1, num_blocks=200, **limits)
-    policy = bench.scheduler._policy = _Counting(num_held)
+    policy = _Counting(num_held)
+    bench = Bench(drafts=1, policy=policy, num_blocks=200, **limits)
     for _ in range(num_requests):
         bench.add(3, max_tokens=40)
     bench.step()
@@ -91,8 +87,8 @@ def test_nothing_is_held_where_somebody_may_be_late():
 
 def test_where_blocks_may_run_short_every_step_is_planned():
     limits = {"capacity_policy": CapacitySchedulerPolicy.MAX_UTILIZATION, "max_seq_len": 64}
-    bench = Bench(drafts=1, num_blocks=4, max_batch_size=1, **limits)
-    policy = bench.scheduler._policy = _Counting(1000)
+    policy = _Counting(1000)
+    bench = Bench(drafts=1, policy=policy, num_blocks=4, max_batch_size=1, **limits)
     bench.add(3, max_tokens=12)
     counts = []
     while bench.scheduler.has_work():
@@ -103,19 +99,9 @@ def test_where_blocks_may_run_short_every_step_is_planned():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_held_plan_schedules_as_one_that_is_made_anew(seed):
-    benches = [Bench(drafts=3, max_batch_size=4, num_blocks=200) for _ in range(2)]
+    policy = _Held(3)
+    benches = [Bench(drafts=3, policy=p, max_batch_size=4, num_blocks=200) for p in (policy, _Anew(3))]
     held, anew = (bench.scheduler for bench in benches)
-    policy = anew._policy
-    anew._policy = _Anew(3)
-    assert isinstance(held._policy, FixedPolicy)
-    num_plans = 0
-
-    def plan(view, make=policy.plan):
-        nonlocal num_plans
-        num_plans += 1
-        return make(view)
-
-    held._policy.plan = plan
     rng = random.Random(seed)
     for step in itertools.count():
         if step < 40 and rng.random() < 0.2:
@@ -141,20 +127,56 @@ def test_a_held_plan_schedules_as_one_that_is_made_anew(seed):
             (o.request.request_id, o.new_token_ids) for o in other_outputs
         ]
         held.check_integrity()
-    assert num_plans < step
+    assert policy.num_plans < step
+
+
+class _Held(FixedPolicy):
+    num_plans = 0
+
+    def plan(self, view):
+        self.num_plans += 1
+        return super().plan(view)
 
 
 class _Anew(FixedPolicy):
     def plan(self, view):
-        return DraftPlan(super().plan(view).lengths)
+        return Decision(super().plan(view).lengths)
 
 
-def test_a_held_step_is_timed_from_its_own_begin():
+def test_the_policy_is_told_of_all_steps_of_its_last_plan():
     bench, policy = _running(num_held=2)
-    begun_s = []
-    for _ in range(6):
-        begun_s.append(bench.clock.now_s())
+    policy.stats.clear()
+    for step in range(1, 13):
+        bench.step(accept=step % 2)
+        bench.clock.advance(0.5)
+    told = policy.stats[-2:]
+    assert [stats.num_steps for stats in told] == [3, 3]
+    for stats in told:
+        assert stats.ms == pytest.approx(3 * 500.0)
+        assert (stats.num_requests, stats.num_rows, stats.num_verified) == (6, 12, 6)
+        assert stats.num_tokens == stats.num_requests + stats.num_accepted
+
+
+def test_time_without_work_is_no_steps():
+    bench, policy = _running(num_held=0, num_requests=1)
+    while bench.scheduler.has_work():
         bench.step()
         bench.clock.advance(0.5)
-    assert [outcome.now_s for outcome in policy.outcomes[-6:]] == pytest.approx(begun_s)
-    assert [view.now_s for view in policy.views] == pytest.approx(begun_s[::3])
+    policy.stats.clear()
+    bench.clock.advance(100.0)
+    bench.add(3, max_tokens=10)
+    for _ in range(8):
+        bench.step()
+        bench.clock.advance(0.5)
+    assert policy.stats
+    assert all(stats.ms == pytest.approx(500.0 * stats.num_steps) for stats in policy.stats)
+
+
+def test_steps_with_prompts_and_the_first_ones_of_drafting_are_not_told():
+    bench, policy = _running(num_held=0, num_requests=1)
+    policy.stats.clear()
+    bench.add(3, max_tokens=40, first=9)
+    bench.step()  # closes the step before, runs the prompt
+    policy.stats.clear()
+    bench.step()
+    assert policy.stats == []

@@ -1,21 +1,14 @@
-"""What a policy is told of a step: only of the requests that decode, and only if it learns."""
+"""What a step found, for reports: only of the requests that decode."""
 
-import random
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import StepView
 from faser_trtllm.core.plan import DraftResult, ScheduledRequest, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.kvcache.manager import KVCacheManager
-from faser_trtllm.policy.fixed import FixedPolicy
 from faser_trtllm.scheduler.outcome import step_outcome
-from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
 
 COLUMNS = ("decoding", "num_pending", "num_verified", "num_pruned", "num_tested", "num_accepted")
 
@@ -42,6 +35,7 @@ def make_step(entries, pruned):
         [""] * len(rows),
         [False] * len(rows),
         [r[4] for r in rows] if pruned else (),
+        num_pending=[r[1] for r in rows],
     )
     return plan, DraftResult([r[1] for r in rows], [0] * len(rows)), result
 
@@ -79,45 +73,3 @@ def test_a_rejected_draft_was_tested_too(ending, num_accepted, tested):
     outcome = step_outcome(*make_step([(True, 4, 4, num_accepted, 0, ending)], pruned=False))
     assert outcome.num_tested == [tested]
     assert list(outcome.num_pruned) == [0]
-
-
-class Learning(FixedPolicy):
-    def __init__(self):
-        super().__init__(2)
-        self.outcomes = []
-
-    def wants_outcome(self, is_speculative):
-        return True
-
-    def observe(self, outcome):
-        self.outcomes.append(outcome)
-
-
-@pytest.mark.parametrize("policy", [Learning(), FixedPolicy(2)])
-def test_whoever_wants_it_is_told_of_every_step_that_decoded(policy, monkeypatch):
-    gathered = []
-    module = "faser_trtllm.scheduler.scheduler.step_outcome"
-    monkeypatch.setattr(module, lambda *step: gathered.append(step_outcome(*step)) or gathered[-1])
-    kv = KVCacheManager(16, 4, 2, 8)
-    scheduler = Scheduler(kv, SchedulerLimits(2, 16, 32, 4), policy, ManualClock())
-    scheduler.add(make_request(0))
-    draw = random.Random(0)
-    num_decoded = num_generated = 0
-    view = None
-    while scheduler.has_work():
-        plan = scheduler.schedule()
-        if plan.view is not view:  # of a plan that holds
-            assert plan.view.num_generated == num_generated
-        view = plan.view
-        num_decoded += bool(plan.view.decoding)
-        request = plan.scheduled[0].request
-        new = plan.scheduled[0].num_drafts - request.num_drafts
-        accepted = draw.randint(0, new)
-        ids = np.zeros((1, 5), np.int32).tolist()
-        result = VerifyResult(ids, [accepted + 1], [accepted], [new], [False], [""], [False])
-        outputs = scheduler.update(plan, DraftResult([new], [request.num_tokens + new]), result)
-        num_generated += sum(len(output.new_token_ids) for output in outputs)
-    learns = isinstance(policy, Learning)
-    assert len(gathered) == (num_decoded if learns else 0)
-    if learns:
-        assert policy.outcomes == gathered

@@ -9,86 +9,17 @@ import numpy as np
 import pytest
 
 from faser_trtllm.config import CapacitySchedulerPolicy
-from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.kvcache.manager import KVCacheManager
-from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
-from faser_trtllm.policy.fixed import FixedPolicy
-from faser_trtllm.policy.off import OffPolicy
+from faser_trtllm.policy.base import Decision, StatelessPolicy
 from faser_trtllm.scheduler.rows import chunk_length
-from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from faser_trtllm.scheduler.scheduler import SchedulerLimits
+from tests.scheduler.fake_pass import Bench
 
 NO_EVICT = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
 MAX_UTILIZATION = CapacitySchedulerPolicy.MAX_UTILIZATION
-
-
-class Bench:
-    """A scheduler with a fake pass: every draft is accepted up to `accept`, then token 1 is drawn."""
-
-    def __init__(self, *, drafts=0, num_blocks=64, tokens_per_block=4, max_seq_len=64, **limits):
-        limits = {"max_batch_size": 4, "max_num_tokens": 32, "chunk_unit_size": 4} | limits
-        self.kv = KVCacheManager(
-            num_blocks, tokens_per_block, limits["max_batch_size"], -(-max_seq_len // tokens_per_block)
-        )
-        self.clock = ManualClock()
-        self.max_draft_len = 8 if drafts else 0
-        policy = FixedPolicy(drafts) if drafts else OffPolicy()
-        self.limits = SchedulerLimits(max_seq_len=max_seq_len, max_draft_len=self.max_draft_len, **limits)
-        self.scheduler = Scheduler(self.kv, self.limits, policy, self.clock)
-        self.count = 0
-
-    def add(self, prompt_len, max_tokens=8, priority=0.5, deadline_s=None, first=0, **params):
-        request = Request(
-            str(self.count),
-            np.arange(first, first + prompt_len) % 50,
-            SamplingParams(max_tokens=max_tokens, **params),
-            max_seq_len=self.limits.max_seq_len,
-            max_draft_len=self.max_draft_len,
-            priority=priority,
-            deadline_s=deadline_s,
-        )
-        self.count += 1
-        self.scheduler.check(request)
-        self.scheduler.add(request)
-        return request
-
-    def step(self, accept=0, carry=False, token=51, trim=64):
-        plan = self.scheduler.schedule()
-        rows = [(s.request.request_id, s.num_new_tokens, s.num_drafts) for s in plan.scheduled]
-        new, tokens, accepted, verified = [], [], [], []
-        ids = np.full((len(plan.scheduled), self.max_draft_len + 1), token, np.int32)
-        for index, item in enumerate(plan.scheduled):
-            request = item.request
-            drafted = item.num_drafts - request.num_drafts if request.is_decoding else 0
-            start = request.num_tokens + request.num_drafts
-            request.tokens[start : start + drafted] = 60 + np.arange(drafted)
-            pending = request.num_drafts + drafted
-            if not item.reaches_end:
-                num_tokens = num_accepted = num_verified = 0
-            else:
-                num_verified = min(item.max_verified, pending, trim)
-                num_accepted = min(accept, num_verified + (1 if carry and num_verified < pending else 0))
-                is_carried = carry and num_accepted == num_verified + 1
-                ids[index, :num_accepted] = request.tokens[request.num_tokens : request.num_tokens + num_accepted]
-                num_tokens = num_accepted + (0 if is_carried else 1)
-            new.append(drafted)
-            tokens.append(num_tokens)
-            accepted.append(num_accepted)
-            verified.append(num_verified)
-        carried = tuple(a == v + 1 for a, v in zip(accepted, verified, strict=True))
-        n = len(rows)
-        drafts = DraftResult(
-            tuple(new), tuple(s.request.num_computed_tokens + s.num_new_tokens for s in plan.scheduled)
-        )
-        result = VerifyResult(
-            ids.tolist(), tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n
-        )
-        outputs = self.scheduler.update(plan, drafts, result)
-        self.scheduler.check_integrity()
-        return plan, rows, outputs
 
 
 def test_a_context_costs_its_chunk_and_chunks_are_aligned():
@@ -159,7 +90,7 @@ def test_max_utilization_admits_more_and_preempts_the_last():
     assert first.num_output_tokens == second.num_output_tokens == 20
 
 
-def test_preemption_drops_pending_drafts():
+def test_preemption_keeps_pending_drafts_and_no_kv():
     bench = Bench(num_blocks=3, capacity_policy=MAX_UTILIZATION)
     first, second = bench.add(3), bench.add(1, first=10)
     bench.step()
@@ -168,7 +99,7 @@ def test_preemption_drops_pending_drafts():
     assert bench.kv.allocate(second.slot, second.num_tokens + 4)
     assert first.num_tokens == 5, "needs a second block now, and none is free"
     assert bench.step()[0].paused == (second,)
-    assert (second.num_drafts, second.num_computed_tokens, second.num_draft_computed_tokens) == (0, 0, 0)
+    assert (second.num_drafts, second.num_computed_tokens, second.num_draft_computed_tokens) == (4, 0, 0)
 
 
 def test_priority_then_arrival():
@@ -267,10 +198,8 @@ def test_cancel_frees_everything(when):
     assert bench.kv.num_free_blocks == bench.kv.num_blocks
 
 
-def test_what_can_never_run_is_refused_with_both_numbers():
+def test_a_request_that_the_cache_can_never_hold_is_refused_with_both_numbers():
     bench = Bench(num_blocks=4)
-    with pytest.raises(InvalidArgumentError, match=r"70 tokens, max_seq_len is 64"):
-        bench.add(70)
     with pytest.raises(InvalidArgumentError, match=r"are 30 tokens, the KV cache holds 16"):
         bench.add(10, max_tokens=20)
 
@@ -343,21 +272,21 @@ class _LoosePolicy(StatelessPolicy):
         self.random = random.Random(seed)
 
     def plan(self, view):
-        return DraftPlan([self.random.randint(0, 12) for _ in view.decoding])
+        return Decision([self.random.randint(0, 12) for _ in view.decoding])
 
 
 @pytest.mark.parametrize("max_num_tokens", [10, 64])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_steady_state_is_scheduled_as_any_other(seed, max_num_tokens):
     """The short way and the long way give the same plans, drafts carried over, limits near and rows short included."""
-    benches = [Bench(drafts=8, max_batch_size=5, max_num_tokens=max_num_tokens, num_blocks=200) for _ in range(2)]
+    sizes = {"max_batch_size": 5, "max_num_tokens": max_num_tokens, "num_blocks": 200}
+    benches = [Bench(drafts=8, policy=_LoosePolicy(seed), **sizes) for _ in range(2)]
     short, long = (bench.scheduler for bench in benches)
     short_ways = []
     schedule_steady = short._schedule_steady
     short._schedule_steady = lambda *args: short_ways.append(1) or schedule_steady(*args)
     long._has_ample_blocks = lambda: False
     for bench in benches:
-        bench.scheduler._policy = _LoosePolicy(seed)
         bench.add(3, max_tokens=40)
     rng = random.Random(seed)
     for step in itertools.count():

@@ -1,0 +1,27 @@
+"""The check of a request before the executor takes it: the only place that validates prompts and sampling values.
+
+Knows token ids and engine limits; serving/ handles text and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from faser_trtllm.core.sampling_params import SamplingParams, check_token_ids
+from faser_trtllm.errors import InvalidArgumentError
+
+
+def check_request(
+    prompt_token_ids: Sequence[int], params: SamplingParams, *, vocab_size: int, max_seq_len: int
+) -> None:
+    """Raise InvalidArgumentError, in one sentence, if the prompt or a sampling parameter is out of range."""
+    params.validate(vocab_size)
+    num_tokens = len(prompt_token_ids)
+    if num_tokens == 0:
+        raise InvalidArgumentError("the prompt is empty, it needs at least one token")
+    if num_tokens >= max_seq_len:
+        raise InvalidArgumentError(
+            f"the prompt has {num_tokens} tokens, the engine takes at most {max_seq_len - 1} "
+            f"(max_seq_len {max_seq_len} with one token of output); shorten the prompt"
+        )
+    check_token_ids("the prompt", prompt_token_ids, vocab_size)

@@ -1,0 +1,166 @@
+"""Online, calibrated estimate of the probability that a draft is accepted.
+
+Place j of the pending drafts of requests with sampling mode s has p = sigmoid(slope[s, j] * margin + intercept[s, j]),
+margin being how much of its logit the draft's choice could do without (Request.draft_margins).
+Fitted by damped Newton steps on sums over tested drafts (ops/tested.py), which are forgotten exponentially, as vLLM's
+adaptive verification does it (acceptance_estimator.py). A place with few tests goes with its mode. Only tested drafts
+count: what is behind the first rejection is unknown (right censoring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.ops.acceptance import AcceptanceModel
+from faser_trtllm.ops.arrays import Float32Array, Float64Array
+from faser_trtllm.ops.tested import TestedSums
+
+INITIAL_LOGIT = 1.5  # log-odds: 0.82 before anything is known (vLLM's value)
+MEMORY_TESTS = 6000.0  # tests of a sampling mode after which old ones weigh 1 / e
+PRIOR_TESTS = 20.0  # that a place's mode counts as, for the place; tests of one request are alike
+MIN_TESTS = 100  # before anything rests on the estimate
+MIN_RATE = 1e-3  # keeps log-odds finite
+MAX_STEP = 1.0  # of slope and intercept, per fit
+MIN_FAILED = 0.05  # share of drafts
+SERIES_TERMS = 256  # of sums over drafts in a row: 0.95 ** 256 is nothing
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Bins of equal width over [0, 1]: mean prediction, observed rate (nan where empty) and count of each."""
+
+    predicted: Float64Array
+    observed: Float64Array
+    count: Float64Array
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: mean distance of prediction and rate, weighted by the counts."""
+        filled = self.count > 0
+        gaps = np.abs(self.predicted[filled] - self.observed[filled])
+        return float((gaps * self.count[filled]).sum() / max(1.0, self.count.sum()))
+
+
+class AcceptanceEstimator:
+    """One per policy. tested: where the free test's findings are summed up; model: what they are compared with.
+
+    prior: float32 [NUM_MODES, max_draft_len], what a draft at a place brings if those before it pass, margins aside.
+    """
+
+    def __init__(self, max_draft_len: int, max_batch_size: int) -> None:
+        self._k = max(1, max_draft_len)
+        self.model = AcceptanceModel(self._k, max_batch_size)
+        self.tested = TestedSums(self.model)
+        self._mode_theta = np.full((NUM_MODES, 2), (0.0, INITIAL_LOGIT))  # slope, intercept
+        self._theta = np.full((NUM_MODES, self._k, 2), (0.0, INITIAL_LOGIT))
+        self._info = np.zeros((NUM_MODES, self._k, 2, 2))  # discounted information matrices
+        self._counts = np.zeros((NUM_MODES, self._k, 2))  # discounted tests, and those passed
+        self._num_tests = 0.0
+        self._publish()
+
+    prior: Float32Array
+
+    @property
+    def is_new(self) -> bool:
+        """Whether so little was seen that nothing should rest on it."""
+        return self._num_tests < MIN_TESTS
+
+    def fit(self) -> None:
+        """Take in what was tested since the last fit."""
+        cells = self.tested.cells
+        tests = cells[:, :, 0]
+        total = float(tests.sum())
+        if total == 0.0:
+            return
+        self._num_tests += total
+        kept = np.exp(-tests.sum(1) / MEMORY_TESTS)[:, None, None]
+        self._counts = kept * self._counts + cells[:, :, :2]
+        gradient = cells[:, :, 2:4]
+        seen = cells[:, :, [[4, 5], [5, 6]]]
+        self._info = kept[..., None] * self._info + seen
+        # What all places of a mode share, then what sets each place apart from its mode.
+        ridge = np.eye(2)
+        shared = _solve(self._info.sum(1) + ridge, gradient.sum(1))
+        self._mode_theta += shared
+        gradient = gradient - (seen @ shared[:, None, :, None])[..., 0]
+        precision = 0.2 * PRIOR_TESTS * ridge
+        apart = self._theta + shared[:, None] - self._mode_theta[:, None]
+        pull = (1.0 - kept) * (apart @ precision)
+        self._theta = self._mode_theta[:, None] + apart + _solve(self._info + precision, gradient - pull)
+        for theta in (self._mode_theta, self._theta):
+            np.maximum(theta[..., 0], 0.0, out=theta[..., 0])
+        cells[:] = 0.0
+        self._publish()
+
+    def gains(self, decoding: Sequence[Request]) -> Float64Array:
+        """What each draft is expected to bring, in tokens, before drafting [num_requests, max_draft_len]."""
+        return self._gains[[request.sampling_mode for request in decoding]]
+
+    def population(self) -> Float64Array:
+        """That all drafts up to a place are accepted, of whatever requests there are [max_draft_len]."""
+        return np.cumprod(_rates(self._counts.sum(0, keepdims=True))[0])
+
+    def reliability(self) -> Reliability:
+        """Of the predictions made before each outcome was known, since the start."""
+        count, predicted, passed = self.tested.bins
+        with np.errstate(invalid="ignore"):
+            return Reliability(predicted / count, passed / count, count.copy())
+
+    def _publish(self) -> None:
+        self.model.slope[:] = self._theta[:, :, 0]
+        self.model.intercept[:] = self._theta[:, :, 1]
+        rates = _rates(self._counts)
+        self._gains = _gains(rates, self._counts)
+        self.prior = (rates * np.minimum(1.0, self._gains / np.cumprod(rates, axis=1))).astype(np.float32)
+
+
+def _solve(info: Float64Array, gradient: Float64Array) -> Float64Array:
+    step = np.linalg.solve(info, gradient[..., None])[..., 0]
+    return np.clip(step, -MAX_STEP, MAX_STEP)
+
+
+def _rates(counts: Float64Array) -> Float64Array:
+    """By mode and place, drawn to that of the mode, and that to the initial one; counts [modes, places, 2]."""
+    whole = counts.sum(1, keepdims=True)
+    few = 0.5 * PRIOR_TESTS
+    of_mode = (whole[..., 1] + few * _sigmoid(INITIAL_LOGIT)) / (whole[..., 0] + few)
+    rates = (counts[..., 1] + PRIOR_TESTS * of_mode) / (counts[..., 0] + PRIOR_TESTS)
+    return np.asarray(np.clip(rates, MIN_RATE, 1.0 - MIN_RATE))
+
+
+def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
+    """Tokens per step that one more place brings, by mode and place, from rates [modes, places] and counts [..., 2].
+
+    Drafts fail where the text is hard, and a token of the target's passes that for nothing: so a place that is left
+    out is not lost as a whole, and the next step's drafts start better than behind a failure. Let s(m) be the chance
+    of m right drafts in a row behind a failure. From one failure to the next there are sum s(m) tokens, and with k
+    drafts per step sum s(i (k + 1)) steps. The rates mix steps that begin behind a failure with others, whose drafts
+    are taken to be as good as those at later places are on average.
+    """
+    tests, passed = counts[..., 0], counts[..., 1]
+    later = (passed[:, 1:].sum(1) + PRIOR_TESTS * rates[:, 0]) / (tests[:, 1:].sum(1) + PRIOR_TESTS)
+    later = np.minimum(later, 1.0 - MIN_FAILED)[:, None]
+    all_passed = 1.0 - (tests - passed).sum(1, keepdims=True) / np.maximum(tests[:, :1], 1.0)
+    going_on = np.maximum(all_passed, 0.0) * later
+    alive = np.cumprod(np.pad(rates, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+    num_places = rates.shape[1]
+    behind = (alive - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
+    behind = np.clip(behind, MIN_RATE, alive)
+    # Behind a failure drafts get better and not worse; where nothing was tested, they are as others at later places.
+    ratios = np.maximum.accumulate(np.minimum(behind[:, 1:] / behind[:, :-1], later), axis=1)
+    ratios = np.where(tests < PRIOR_TESTS, later, ratios)
+    ratios[:, 0] = behind[:, 1]
+    ratios = np.concatenate([ratios, np.broadcast_to(later, (len(rates), SERIES_TERMS - num_places))], axis=1)
+    behind = np.cumprod(np.pad(ratios, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+    steps = np.stack([behind[:, :: k + 1].sum(1) for k in range(num_places + 1)], axis=1)
+    return np.asarray(np.minimum.accumulate(np.diff(steps[:, :1] / steps, axis=1), axis=1))
+
+
+def _sigmoid(x: npt.ArrayLike) -> Float64Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(x))))

@@ -1,0 +1,67 @@
+"""Drafts that cost no draft step, beside a policy that plans the draft model's, or alone.
+
+They are proposed in every step for as long as they may be, and of all that is pending the pass verifies the rows that
+are worth their time at the price of the step, by the frontier's argmax (docs/policy.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.ops.acceptance import AcceptanceModel
+from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts
+from faser_trtllm.policy.base import Decision, PlanStats, Policy, StepView
+from faser_trtllm.policy.costs import Average, MeasuredCosts
+from faser_trtllm.policy.hold import HELD_STEPS, mean_context
+from faser_trtllm.policy.price import PricePolicy
+from faser_trtllm.policy.static import OffPolicy
+
+GOODPUT_MS = 2000.0  # of steps, after which what they brought is another
+
+
+class FreeDraftsPolicy:
+    """Where the draft model rests, the price is what the steps have brought lately, per ms of the machine's usual speed
+    and per request; else it is its plan's."""
+
+    def __init__(self, model_policy: PricePolicy | None, max_draft_len: int, costs: CostTable, max_batch_size: int):
+        """model_policy: for the draft model; None: there is none."""
+        self.name = "price"
+        self._model_policy = model_policy
+        self._inner: Policy = model_policy or OffPolicy()
+        self._model = model_policy.estimator.model if model_policy else AcceptanceModel(max_draft_len, max_batch_size)
+        self._max_draft_len = max_draft_len
+        self._costs = MeasuredCosts(costs, max_draft_len)
+        self._goodput = Average(GOODPUT_MS)  # log of it over that without drafts
+        self._context_len = 1.0
+
+    def plan(self, view: StepView) -> Decision:
+        decision, decoding, n = self._inner.plan(view), view.decoding, len(view.decoding)
+        if not decoding:
+            return decision
+        self._context_len = mean_context(decoding)
+        lengths = {r.slot: k for r, k in zip(decoding, decision.lengths, strict=True) if k}
+        wanted = [self._max_draft_len] * n
+        if decision.frontier is not None:  # with a price of its own
+            return replace(decision, lengths=wanted, model_lengths=lengths)
+        costs = self._costs.step(n, self._context_len)
+        price = n / costs.off_ms * max(1.0, math.exp(self._goodput.mean))
+        verify = costs.verify.copy()
+        verify[0] = min(verify[0], max(0.0, costs.off_ms - costs.host_ms))  # a pass without drafts
+        return replace(
+            decision,
+            lengths=wanted,
+            frontier=FrontierRule(self._model, SlotCosts(verify, price=price)),
+            num_held=decision.num_held if self._model_policy else HELD_STEPS - 1,
+            price=price / self._costs.slowness,
+            model_lengths=lengths,
+        )
+
+    def observe(self, stats: PlanStats) -> None:
+        self._inner.observe(stats)
+        usual_ms = self._costs.observe(stats, self._context_len)
+        n = stats.num_requests / stats.num_steps
+        off_ms = stats.num_steps * self._costs.step(round(n), self._context_len).off_ms
+        if stats.num_tokens and usual_ms > 0.0:
+            self._goodput.add(math.log(stats.num_tokens * off_ms / (stats.num_requests * usual_ms)), usual_ms)

@@ -1,0 +1,42 @@
+"""Two lanes on one memory: who waits, and until when."""
+
+import pytest
+
+from faser_trtllm.core.traffic import Lane, Traffic, side_by_side
+
+HALVES = Traffic({"target": 10.0, "draft": 1.0}, {"target": 0.001, "draft": 0.0}, {"all": 2.0, "a": 1.5, "b": 1.5})
+
+
+def test_a_pass_reads_its_weights_and_every_request_its_cache():
+    assert HALVES.of_pass("target", 4, 100.0) == pytest.approx(10.4)
+    assert HALVES.of_pass("draft", 4, 100.0) == 1.0
+
+
+def test_lanes_that_want_more_than_there_is_share_it_in_proportion():
+    """Both memory-bound, each drawing 1.5 of 2 GB/ms: together half as much again as there is."""
+    slowdowns = HALVES.slowdowns(Lane(10.0, 15.0), "a", Lane(20.0, 30.0), "b")
+    assert slowdowns == pytest.approx((1.03 * 1.5 / 0.95,) * 2)
+
+
+def test_a_lane_that_computes_hardly_waits_for_memory():
+    draft, verify = HALVES.slowdowns(Lane(10.0, 15.0), "a", Lane(20.0, 8.0), "b")
+    assert draft == pytest.approx(1.03 * (1.5 + 0.4) / 2.0 / 0.95)
+    assert 1.0 < verify < 1.0 + 0.1 * (draft - 1.0)
+
+
+def test_an_empty_lane_slows_nobody():
+    assert HALVES.slowdowns(Lane(0.0, 0.0), "a", Lane(20.0, 30.0), "b") == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_longer_lane_goes_on_alone_at_its_own_speed(swap):
+    """10 ms slowed to 15; by then half of the other's 20 ms (slowed: 30) is done, and 10 remain."""
+    works, slowdowns = (20.0, 10.0) if swap else (10.0, 20.0), (1.5, 1.5)
+    ends = side_by_side(*works, slowdowns)
+    assert sorted(ends) == pytest.approx([15.0, 25.0])
+    assert (ends[0] < ends[1]) is not swap
+
+
+def test_nothing_beside_it_ends_at_once():
+    assert side_by_side(0.0, 7.0, (1.0, 1.0)) == (0.0, 7.0)
+    assert side_by_side(7.0, 0.0, (1.0, 1.0)) == (7.0, 0.0)

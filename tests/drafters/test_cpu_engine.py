@@ -1,0 +1,71 @@
+"""Drafters on real engines: the text is the target's, whoever drafts, and a target alone speculates for nothing."""
+
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import DrafterName, ExecutorConfig
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.factory import choose_drafters, open_executor
+from tests.support.checkpoints import make_pair
+from tests.support.effort import pick
+from tests.support.executor_harness import Collector
+
+SIZES = {"max_seq_len": 96, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": 5}
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 40)), [9, 9, 9], [4, 8, 15, 4, 8]]
+SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"temperature": 1.2, "seed": 4}]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """ "pair" and "alone": the same target with a draft model and without."""
+    root = tmp_path_factory.mktemp("engines")
+    target, draft = make_pair(root / "checkpoints", num_layers=2)
+    return {
+        name: build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **SIZES)).path
+        for name, given in (("pair", draft), ("alone", None))
+    }
+
+
+def texts(engine_dir, **config):
+    """-> tokens of all prompts at once, stats."""
+    collector = Collector()
+    with open_executor(engine_dir, ExecutorConfig(num_threads=1, **config)) as executor:
+        for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
+            params = SamplingParams(max_tokens=50, **sampling)
+            executor.submit(str(index), prompt, params, collector.sink(str(index)))
+        while executor.step():
+            executor.check_integrity()
+        return collector.tokens, executor.stats()
+
+
+@pytest.fixture(scope="module")
+def plain(engines):
+    return texts(engines["pair"], speculation="off")[0]
+
+
+@pytest.mark.parametrize(
+    "speculation", pick(["fixed:5", "fixed:3,mode=draft_ahead"], ["fixed:1", "fixed:3,mode=ping_pong"])
+)
+@pytest.mark.parametrize("drafters", [("suffix",), ("suffix", "model"), ("model",)])
+def test_the_text_is_the_targets_own(engines, plain, speculation, drafters):
+    found, stats = texts(engines["pair"], speculation=speculation, drafters=drafters)
+    assert found == plain
+    if "suffix" in drafters:
+        assert stats["num_passed_drafts_suffix"] > 0
+
+
+def test_a_target_alone_speculates_for_nothing(engines, plain):
+    found, stats = texts(engines["alone"])
+    assert found == plain
+    assert stats["num_passed_drafts_suffix"] > 0
+    assert stats["num_steps"] < texts(engines["alone"], speculation="off")[1]["num_steps"]
+
+
+def test_the_default_is_what_the_engines_have(engines):
+    pair, alone = (EngineDir.load(engines[name]) for name in ("pair", "alone"))
+    assert choose_drafters(pair, ExecutorConfig()) == (DrafterName.MODEL,)
+    assert choose_drafters(alone, ExecutorConfig()) == (DrafterName.SUFFIX,)
+    with pytest.raises(ConfigError, match="no draft engine; set it to"):
+        choose_drafters(alone, ExecutorConfig(drafters=("suffix", "model")))

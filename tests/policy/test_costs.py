@@ -1,0 +1,99 @@
+"""Costs follow what passes take; the machine's speed is not taken for the table's error."""
+
+import numpy as np
+import pytest
+
+from faser_trtllm.policy.base import PlanStats
+from faser_trtllm.policy.costs import Average, MeasuredCosts
+from tests.policy.world import cost_table, draft_ms, target_ms
+
+
+def plan(n, drafts, *, steps=16, slowness=1.0, target=1.0, draft=1.0, host_ms=0.1):
+    """What steps of n requests with so many drafts each took, on a machine with known errors of its table."""
+    rows = n * (1 + drafts)
+    verify_ms = steps * target * slowness * target_ms(rows)
+    one = draft_ms(n)
+    draft_all = steps * draft * slowness * drafts * one if drafts else 0.0
+    return PlanStats(
+        steps,
+        verify_ms + draft_all + steps * slowness * host_ms,
+        draft_all,
+        verify_ms,
+        num_tokens=steps * n,
+        num_requests=steps * n,
+        num_rows=steps * rows,
+        num_verified=steps * n * drafts,
+        num_draft_calls=steps * (drafts > 0),
+        num_draft_rows=steps * n * (drafts > 0),
+        num_draft_steps=steps * drafts,
+        num_drafted=steps * n * drafts,
+    )
+
+
+def test_an_average_forgets_what_is_older_than_its_memory():
+    average = Average(100.0)
+    for value in [1.0] * 50 + [3.0] * 50:
+        average.add(value, 10.0)
+    assert average.mean == pytest.approx(3.0, abs=0.02)
+    first = Average(100.0)
+    first.add(2.0, 1.0)
+    assert first.mean == 2.0
+
+
+def test_a_new_one_is_the_table():
+    costs = MeasuredCosts(cost_table(), 4).step(4, 4, 64)
+    assert costs.verify[0] == pytest.approx(target_ms(4), rel=0.05)
+    assert costs.verify.shape == (17,)
+    assert costs.draft_step[4] == pytest.approx(draft_ms(4), rel=0.05)
+    assert costs.draft_first[0] == 0.0
+
+
+def test_a_slow_machine_is_no_error_of_the_table():
+    measured = MeasuredCosts(cost_table(), 4)
+    before = measured.step(4, 4, 64)
+    for _ in range(20):
+        usual_ms = measured.observe(plan(4, 2, slowness=1.6), 64)
+    after = measured.step(4, 4, 64)
+    assert measured.slowness == pytest.approx(1.6, rel=0.05)
+    assert usual_ms == pytest.approx(plan(4, 2).ms, rel=0.05)
+    assert after.verify[8] == pytest.approx(before.verify[8], rel=0.06)
+    assert after.draft_step[4] == pytest.approx(before.draft_step[4], rel=0.06)
+
+
+def test_drafting_that_is_slower_than_the_table_says_is_dearer_beside_the_pass():
+    measured = MeasuredCosts(cost_table(), 4)
+    for _ in range(60):
+        measured.observe(plan(4, 2, draft=3.0), 64)
+    costs = measured.step(4, 4, 64)
+    ratio = costs.draft_step[4] / costs.verify[8]
+    assert ratio == pytest.approx(3.0 * draft_ms(4) / target_ms(12), rel=0.1)
+
+
+def test_steps_without_drafts_are_a_kind_of_their_own():
+    """Plans take turns, so that the speed is known from either."""
+    measured = MeasuredCosts(cost_table(), 4)
+    for _ in range(60):
+        measured.observe(plan(4, 2), 64)
+        measured.observe(plan(4, 0, target=0.7), 64)
+    costs = measured.step(4, 4, 64)
+    ratio = costs.off_ms / (costs.verify[8] + costs.draft_step[4])
+    assert ratio == pytest.approx((0.7 * target_ms(4) + 0.1) / (target_ms(12) + draft_ms(4)), rel=0.12)
+
+
+def test_the_hosts_time_is_learnt_with_drafts_and_without():
+    measured = MeasuredCosts(cost_table(), 4)
+    for _ in range(10):
+        measured.observe(plan(4, 2, host_ms=0.5), 64)
+        measured.observe(plan(4, 0, host_ms=0.2), 64)
+    costs = measured.step(4, 4, 64)
+    assert costs.host_ms == pytest.approx(0.5, rel=0.1)
+    assert costs.off_ms - costs.host_ms < target_ms(4)
+
+
+def test_sizes_that_were_not_measured_go_with_the_nearest():
+    measured = MeasuredCosts(cost_table(), 4)
+    before = measured.step(32, 32, 64).draft_step / measured.step(32, 32, 64).verify[64]
+    for _ in range(60):
+        measured.observe(plan(4, 2, draft=3.0), 64)
+    after = measured.step(32, 32, 64).draft_step / measured.step(32, 32, 64).verify[64]
+    assert np.all(after[1:] > 2.0 * before[1:])

@@ -1,0 +1,74 @@
+"""What a policy is told of the steps of its plans."""
+
+import pytest
+
+from faser_trtllm.core.decision import StepView
+from faser_trtllm.core.plan import DraftResult, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.policy.base import Decision
+from faser_trtllm.scheduler.plan_meter import SKIPPED_STEPS, PlanMeter
+from tests.support.executor_harness import Setup, run
+
+
+class Listener:
+    """Two drafts for everybody, a new plan for every step; keeps what it is told."""
+
+    name = "listener"
+
+    def __init__(self) -> None:
+        self.stats = []
+
+    def plan(self, view):
+        return Decision([2] * len(view.decoding))
+
+    def observe(self, stats):
+        self.stats.append(stats)
+
+
+@pytest.mark.parametrize("chunk", [64, 2])
+def test_steps_that_run_prompts_are_counted_and_their_rows_are_told_apart(chunk):
+    setup, listener = Setup(max_num_tokens=chunk + 12, reuse=False), Listener()
+    setup.policy, setup.make_policy = "listener", lambda: listener
+    prompts = [([1] * length, SamplingParams(max_tokens=30)) for length in (3, 5, 14)]
+    collector = run(setup, prompts, arrivals=[0, 8, 12])
+    beside = [stats for stats in listener.stats if stats.num_context_rows]
+    assert sum(stats.num_context_rows for stats in beside) == 5 + 14
+    assert all(stats.num_steps == 1 for stats in beside)
+    assert {stats.num_requests for stats in beside} == {1, 2}
+    # A prompt's own token is not the decoding requests'; a step drafts two and so yields three at most.
+    for stats in listener.stats:
+        assert stats.num_requests <= stats.num_tokens <= 3 * stats.num_requests
+        assert stats.num_rows == stats.num_requests + stats.num_verified
+    # All but the prompts' own, and those of steps that do not count: without decoding, or right behind a beginning.
+    num_tokens = sum(map(len, collector.tokens.values()))
+    assert num_tokens - 3 - 2 * 3 <= sum(stats.num_tokens for stats in listener.stats) <= num_tokens - 3
+
+
+def stats_of(drafts, model_lengths=None):
+    """Of steps with two requests, until they are counted."""
+    requests = [Request(str(i), [1, 2], SamplingParams(max_tokens=9), max_seq_len=16, max_draft_len=5) for i in (0, 1)]
+    plan = SchedulerOutput(
+        tuple(ScheduledRequest(request, 1, 5, 5) for request in requests),
+        StepView(requests, 0, 0, 0.0),
+        model_lengths=model_lengths,
+    )
+    result = VerifyResult(((1,), (1,)), (1, 1), (0, 0), (5, 3), (False, False), ("", ""), (False, False))
+    meter = PlanMeter()
+    for step in range(SKIPPED_STEPS + 1):
+        meter.begin_step(float(step))
+        meter.note(plan, drafts, result)
+    meter.begin_step(9.0)
+    return meter.take()
+
+
+def test_free_drafts_are_not_the_draft_models():
+    stats = stats_of(DraftResult((5, 3), (2, 2), 1.0, num_rows=2, num_asked=2, num_free=(4, 0)))
+    assert (stats.num_draft_calls, stats.num_draft_steps, stats.num_drafted) == (1, 3, 4)
+    assert stats.num_verified == 8
+
+
+def test_without_a_draft_call_there_are_no_draft_steps():
+    stats = stats_of(DraftResult((5, 3), (2, 2), num_free=(5, 3)), model_lengths={})
+    assert (stats.num_draft_calls, stats.num_draft_steps, stats.num_drafted) == (0, 0, 0)
+    assert stats.num_rows == 10
