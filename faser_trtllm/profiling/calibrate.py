@@ -1,20 +1,21 @@
-"""Real speculative decoding over real prompts: what a step costs beside its passes, and how well early exit sees."""
+"""Real speculative decoding over real prompts: measures a step's overhead and calibrates early exit."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.core.cost_table import CostTable, ExitModel
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.opening import OpenRequest, open_engines
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
@@ -27,8 +28,8 @@ from faser_trtllm.profiling.recording import RecordingPolicy
 
 NUM_DRAFT_TOKENS = 6
 BATCH_SIZE = 8
-NUM_SINGLE = 4  # prompts decoded one by one, where a step's own time shows best
-TEMPERATURE = 0.8  # of every other prompt; the others are greedy
+NUM_SINGLE = 4  # prompts decoded one by one, where a step's overhead is most visible
+TEMPERATURE = 0.8  # used for every other prompt; the rest are greedy
 
 Progress = Callable[[str, int, int], None]
 
@@ -42,20 +43,34 @@ class Calibration:
 
 
 def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say: Progress) -> Calibration:
-    """Decode prompts with a policy that records; overhead only, if there is nothing to prune or calibrate is off."""
+    """Decode prompts with a recording policy; measures only overhead if there are no exit layers or calibrate is
+    off."""
     prompts = read_prompts(engines, options)
-    # Boundary i stands before segment i, so 0 and the last one are none.
     with ExitStack() as stack:
         executor, policy, layers = _open(engines, options, stack)
-        residual_ms: list[float] = []
-        for number, prompt in enumerate(prompts[:NUM_SINGLE]):
-            residual_ms += _decode(executor, policy, [prompt], number, options)
-        overhead_ms = max(0.0, statistics.median(residual_ms)) if residual_ms else 0.0
-        boundaries = tuple(range(1, len(layers) - 1)) if options.calibrate else ()
-        policy.boundaries = boundaries
-        for first in range(0, len(prompts) if boundaries else 0, BATCH_SIZE):
-            _decode(executor, policy, prompts[first : first + BATCH_SIZE], first, options)
-            say("decoding prompts", min(len(prompts), first + BATCH_SIZE), len(prompts))
+        return calibrate_executor(executor, policy, layers, prompts, table, options, say)
+
+
+def calibrate_executor(
+    executor: Executor,
+    policy: RecordingPolicy,
+    layers: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    table: CostTable,
+    options: ProfileOptions,
+    say: Progress,
+) -> Calibration:
+    """The same with an executor whose policy is this one, which watches it. layers: the target's segments."""
+    residual_ms: list[float] = []
+    for number, prompt in enumerate(prompts[:NUM_SINGLE]):
+        residual_ms += _decode(executor, policy, [prompt], number, options)
+    overhead_ms = max(0.0, statistics.median(residual_ms)) if residual_ms else 0.0
+    # Boundary i comes before segment i, so 0 and the last are not boundaries.
+    boundaries = tuple(range(1, len(layers) - 1)) if options.calibrate else ()
+    policy.boundaries = boundaries
+    for first in range(0, len(prompts) if boundaries else 0, BATCH_SIZE):
+        _decode(executor, policy, prompts[first : first + BATCH_SIZE], first, options)
+        say("decoding prompts", min(len(prompts), first + BATCH_SIZE), len(prompts))
     if not boundaries:
         return Calibration(overhead_ms=overhead_ms)
     seen = policy.observations()
@@ -67,7 +82,7 @@ def calibrate(engines: EngineDir, table: CostTable, options: ProfileOptions, say
 
 
 def read_prompts(engines: EngineDir, options: ProfileOptions) -> list[list[int]]:
-    """Token ids: of the prompt file's lines, or of held-out standard library text."""
+    """Token ids of the prompt file's lines, or of held-out standard library text."""
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     longest = engines.build_config.max_seq_len - options.max_tokens - 1
     if longest < 1:
@@ -101,40 +116,36 @@ def _open(
     engines: EngineDir, options: ProfileOptions, stack: ExitStack
 ) -> tuple[Executor, RecordingPolicy, tuple[int, ...]]:
     built = engines.build_config
-    core_set = stack.enter_context(CoreSet(options.cores, options.num_threads))
+    on_cpu = find_backend(engines.backend).on_cpu
+    core_set = stack.enter_context(CoreSet(options.cores, options.num_threads)) if on_cpu else None
     max_batch_size = min(BATCH_SIZE, built.max_batch_size)
-    blocks_per_seq = -(-built.max_seq_len // built.tokens_per_block)
-    sizes = {
-        "num_blocks": max_batch_size * blocks_per_seq,
-        "tokens_per_block": built.tokens_per_block,
-        "max_batch_size": max_batch_size,
-        "max_num_tokens": built.max_num_tokens,
-        "max_seq_len": built.max_seq_len,
-    }
-    target = stack.enter_context(CpuEngine.open(engines.target_path, core_set, **sizes))
-    draft = stack.enter_context(CpuEngine.open(engines.draft_path, core_set, **sizes))
+    num_blocks = max_batch_size * -(-built.max_seq_len // built.tokens_per_block)
+    limits = replace(built, max_batch_size=max_batch_size)
+    opened = open_engines(OpenRequest(engines, limits, num_blocks, drafting=True, core_set=core_set), stack)
     policy = RecordingPolicy(min(NUM_DRAFT_TOKENS, built.max_draft_len))
     executor = assemble(
-        target,
-        draft,
+        opened.target,
+        opened.draft,
         policy,
         ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False)),
         max_seq_len=built.max_seq_len,
         max_draft_len=built.max_draft_len,
         clock=MonotonicClock(),
+        device_tester=opened.tester,
     )
     stack.enter_context(executor)
-    return executor, policy, target.spec.segments
+    executor.watch(policy)
+    return executor, policy, opened.target.spec.segments
 
 
 def _decode(
     executor: Executor,
     policy: RecordingPolicy,
-    prompts: list[list[int]],
+    prompts: Sequence[Sequence[int]],
     first: int,
     options: ProfileOptions,
 ) -> list[float]:
-    """Run the prompts to their end -> ms of each step without prompts, beside drafting and verification."""
+    """Run the prompts to the end -> overhead in ms (besides drafting and verification) of each step without prompts."""
     for number, prompt in enumerate(prompts, first):
         params = SamplingParams(
             max_tokens=options.max_tokens,
@@ -144,10 +155,12 @@ def _decode(
         executor.submit(f"profile-{number}", prompt, params, lambda output: False)
     residual_ms: list[float] = []
     while True:
-        num_before = len(policy.outcomes)
+        num_before = len(policy.steps)
         start = time.perf_counter()
         if not executor.step():
             return residual_ms
         ms = 1e3 * (time.perf_counter() - start)
-        if len(policy.outcomes) > num_before and policy.outcomes[-1].num_context_rows == 0 and not policy.boundaries:
-            residual_ms.append(ms - policy.outcomes[-1].step_ms)
+        if len(policy.steps) > num_before and not policy.boundaries:
+            has_prompts, step_ms = policy.steps[-1]
+            if not has_prompts:
+                residual_ms.append(ms - step_ms)

@@ -1,4 +1,4 @@
-"""Calibration of pruning: how well an intermediate layer foresees that a draft will be rejected.
+"""Calibration of pruning: how well an intermediate layer predicts that a draft will be rejected.
 
 The signal is FASER's (arXiv 2604.20503): the place of the draft among its candidates by the target's intermediate
 scores, here with the score gap and the estimate that the draft's own confidence gives before the pass.
@@ -27,11 +27,11 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ExitQuality:
-    """Dropping what the model gives less than threshold, on observations that it was not fitted to.
+    """Quality of dropping drafts with estimates below threshold, on held-out observations.
 
-    precision: of the dropped, rejected indeed. recall: of the rejected, dropped. share: dropped of all tested.
-    num_dropped: observations behind precision. baseline_precision, baseline_recall: of the draft's confidence alone,
-    dropping as many.
+    precision: rejected share of the dropped. recall: dropped share of the rejected. share: dropped share of all tested.
+    num_dropped: number dropped. baseline_precision, baseline_recall: when dropping as many by the draft's confidence
+    alone.
     """
 
     boundary: int
@@ -73,13 +73,13 @@ def fit_exit_models(
 def judge(
     models: Sequence[ExitModel], qualities: Sequence[ExitQuality], table: CostTable, num_drafts: int, acceptance: float
 ) -> list[ExitModel]:
-    """The models, with `pays` where dropping rows at the boundary gains time over the draft's confidence alone.
+    """The models, with `pays` set if dropping rows at the boundary saves more time than the draft's confidence alone.
 
-    For full batches of num_drafts drafts per request and every threshold: time saved by the rows dropped, less the time
-    that the accepted drafts among them are worth, once with the exit (the rows have run up to the boundary, and their
-    scores cost something) and once with as many rows left out before the pass because of the draft's confidence. Early
-    exit pays if it gains MIN_PAY of the pass more than that, or than nothing, on average over batch sizes (a single one
-    may sit at the edge of a tile); thresholds that dropped fewer than MIN_DROPPED observations prove nothing.
+    For full batches of num_drafts drafts per request and every threshold, the gain is the time saved by the dropped
+    rows minus the time that the accepted drafts among them are worth. It is computed for early exit (rows run up to the
+    boundary, and scoring costs time) and for leaving out as many rows before the pass by the draft's confidence. Early
+    exit pays if its gain exceeds both the other and zero by MIN_PAY of the pass, on average over batch sizes (a single
+    one may sit at the edge of a tile); thresholds that dropped fewer than MIN_DROPPED observations are ignored.
     """
     tokens_each = sum(acceptance**j for j in range(num_drafts + 1))
     return [
@@ -103,14 +103,14 @@ def _gain(table: CostTable, q: ExitQuality, batch: int, num_drafts: int, tokens_
     ahead, whole = (table.remaining_ms_array(b, rows, batch, PAY_CONTEXT)[rows] for b in (q.boundary, 0))
     saved_ms = pass_ms - table.verify_ms(rows - dropped, batch, PAY_CONTEXT)
     by_confidence = saved_ms - dropped * (1 - q.baseline_precision) * token_ms
-    # Both from the one curve of whole passes: differences of two curves would be differences of their errors.
+    # Both use the curve of whole passes: the difference of two curves would mostly be their errors.
     by_exit = saved_ms * float(ahead / whole) - dropped * (1 - q.precision) * token_ms
     by_exit -= table.exit_ms(q.boundary, batch * num_drafts)
     return (by_exit - max(0.0, by_confidence)) / pass_ms
 
 
 def confidence(seen: Observations, fitted: npt.NDArray[np.bool_]) -> FloatArray:
-    """The estimate before the pass, from margin and place, fitted on the observations marked -> [n]."""
+    """The estimate before the pass from margin and place, fitted on the marked observations -> [n]."""
     places = seen.place[:, None] == np.arange(1, int(seen.place.max(initial=0)) + 1)
     features = np.column_stack([seen.margin, places.astype(np.float64)])
     weights = fit_logistic(features[fitted], seen.accepted[fitted].astype(np.float64))

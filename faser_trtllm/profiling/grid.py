@@ -1,4 +1,4 @@
-"""Which passes are measured, and which of them no fit may see."""
+"""The grid of measured passes, and the held-out ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-VERIFY_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 160, 192, 256, 288)
-QUICK_ROWS = (1, 2, 4, 8, 16, 17, 32, 64, 128)
-REQUESTS = (1, 2, 4, 8, 16, 32)
+SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 160, 192, 256, 288)
+VERIFY_ROWS = (*SMALL_ROWS, 384, 512, 768, 1024, 1280)
+QUICK_ROWS = (1, 2, 4, 8, 16, 17, 32, 64, 128, 384, 1024)
+REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
-MANY_REQUESTS = 8  # more than these are measured up to the main context only
+MANY_REQUESTS = 8  # more rows than this are measured up to the main context only
 CATCH_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 HELD_OUT_VERIFY = 12
 HELD_OUT_DRAFT = 5
@@ -20,9 +21,9 @@ HELD_OUT_DRAFT = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pass. kind: verify (all rows give logits), decode (a row per request, one such pass after another),
+    """One pass. kind: verify (all rows give logits), decode (one row per request, pass after pass),
     draft_step (one row per request, drawn from), draft_rows (catch-up: only the last row of each request gives logits).
-    context_len: tokens of each request in its cache."""
+    context_len: cached tokens of each request."""
 
     kind: str
     partition: str
@@ -34,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engines and the caches opened for them allow."""
+    """Limits of the engines and their caches."""
 
     max_rows: int
     max_num_requests: int
@@ -48,7 +49,7 @@ class Limits:
         return max((c for c in self.contexts() if c <= MAIN_CONTEXT), default=self.contexts()[0])
 
     def longest(self, num_requests: int) -> int:
-        """Only a few requests get long caches, since filling them takes the time of reading their prompts."""
+        """Only a few requests get long caches, since filling them means running their prompts."""
         return self.max_context if num_requests <= MANY_REQUESTS else self.main_context()
 
     def fits(self, num_rows: int, num_requests: int) -> bool:
@@ -60,7 +61,7 @@ class Limits:
 
 
 def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]:
-    """The staircase over rows, at each count the fewest and the most requests; other contexts at fewer counts."""
+    """The staircase over rows, each count with the fewest and the most requests; other contexts at fewer counts."""
     main = limits.main_context()
     for num_rows in QUICK_ROWS if quick else VERIFY_ROWS:
         fitting = [r for r in REQUESTS if limits.fits(num_rows, r)]
@@ -99,12 +100,15 @@ def draft_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]
                 yield Point("draft_step", partition, num_requests, num_requests, context)
     for num_rows in CATCH_UP_ROWS[::2] if quick else CATCH_UP_ROWS:
         for num_requests in sorted({1, num_rows // 2, num_rows} - {0}):
+            longest = main + -(-num_rows // num_requests)
+            if longest > limits.max_context + limits.max_draft_len + 1:  # as far as a frontier may reach
+                continue
             if num_requests <= limits.max_num_requests and num_rows <= limits.max_rows:
                 yield Point("draft_rows", partition, num_rows, num_requests, main)
 
 
 def held_out_points(limits: Limits, seed: int) -> Iterator[Point]:
-    """Points that no fit sees, drawn over everything between the grid's lines; on the partition "all" only."""
+    """Held-out points drawn between the grid's lines, on the partition "all" only."""
     rng = np.random.default_rng(seed)
     most_requests = limits.max_num_requests
     seen: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""Times the points of a grid in interleaved rounds, and the two lanes side by side."""
+"""Times the points of a grid in interleaved rounds, and the two lanes concurrently."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
-RUNS_PER_VISIT = 4  # where one pass follows the other: the first is dropped, it finds other weights in the caches
-WARM_RUNS = 16  # before passes without drafts: after so many the weights are in the caches as in service
-Tick = Callable[[int, int], None]  # rounds done, rounds in all
+RUNS_PER_VISIT = 4  # for pass after pass: the first is dropped, since it finds other weights in the caches
+WARM_RUNS = 16  # before passes without drafts: after this many the caches are warm, as in service
+Tick = Callable[[int, int], None]  # rounds done, total rounds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Samples to fit and samples that no fit may see; rounds that were run."""
+    """Samples to fit, held-out samples, and the number of rounds."""
 
     samples: tuple[CostSample, ...]
     held_out: tuple[CostSample, ...]
@@ -29,12 +29,17 @@ class Measured:
 
 
 def measure_points(
-    probe: Probe, points: Sequence[Point], budget_s: float, tick: Tick | None = None, min_rounds: int = MIN_ROUNDS
+    probe: Probe,
+    points: Sequence[Point],
+    budget_s: float,
+    tick: Tick | None = None,
+    min_rounds: int = MIN_ROUNDS,
+    warm_up: bool = True,
 ) -> Measured:
-    """Lower quartiles over rounds of the best of a visit; every round visits every point, in an order of its own.
+    """Lower quartiles over rounds of the best time per visit; every round visits every point in a random order.
 
-    Others on the machine only ever add time, often for longer than a round: shuffling spreads that over all points, and
-    the quartile leaves it out. One round warms up and tells how many rounds fit the budget.
+    Other processes only ever add time, often for longer than a round: shuffling spreads that over all points, and the
+    quartile discards it. The first round determines how many fit the budget; with warm_up it does not count.
     """
     runners = [(point, probe.runner(point)) for point in points]
     shuffle = random.Random(0).shuffle
@@ -47,7 +52,7 @@ def measure_points(
     def run_round(keep: bool) -> None:
         partition = ""
         shuffle(runners)
-        # A change of partition moves the engines, so a round goes through the partitions one after the other.
+        # Changing partitions moves the engines, so a round goes through the partitions in sequence.
         runners.sort(key=lambda item: probe.partitions.index(item[0].partition))
         for point, run in runners:
             if point.partition != partition:
@@ -61,11 +66,12 @@ def measure_points(
                 times[point].append(best)
 
     start = time.perf_counter()
-    run_round(keep=False)
-    fitting = int(budget_s / max(time.perf_counter() - start, 1e-9)) - 1
+    run_round(keep=not warm_up)
+    fitting = int(budget_s / max(time.perf_counter() - start, 1e-9)) - warm_up
     num_rounds = max(min_rounds, min(MAX_ROUNDS, fitting))
     for number in range(num_rounds):
-        run_round(keep=True)
+        if number or warm_up:
+            run_round(keep=True)
         if tick is not None:
             tick(number + 1, num_rounds)
     probe.use(ALL)
@@ -91,7 +97,7 @@ def sample_of(point: Point, ms: float) -> CostSample:
 def measure_segments(
     probe: Probe, row_counts: Sequence[tuple[int, int]], num_rounds: int, context_len: int
 ) -> list[CostSample]:
-    """(num_rows, num_requests) -> samples "segment:I"; none where the target is one segment."""
+    """(num_rows, num_requests) -> samples "segment:I"; none if the target has one segment."""
     num_segments = len(probe.target.spec.segments) - 1
     if num_segments < 2:
         return []
@@ -109,7 +115,7 @@ def measure_segments(
 
 
 def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> list[CostSample]:
-    """Candidate scores at the boundaries -> samples "exit:I"; the work is the same at each of them."""
+    """Candidate scores at the boundaries -> samples "exit:I"; the work is the same at each."""
     num_segments = len(probe.target.spec.segments) - 1
     times: dict[int, list[float]] = {rows: [] for rows in row_counts}
     for number in range(num_rounds + 1 if num_segments > 1 else 0):
@@ -126,8 +132,8 @@ def measure_exits(probe: Probe, row_counts: Sequence[int], num_rounds: int) -> l
 
 
 def measure_interference(probe: Probe, pairs: Sequence[tuple[Point, Point]], num_runs: int) -> Interference:
-    """Both lanes at once, each in its thread, against each alone; pairs of (draft point, verify point), one partition
-    each. Medians over the pairs of the ratios of medians."""
+    """Both lanes at once, each in its own thread, relative to each alone; pairs of (draft point, verify point), one
+    partition each. Returns medians over the pairs of the ratios of medians."""
     draft_factors, verify_factors = [], []
     draft_partition, verify_partition = pairs[0][0].partition, pairs[0][1].partition
     assert probe.draft is not None
@@ -156,11 +162,12 @@ def _side_by_side(
     verify: Callable[[], float],
     num_runs: int,
 ) -> tuple[list[float], list[float]]:
-    """The draft runs for as long as the target does, and the other way round: times where both were running."""
+    """Each lane runs as long as the other does; returns times during which both were running."""
     done = threading.Event()
     draft_times: list[float] = []
 
     def draft_lane() -> list[float]:
+        draft_times.append(draft())  # even if a busy machine starts this thread after the other has ended
         while not done.is_set():
             draft_times.append(draft())
         return draft_times
@@ -176,7 +183,7 @@ def _side_by_side(
 
 
 def _in_lane(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
-    """Run work in a thread of its own, so that pinning does not outlive it."""
+    """Run work in its own thread, so that pinning ends with it."""
     result: list[float] = []
     worker = threading.Thread(target=lambda: result.extend(_pinned(probe, partition, work)))
     worker.start()
@@ -187,8 +194,7 @@ def _in_lane(probe: Probe, partition: str, work: Callable[[], list[float]]) -> l
 
 
 def _pinned(probe: Probe, partition: str, work: Callable[[], list[float]]) -> list[float]:
-    if partition != ALL:
-        probe.core_sets[partition].pin_caller()
+    probe.pin(partition)
     return work()
 
 

@@ -1,4 +1,4 @@
-"""What `faser profile` is asked for."""
+"""Options of `faser profile`, checked."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ class ProfileOptions:
     """Options of `faser profile`.
 
     quick: fewer points and rounds, no calibration of pruning: what a policy needs that finds no profile.
-    time_budget_s: the measurement takes as many interleaved rounds as fit, between 3 and 25.
+    lanes: of a quick profile: measure both sides of the split and held-out points all the same.
+    time_budget_s: runs as many interleaved rounds as fit, between 3 and 25.
     prompt_file: one prompt per line for the calibration of pruning; default: held-out standard library sources.
-    calibrate: whether to calibrate pruning, where the target has exit layers.
-    cores, num_threads: as in ExecutorConfig; a profile is valid for what it was measured on.
+    calibrate: whether to calibrate pruning if the target has exit layers.
+    cores, num_threads: as in ExecutorConfig; a profile is valid only for what it was measured on.
     """
 
     engine_dir: Path
     quick: bool = False
+    lanes: bool = False
     time_budget_s: float = 40.0
     prompt_file: Path | None = None
     num_prompts: int = 48

@@ -1,4 +1,4 @@
-"""A profile as a picture: staircases, draft steps, held-out points, early exit by depth."""
+"""Plots a profile: staircases, draft steps, held-out points, early exit by depth."""
 
 from __future__ import annotations
 

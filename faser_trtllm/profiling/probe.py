@@ -6,82 +6,79 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
-from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.cpu import CpuEngine
-from faser_trtllm.ops.accept import Acceptor
-from faser_trtllm.partition.core_set import CoreSet
-from faser_trtllm.profiling.grid import CONTEXTS, MANY_REQUESTS, Limits, Point
+from faser_trtllm.engine.base import DraftBatch, Engine
+from faser_trtllm.ops.synthetic_accept import RowTester
+from faser_trtllm.profiling.grid import CATCH_UP_ROWS, CONTEXTS, MAIN_CONTEXT, MANY_REQUESTS, Limits, Point
 from faser_trtllm.sampling.table import SamplingTable
 
-MAX_ROWS = 320
 TEMPERATURE = 0.8
-DRAFTED = 8  # tokens of a timed draft call, so that the call itself weighs little
+DRAFTED = 8  # tokens of a timed draft call, which amortise the call's overhead
 
 
 class Probe:
-    """Owns the core sets, the engines and their caches. Not thread-safe, except that the draft and the target may run
-    in two threads when they are on different core sets.
+    """Engines that are open, and their caches. Not thread-safe, except that the draft and the target may run in two
+    threads when they are on different partitions.
 
-    Partitions: "all" is every core; with two cores or more "draft" is the last one and "verify" the others.
+    A backend's probe says how engines move (use), what a lane's thread does first (pin), and when work is done (wait).
+    partitions: "all", and where lanes are measured "draft" and "verify". num_units: cores or SMs of "all".
     """
 
-    def __init__(self, engines: EngineDir, cores: tuple[int, ...] | None, num_threads: int | None) -> None:
-        built = engines.build_config
-        self._stack = ExitStack()
-        blocks_per_token = built.tokens_per_block
-        max_draft_len = max(1, built.max_draft_len)
-        margin = max(max_draft_len + 1, DRAFTED) + 1
-        max_context = min(CONTEXTS[-1], built.max_seq_len - margin)
-        self.limits = Limits(
-            max_rows=min(MAX_ROWS, built.max_num_tokens),
-            max_num_requests=min(32, built.max_batch_size),
-            max_context=max_context,
-            max_draft_len=built.max_draft_len,
-        )
-        blocks_per_seq = -(-(max_context + margin) // blocks_per_token)
-        num_slots = self.limits.max_num_requests
-        self._table = np.arange(num_slots * blocks_per_seq, dtype=np.int32).reshape(num_slots, blocks_per_seq)
-        rng = np.random.default_rng(0)
-        self._tokens = rng.integers(1, engines.vocab_size, max_context + margin, dtype=np.int32)
-        try:
-            self.core_sets = self._open_core_sets(cores, num_threads)
-            sizes = {
-                "num_blocks": self._table.size,
-                "tokens_per_block": blocks_per_token,
-                "max_batch_size": num_slots,
-                "max_num_tokens": max(self.limits.max_rows, num_slots),
-                "max_seq_len": max_context + margin,
-            }
-            everything = self.core_sets["all"]
-            self.target = self._stack.enter_context(CpuEngine.open(engines.target_path, everything, **sizes))
-            self.draft: CpuEngine | None = None
-            if engines.has_draft:
-                self.draft = self._stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
-            self._max_draft_len = max(DRAFTED, max_draft_len)
-            # One table per lane: they may run in two threads.
-            self._drafting, self._testing = (
-                SamplingTable(num_slots, engines.vocab_size, self._max_draft_len) for _ in range(2)
-            )
-            self._tester = Acceptor(num_slots, engines.vocab_size, self._max_draft_len)
-            self._uniform = np.float32(1.0 / engines.vocab_size)
-        except BaseException:
-            self._stack.close()
-            raise
+    partitions: tuple[str, ...]
+    num_units: int
 
-    @property
-    def partitions(self) -> tuple[str, ...]:
-        return tuple(self.core_sets)
+    def __init__(
+        self,
+        target: Engine,
+        draft: Engine | None,
+        tester: RowTester,
+        limits: Limits,
+        num_filled_slots: int,
+        stack: ExitStack | None = None,
+    ) -> None:
+        """num_filled_slots: slots with caches of their own; the others read those of them. stack: closed with it."""
+        self._stack = stack or ExitStack()
+        self.target: Any = target  # a backend's engine, which moves as its probe says
+        self.draft: Any = draft
+        self.limits = limits
+        self._tester = tester
+        spec = target.spec
+        blocks_per_seq = -(-spec.max_seq_len // spec.tokens_per_block)
+        num_slots = limits.max_num_requests
+        self._table = np.arange(num_slots * blocks_per_seq, dtype=np.int32).reshape(num_slots, blocks_per_seq)
+        self._num_filled_slots = num_filled_slots
+        for slot in range(num_filled_slots, num_slots):
+            num_read = limits.main_context() // spec.tokens_per_block  # blocks behind them are written to
+            self._table[slot, :num_read] = self._table[slot % num_filled_slots, :num_read]
+        rng = np.random.default_rng(0)
+        self._tokens = rng.integers(1, spec.vocab_size, spec.max_seq_len, dtype=np.int32)
+        self._max_draft_len = probe_draft_len(limits.max_draft_len)
+        # One sampling table per lane, since lanes may run in two threads.
+        self._drafting, self._testing = (
+            SamplingTable(num_slots, spec.vocab_size, self._max_draft_len) for _ in range(2)
+        )
+        self._uniform = np.float32(1.0 / spec.vocab_size)
+
+    def use(self, partition: str, engine: Any = None) -> None:
+        """Move an engine (default: both) to a partition."""
+        raise NotImplementedError
+
+    def pin(self, partition: str) -> None:
+        """What the calling thread does before it runs an engine on a partition."""
+
+    def wait(self, engine: Engine) -> None:
+        """Until the engine's work is done; a call that returns results to the host has waited already."""
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Run prompts through both engines, so that attention reads what it would read in service."""
+        """Run prompts through both engines, so that attention reads realistic caches."""
         limits = self.limits
-        num_slots = limits.max_num_requests
+        num_slots = self._num_filled_slots
         for slot in range(num_slots):
             length = limits.max_context if slot < min(MANY_REQUESTS, num_slots) else limits.main_context()
             for first in range(0, length, limits.max_rows):
@@ -89,14 +86,11 @@ class Probe:
                 self.target.forward(batch)
                 if self.draft is not None:
                     self.draft.forward(batch)
+                for engine in (self.target, self.draft):
+                    if engine is not None:
+                        self.wait(engine)
             if progress is not None:
                 progress(slot + 1, num_slots)
-
-    def use(self, partition: str, engine: CpuEngine | None = None) -> None:
-        """Move an engine (default: both) to a partition."""
-        for each in (self.target, self.draft) if engine is None else (engine,):
-            if each is not None:
-                each.use(self.core_sets[partition])
 
     def runner(self, point: Point) -> Callable[[], float]:
         """A function that runs the pass of a point once -> ms (of one draft step for draft_step)."""
@@ -117,15 +111,14 @@ class Probe:
         def run() -> float:
             self._bind(self._drafting, requests)
             array = self._drafting.array
-            ms = _milliseconds(
-                lambda: draft.draft(batch, array, num_tokens, num_drafts, num_new_drafts, self._max_draft_len)
-            )
+            call = DraftBatch(batch, array, num_tokens, num_drafts, num_new_drafts, self._max_draft_len)
+            ms = _milliseconds(lambda: draft.draft(call))
             return ms / num_new
 
         return run
 
     def _verify_runner(self, rows: list[tuple[int, int, int]], requests: list[Request]) -> Callable[[], float]:
-        """The pass and the free test behind it."""
+        """The pass followed by the free test."""
         batch, tester = self._batch(rows, logits=None), self._tester
 
         def work() -> None:
@@ -148,13 +141,15 @@ class Probe:
                 sampling.draft_probs(slot)[:] = self._uniform
 
     def displace(self, point: Point) -> None:
-        """Run the other engine, as it runs before this pass in service: it leaves other weights in the caches."""
+        """Run the other engine first, as in service, which leaves other weights in the caches."""
         if self.draft is None or point.kind == "decode":
             return
         slots = min(4, self.limits.max_num_requests)
         context = self.limits.main_context()
         batch = self._batch([(slot, context, context + 1) for slot in range(slots)], logits=1)
-        (self.draft if point.kind == "verify" else self.target).forward(batch)
+        other = self.draft if point.kind == "verify" else self.target
+        other.forward(batch)
+        self.wait(other)
 
     def segment_ms(self, num_rows: int, num_requests: int, context_len: int) -> list[float]:
         """One pass of the target in segments -> ms of each."""
@@ -162,15 +157,19 @@ class Probe:
         batch = self._batch([(s, context_len, context_len + n) for s, n in enumerate(spread)], logits=None)
         times = []
         for segment in range(len(self.target.spec.segments) - 1):
-            times.append(_milliseconds(lambda s=segment: self.target.run_segment(batch, s)))  # type: ignore[misc]
+            times.append(_milliseconds(lambda s=segment: self._run_segment(batch, s)))  # type: ignore[misc]
         return times
+
+    def _run_segment(self, batch: RaggedBatch, segment: int) -> None:
+        self.target.run_segment(batch, segment)
+        self.wait(self.target)
 
     def exit_ms(self, num_rows: int, num_runs: int) -> list[float]:
         """Candidate scores of num_rows rows at the first boundary, num_runs times -> ms of each."""
-        context = self.limits.main_context()
         spread = _spread(num_rows, min(num_rows, self.limits.max_num_requests))
+        context = min(self.limits.main_context(), self._tokens.size - max(spread))
         batch = self._batch([(slot, context, context + n) for slot, n in enumerate(spread)], logits=0)
-        self.target.run_segment(batch, 0)
+        self._run_segment(batch, 0)
         rows = np.arange(num_rows, dtype=np.int32)
         candidates = np.resize(self._tokens, (num_rows, NUM_CANDIDATES))
         return [_milliseconds(lambda: self.target.early_exit(rows, candidates)) for _ in range(num_runs)]
@@ -186,17 +185,8 @@ class Probe:
     ) -> None:
         self.close()
 
-    def _open_core_sets(self, cores: tuple[int, ...] | None, num_threads: int | None) -> dict[str, CoreSet]:
-        everything = self._stack.enter_context(CoreSet(cores, num_threads))
-        sets = {"all": everything}
-        used = everything.cores[: everything.num_threads]
-        if len(used) >= 2:
-            sets["verify"] = self._stack.enter_context(CoreSet(used[:-1]))
-            sets["draft"] = self._stack.enter_context(CoreSet(used[-1:]))
-        return sets
-
     def _batch(self, rows: list[tuple[int, int, int]], logits: int | None) -> RaggedBatch:
-        """(slot, first, end) per request; logits: of so many last rows each, None for all."""
+        """(slot, first, end) per request; logits: number of last rows with logits each, None for all."""
         num_rows = sum(end - first for _, first, end in rows)
         builder = BatchBuilder(len(rows), num_rows, self._tokens.size, self._table)
         for slot, first, end in rows:
@@ -204,7 +194,7 @@ class Probe:
         return builder.build()
 
     def _request(self, slot: int, num_tokens: int) -> Request:
-        """Every other request is greedy; of the others, every other one has a seed, which makes draws dearer."""
+        """Half of the requests are greedy; of the rest every other one is seeded, which makes draws more expensive."""
         return Request(
             "probe",
             self._tokens[:num_tokens],
@@ -216,6 +206,22 @@ class Probe:
             max_seq_len=self._tokens.size,
             max_draft_len=self._max_draft_len,
         )
+
+
+def probe_draft_len(max_draft_len: int) -> int:
+    """Drafts that a probe's engines and tables must hold."""
+    return max(DRAFTED, max_draft_len)
+
+
+def context_limits(built_seq_len: int, max_draft_len: int, largest: int) -> tuple[int, int]:
+    """-> the longest context that is measured, at most `largest`, and the max_seq_len that this takes."""
+    margin = max(max_draft_len + 1, DRAFTED) + 1
+    max_context = min(largest, built_seq_len - margin)
+    return max_context, max_context + margin
+
+
+def largest_context(quick: bool) -> int:
+    return MAIN_CONTEXT + CATCH_UP_ROWS[-1] if quick else CONTEXTS[-1]
 
 
 def _spread(num_rows: int, num_requests: int) -> list[int]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Interference
+from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
 from faser_trtllm.profiling.grid import Limits, Point, decode_points, draft_points, held_out_points, verify_points
-from faser_trtllm.profiling.measure import measure_exits, measure_interference, measure_points, measure_segments
+from faser_trtllm.profiling.measure import (
+    MIN_ROUNDS,
+    measure_exits,
+    measure_interference,
+    measure_points,
+    measure_segments,
+)
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.plot import write_plot
 from faser_trtllm.profiling.probe import Probe
@@ -24,110 +32,127 @@ PLOT_FILE = "profile.png"
 QUICK_BUDGET_S = 2.0
 SEGMENT_ROWS = ((1, 1), (4, 1), (8, 2), (16, 4), (17, 4), (32, 8), (33, 8), (48, 8), (64, 16), (96, 16), (128, 32))
 EXIT_ROWS = (1, 8, 32, 128)
-LANE_SHAPES = ((1, 4), (4, 16), (8, 32))  # requests drafted, rows verified at the same time
+TARGET_KINDS = ("verify", "decode")
+LANE_SHAPES = ((1, 4), (4, 16), (8, 32))  # requests drafted, rows verified concurrently
 
-Progress = Callable[[str, int, int], None]  # what is measured, how much of it is done, how much there is
+Progress = Callable[[str, int, int], None]  # (what is measured, units done, total units)
 
 
 def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
     """Measure, then write profile.json and (with matplotlib, unless quick) profile.png into the engine directory.
 
-    Raises ConfigError if the directory has no draft engine or is not the CPU's, EngineFileError if it is not usable.
+    Raises as measure_engine_dir, and OSError if the directory cannot be written.
+    """
+    report = measure_engine_dir(options, progress)
+    write_report(report, options.engine_dir / PROFILE)
+    if options.plot and not options.quick:
+        write_plot(report, options.engine_dir / PLOT_FILE)
+    return report
+
+
+def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
+    """Measure without writing anything.
+
+    Raises ConfigError if the directory has no draft engine, or there is no GPU for one that needs it, EngineFileError
+    if it is not usable.
     """
     options.validate()
     say = progress or (lambda what, done, total: None)
     start = time.perf_counter()
     engines = EngineDir.load(options.engine_dir)
-    if engines.backend != "cpu":
+    if not engines.build_config.max_draft_len:
         raise ConfigError(
-            f"{options.engine_dir.name} holds {engines.backend} engines, and faser profile measures cpu engines only; "
-            "speculate with fixed:K or gp_lcb, which need no cost table"
+            f"{options.engine_dir.name} has max_draft_len 0, so there is no speculation to profile; "
+            "build it with --draft_checkpoint_dir, or a larger --max_draft_len"
         )
-    if not engines.has_draft:
-        raise ConfigError(
-            f"{options.engine_dir.name} has no draft engine, so there is no speculation to profile; "
-            "build it with --draft_checkpoint_dir"
-        )
-    with Probe(engines, options.cores, options.num_threads) as probe:
-        probe.fill(lambda done, total: say("filling caches", done, total))
-        measured = measure_points(
-            probe,
-            list(grid(probe.limits, probe.partitions, options)),
-            QUICK_BUDGET_S if options.quick else options.time_budget_s,
-            lambda done, total: say("passes", done, total),
-            min_rounds=2 if options.quick else 3,
-        )
-        samples = [*measured.samples, *_segments(probe, options, say)]
-        interference = _interference(probe, options, say)
-        fingerprint = fingerprint_of(options.engine_dir, probe.core_sets[ALL].num_threads)
-    table = CostTable.fit(samples, fingerprint, held_out=measured.held_out, interference=interference)
+    with _open_probe(engines, options) as probe:
+        passes = measure_passes(probe, options, say)
+        fingerprint = fingerprint_of(options.engine_dir, probe.num_units)
     found = Calibration()
-    if not options.quick:
-        found = calibrate(engines, table, options, say)
-    report = ProfileReport(
-        table=CostTable.fit(
-            samples,
-            fingerprint,
-            held_out=measured.held_out,
-            interference=interference,
-            exits=found.exits,
-            overhead_ms=found.overhead_ms,
-        ),
-        samples=tuple(samples),
-        held_out=measured.held_out,
+    if not options.quick and engines.has_draft:
+        found = calibrate(engines, passes.table(fingerprint), options, say)
+    return ProfileReport(
+        table=passes.table(fingerprint, found),
+        samples=passes.samples,
+        held_out=passes.held_out,
         exit_quality=found.quality,
         num_exit_observations=found.num_observations,
-        num_rounds=measured.num_rounds,
+        num_rounds=passes.num_rounds,
         seconds=time.perf_counter() - start,
     )
-    write_report(report, options)
-    return report
 
 
-def load_or_measure(
-    engine_dir: Path,
-    cores: tuple[int, ...] | None = None,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-) -> CostTable:
-    """The engine directory's cost table; a quick measurement if it has none that fits this machine.
+@dataclass(frozen=True)
+class Passes:
+    """What a probe measured of a pair; held_out is not fitted."""
 
-    The quick table is written into the directory where that is possible, but never over a table of another machine.
-    """
-    path = engine_dir / PROFILE
-    options = ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads)
-    if path.exists():
-        with CoreSet(cores, num_threads) as everything:
-            fingerprint = fingerprint_of(options.engine_dir, everything.num_threads)
-        return CostTable.load(path, fingerprint)
-    return profile_engine_dir(options, progress).table
+    samples: tuple[CostSample, ...]
+    held_out: tuple[CostSample, ...]
+    interference: tuple[Interference, ...]
+    num_rounds: int
 
-
-def write_report(report: ProfileReport, options: ProfileOptions) -> None:
-    """profile.json appears whole or not at all."""
-    path = options.engine_dir / PROFILE
-    staged = path.with_name(path.name + ".tmp")
-    staged.write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    staged.replace(path)
-    if options.plot and not options.quick:
-        write_plot(report, options.engine_dir / PLOT_FILE)
+    def table(self, fingerprint: Fingerprint, calibration: Calibration | None = None) -> CostTable:
+        found = calibration or Calibration()
+        return CostTable.fit(
+            self.samples,
+            fingerprint,
+            held_out=self.held_out,
+            interference=self.interference,
+            exits=found.exits,
+            overhead_ms=found.overhead_ms,
+        )
 
 
-def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions) -> list[Point]:
-    """Every point to measure; the lanes' partitions get the quick grid, since two cores leave little to choose."""
+def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda what, done, total: None) -> Passes:
+    """Fill the caches of open engines and time their passes, segments and lanes."""
+    probe.fill(lambda done, total: say("filling caches", done, total))
+    measured = measure_points(
+        probe,
+        list(grid(probe.limits, probe.partitions, options, probe.draft is not None)),
+        QUICK_BUDGET_S if options.quick else options.time_budget_s,
+        lambda done, total: say("passes", done, total),
+        min_rounds=1 if options.quick else MIN_ROUNDS,
+        warm_up=not options.quick,
+    )
+    samples = (*measured.samples, *_segments(probe, options, say))
+    return Passes(samples, measured.held_out, tuple(_interference(probe, options, say)), measured.num_rounds)
+
+
+def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
+    if find_backend(engines.backend).on_cpu:
+        from faser_trtllm.profiling.cpu_probe import CpuProbe
+
+        return CpuProbe(engines, options.cores, options.num_threads, options.quick)
+    from faser_trtllm.profiling.gpu_probe import open_gpu_probe
+
+    return open_gpu_probe(engines, options.quick)
+
+
+def write_report(report: ProfileReport, path: Path) -> None:
+    """Write the file atomically."""
+    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        staged.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions, has_draft: bool = True) -> list[Point]:
+    """All points to measure; the lanes' partitions get the quick grid, and there are none without a draft model."""
     points = [*verify_points(limits, ALL, options.quick), *draft_points(limits, ALL, options.quick)]
     points += decode_points(limits, options.quick)
-    if "verify" in partitions and not options.quick:
+    if "verify" in partitions and (options.lanes or not options.quick):
         points += verify_points(limits, "verify", quick=True)
         points += draft_points(limits, "draft", quick=True)
-    if not options.quick:
+    if options.lanes or not options.quick:
         seen = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points}
         points += [
             p
             for p in held_out_points(limits, options.seed)
             if (p.kind, p.num_rows, p.num_requests, p.context_len) not in seen
         ]
-    return list(dict.fromkeys(points))
+    return [p for p in dict.fromkeys(points) if has_draft or (p.kind in TARGET_KINDS and p.partition == ALL)]
 
 
 def _segments(probe: Probe, options: ProfileOptions, say: Progress) -> list[CostSample]:
@@ -144,8 +169,8 @@ def _segments(probe: Probe, options: ProfileOptions, say: Progress) -> list[Cost
 
 
 def _interference(probe: Probe, options: ProfileOptions, say: Progress) -> list[Interference]:
-    """The draft on its core beside a target on the others, and beside a target on every core."""
-    if "draft" not in probe.partitions or options.quick:
+    """The draft on its core next to a target on the other cores, and next to a target on all cores."""
+    if "draft" not in probe.partitions or (options.quick and not options.lanes) or probe.draft is None:
         return []
     limits, found = probe.limits, []
     for number, partition in enumerate(("verify", ALL)):

@@ -1,4 +1,4 @@
-"""Real prompts: Python text that the demo pair has not seen in training."""
+"""Real prompts: Python text held out from the demo pair's training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from faser_trtllm.errors import InvalidArgumentError
 
-# The demo pair's training script holds out every 20th file of this very list, so the constants are its own.
+# The demo pair's training script holds out every 20th file of the same list; the constants must match it.
 HELD_OUT_STRIDE = 20
 MAX_FILE_BYTES = 400_000
 SKIPPED = (
@@ -32,7 +32,7 @@ TRAINING_NUM_FILES = 1528
 
 @dataclass(frozen=True)
 class PromptSet:
-    """token_ids: equally long prompts. held_out: the library has as many files as in the pair's training."""
+    """token_ids: equally long prompts. held_out: whether the library has as many files as in the pair's training."""
 
     token_ids: tuple[tuple[int, ...], ...]
     source: str
@@ -40,7 +40,7 @@ class PromptSet:
 
 
 def library_files(root: Path) -> list[Path]:
-    """The library's sources in the order in which the training script saw them."""
+    """The library's sources in the order used by the training script."""
     files = sorted(
         file
         for file in glob.glob(f"{root}/**/*.py", recursive=True)
@@ -57,7 +57,7 @@ def draw_prompts(
     seed: int = 0,
     root: Path | None = None,
 ) -> PromptSet:
-    """Draw num_prompts windows of prompt_len tokens, each from another held-out file where there are enough.
+    """Draw num_prompts windows of prompt_len tokens, from different held-out files if there are enough.
 
     root: a folder of Python sources; default: this interpreter's standard library.
     """

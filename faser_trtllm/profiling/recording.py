@@ -1,4 +1,4 @@
-"""A policy that drafts a fixed length, drops nothing, and writes down what early exit saw and what the test found."""
+"""A policy that drafts a fixed length, drops nothing, and records early-exit signals and test results."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.decision import DraftPlan, ExitView, StepOutcome, StepView
+from faser_trtllm import native
+from faser_trtllm.core.decision import Decision, PruneRule, StepView
+from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
+from faser_trtllm.core.request import Request
+from faser_trtllm.ops.arrays import float32_at
 from faser_trtllm.policy.base import StatelessPolicy
 
-MAX_RANK = 8  # as ExitModel counts places
+MAX_RANK = 8  # capped as in ExitModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,45 +31,66 @@ class Observations:
 
 @dataclass
 class RecordingPolicy(StatelessPolicy):
-    """boundaries: indices into EngineSpec.segments at which to look. outcomes: one per step, in order."""
+    """boundaries: indices into EngineSpec.segments to record at. steps: of those that the executor reported (it watches
+    the executor, too), whether prompts ran, and the ms of drafting and verification."""
 
     num_draft_tokens: int
     boundaries: tuple[int, ...] = ()
-    outcomes: list[StepOutcome] = field(default_factory=list)
+    steps: list[tuple[bool, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name = f"recording:{self.num_draft_tokens}"
-        self._seen: dict[int, ExitView] = {}
-        self._decoding: list[object] = []
+        self._seen: dict[int, tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.float32]]]] = {}
+        self._slots: list[int] = []
         self._columns: list[tuple[float, ...]] = []
 
-    def plan(self, view: StepView) -> DraftPlan:
-        return DraftPlan([self.num_draft_tokens] * len(view.decoding))
+    def plan(self, view: StepView) -> Decision:
+        return Decision([self.num_draft_tokens] * len(view.decoding), exits=self, tested=self)
 
-    def exit_boundaries(self, view: StepView, num_rows: int) -> Sequence[int]:
+    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
+        """Drops nothing, and writes down what is seen."""
+        self._slots = [request.slot for request in decoding]
+        ends = np.cumsum(num_drafts)[:-1]
+
+        def record(rank: npt.NDArray[np.int32], gap: npt.NDArray[np.float32]) -> None:
+            self._seen[boundary] = np.split(rank, ends), np.split(gap, ends)
+
+        return PruneRule(np.zeros(sum(num_drafts), np.float32), record=record)
+
+    def add(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_accepted: npt.NDArray[np.int32],
+        outcome: npt.NDArray[np.int32],
+    ) -> None:
+        """What the free test found of the drafts that were looked at."""
+        views = [self._seen[boundary] for boundary in self.boundaries if boundary in self._seen]
+        if views and len(views) == len(self.boundaries):
+            for slot, first, accepted, how in zip(slots, num_tokens, num_accepted, outcome, strict=True):
+                if slot not in self._slots:
+                    continue
+                k = self._slots.index(slot)
+                num_tested = int(accepted) + (int(how) == native.RECOVERED)
+                for j in range(min(num_tested, len(views[0][0][k]))):
+                    margin = float(float32_at(int(sampling[slot]["draft_margins"]) + 4 * first, num_tested)[j])
+                    signals = [value for rank, gap in views for value in (float(rank[k][j]), float(gap[k][j]))]
+                    self._columns.append((j, j < accepted, margin, *signals))
         self._seen.clear()
-        return self.boundaries
 
-    def keep_rows(self, view: StepView, exit_view: ExitView) -> list[int]:
-        self._seen[exit_view.boundary] = exit_view
-        self._decoding = list(view.decoding)
-        return list(exit_view.num_rows)
+    def step(
+        self,
+        plan: SchedulerOutput,
+        drafts: DraftResult,
+        result: VerifyResult,
+        times_s: tuple[float, float, float, float],
+    ) -> None:
+        if plan.view.decoding:
+            self.steps.append((len(plan.verified) < len(plan.scheduled), result.step_ms))
 
-    def wants_outcome(self, is_speculative: bool) -> bool:
-        return True
-
-    def observe(self, outcome: StepOutcome) -> None:
-        self.outcomes.append(outcome)
-        if len(self._seen) < len(self.boundaries) or not self._seen:
-            return
-        views = [self._seen[boundary] for boundary in self.boundaries]
-        for i, request in enumerate(outcome.decoding):
-            k = self._decoding.index(request)
-            for j in range(min(outcome.num_tested[i], len(views[0].rank[k]))):
-                margin = float(request.draft_margins[request.num_tokens + j])
-                signals = [value for view in views for value in (float(view.rank[k][j]), float(view.gap[k][j]))]
-                self._columns.append((j, j < outcome.num_accepted[i], margin, *signals))
-        self._seen.clear()
+    def finished(self, request: Request) -> None:
+        """Nothing is written down by request."""
 
     def observations(self) -> Observations:
         width = 3 + 2 * len(self.boundaries)

@@ -1,4 +1,4 @@
-"""What a profile found beside the cost table itself, as values, JSON and lines of text."""
+"""Results of a profile besides the cost table, as values, JSON and text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {"draft_step": "draft", "verify": "target", "draft_rows": "draft catch-u
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """samples were fitted, held_out were not; seconds: of the whole profile."""
+    """samples were fitted, held_out were not; seconds: duration of the whole profile."""
 
     table: CostTable
     samples: tuple[CostSample, ...]
@@ -26,7 +26,7 @@ class ProfileReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """The cost table's JSON with everything it was made from."""
+        """The cost table's JSON with all data it was made from."""
         return self.table.to_json() | {
             "samples": [asdict(s) for s in self.samples],
             "held_out": [asdict(s) | {"predicted_ms": predict(self.table, s)} for s in self.held_out],
@@ -70,6 +70,6 @@ class ProfileReport:
 
 
 def predict(table: CostTable, sample: CostSample) -> float:
-    """ms by the table's curve of the sample's kind and partition."""
+    """ms predicted by the curve of the sample's kind and partition."""
     curve = table.curves[f"{sample.kind}@{sample.partition or ALL}"]
     return curve.at(sample.num_rows, sample.num_requests, sample.context_len)

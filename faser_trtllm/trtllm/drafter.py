@@ -1,16 +1,20 @@
 """FaserDrafter: a drafter for TensorRT-LLM's UserProvidedDecodingConfig. Contract-tested, not run against TensorRT-LLM.
 
-TensorRT-LLM gives every request room for max_draft_len drafts, asks the drafter, and pads what it proposes to that
-length with zeros: padding can only be rejected, or be what the target says anyway. So a shorter proposal saves
-drafting, not verifying, and pages need no care of ours.
+TensorRT-LLM reserves room for max_draft_len drafts per request, calls the drafter, and pads proposals to that length
+with zeros: padding is either rejected or equal to the target's own token. So a shorter proposal saves drafting but not
+verification, and we need not manage pages.
+
+Each of its processes has a copy of the drafter and asks that. Copies decide by clocks of their own, so they may differ:
+one process verifies on one GPU, or we refuse.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,29 +23,41 @@ from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.cpu import CpuEngine
+from faser_trtllm.engine.opening import OpenRequest, backend_of, check_draft_backend, open_draft
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.cuda_engines import CudaGpu, Gpu, open_cuda_draft
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import check_spelling, make_policy, needs_costs
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore, num_pending_drafts
 
 if TYPE_CHECKING:
     FaserDrafter: Any
+    FaserResources: Any
 
 log = logging.getLogger(__name__)
 
 _DRAFTER_MODULE = "tensorrt_llm._torch.speculative.drafter"
+_RESOURCE_MODULE = "tensorrt_llm._torch.pyexecutor.resource_manager"
+_DUMMY_MARKS = ("is_attention_dp_dummy", "is_cuda_graph_dummy", "is_dummy_request")
+_PARALLEL_SIZES = {
+    "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "cp_size": "context_parallel_size",
+}
+"""Of TensorRT-LLM's Mapping, with the names that its LLM API has for them."""
+
+DraftOpener = Callable[[OpenRequest, ExitStack], Engine]
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
-    """What FaserDrafter is told.
+    """Options of FaserDrafter.
 
     engine_dir: of `faser build` with a draft; its target is not used. speculation: a policy, as in faser.yaml; "" is
     price with a cost table, else fixed:max_draft_len. cost_table: a profile.json whose verify times are the target's.
-    cores, num_threads: of a draft on the CPU; keep TensorRT-LLM's own threads off them. A draft of the cuda backend has
-    a green context of its own.
+    cores, num_threads: of a draft on the CPU; keep TensorRT-LLM's own threads off them. A draft on the GPU gets its own
+    green context, on the GPU that is torch's current one when it is first asked. max_concurrency: TensorRT-LLM stops
+    speculating while more requests than this are active. draft_len_schedule: its draft lengths by number of active
+    requests, each from its key on; 1.2 only.
     """
 
     engine_dir: Path
@@ -53,6 +69,8 @@ class DrafterOptions:
     cores: tuple[int, ...] | None = None
     num_threads: int | None = None
     draft_ahead: bool = True
+    max_concurrency: int | None = None
+    draft_len_schedule: Mapping[int, int] | None = None
 
     @property
     def policy(self) -> str:
@@ -62,10 +80,10 @@ class DrafterOptions:
 class OpenedDrafter:
     """The engine, the policy and the core of one drafter; close() frees them."""
 
-    def __init__(self, options: DrafterOptions, open_gpu: Callable[[], AbstractContextManager[Gpu]] = CudaGpu) -> None:
-        """open_gpu: for a draft of the cuda backend. Raises ConfigError or EngineFileError in one sentence."""
+    def __init__(self, options: DrafterOptions, open_engine: DraftOpener = open_draft) -> None:
+        """Raises ConfigError or EngineFileError."""
         with ExitStack() as stack:
-            self.core = _open(options, open_gpu, stack)
+            self.core = _open(options, open_engine, stack)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -77,19 +95,32 @@ def check_drafter(options: DrafterOptions) -> None:
     engines = EngineDir.load(options.engine_dir)
     if not engines.has_draft:
         raise ConfigError(f"{options.engine_dir} has no draft engine; build one with --draft_checkpoint_dir")
-    if engines.backend not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"{options.engine_dir} is of the backend {engines.backend}, inside TensorRT-LLM a cpu or cuda draft runs; "
-            "build with --backend cpu or cuda"
-        )
+    check_draft_backend(engines)
     if options.max_draft_len < 1:
         raise ConfigError(f"max_draft_len is {options.max_draft_len}, it must be at least 1")
     check_spelling(options.policy, options.max_draft_len)
     if needs_costs(options.policy) and options.cost_table is None:
         raise ConfigError(f"speculation is {options.policy}, which needs a cost_table; name one or use fixed:K")
+    if options.max_concurrency is not None and options.max_concurrency < 1:
+        raise ConfigError(
+            f"max_concurrency is {options.max_concurrency}, it must be at least 1; leave it out for no limit"
+        )
+    if options.draft_len_schedule is not None:
+        _check_schedule(options.draft_len_schedule, options.max_draft_len)
 
 
-def _open(options: DrafterOptions, open_gpu: Callable[[], AbstractContextManager[Gpu]], stack: ExitStack) -> DraftCore:
+def _check_schedule(schedule: Mapping[int, int], max_draft_len: int) -> None:
+    """As the configuration of 1.2 requires it."""
+    if schedule.get(1) != max_draft_len or any(
+        size < 1 or not 0 <= length <= max_draft_len for size, length in schedule.items()
+    ):
+        raise ConfigError(
+            f"draft_len_schedule is {dict(schedule)}, it must give 1 active request the length max_draft_len "
+            f"({max_draft_len}), and more of them lengths from 0 to that"
+        )
+
+
+def _open(options: DrafterOptions, open_engine: DraftOpener, stack: ExitStack) -> DraftCore:
     check_drafter(options)
     engines = EngineDir.load(options.engine_dir)
     built = engines.build_config
@@ -103,22 +134,11 @@ def _open(options: DrafterOptions, open_gpu: Callable[[], AbstractContextManager
     num_blocks = limits.max_batch_size * -(-limits.max_seq_len // limits.tokens_per_block)
     costs = _read_costs(options.cost_table) if options.cost_table is not None else None
     policy = make_policy(options.policy, options.max_draft_len, costs, limits.max_batch_size)
-    engine: Engine
-    if engines.backend == "cuda":
-        engine = open_cuda_draft(engines, limits, num_blocks, stack.enter_context(open_gpu()), stack)
-    else:
-        core_set = stack.enter_context(CoreSet(options.cores, options.num_threads))
-        engine = stack.enter_context(
-            CpuEngine.open(
-                engines.draft_path,
-                core_set,
-                num_blocks=num_blocks,
-                tokens_per_block=limits.tokens_per_block,
-                max_batch_size=limits.max_batch_size,
-                max_num_tokens=limits.max_num_tokens,
-                max_seq_len=limits.max_seq_len,
-            )
-        )
+    on_cpu = backend_of(engines).on_cpu
+    core_set = stack.enter_context(CoreSet(options.cores, options.num_threads)) if on_cpu else None
+    ordinal = 0 if on_cpu else current_gpu()
+    request = OpenRequest(engines, limits, num_blocks, drafting=True, core_set=core_set, ordinal=ordinal)
+    engine = open_engine(request, stack)
     core = DraftCore(
         engine, policy, MonotonicClock(), max_draft_len=options.max_draft_len, draft_ahead=options.draft_ahead
     )
@@ -126,57 +146,129 @@ def _open(options: DrafterOptions, open_gpu: Callable[[], AbstractContextManager
     return core
 
 
+def current_gpu() -> int:
+    """torch's current GPU, which TensorRT-LLM sets in the thread that drafts; 0 if torch has none."""
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_available() else 0
+
+
 def _read_costs(path: Path) -> CostTable:
-    """Of any machine: the target's times are not this engine directory's."""
+    """From any machine: the target's times are not those of this engine directory."""
     try:
-        return CostTable.from_json(json.loads(path.read_text()))
+        table = CostTable.from_json(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the cost table {path.name} cannot be read ({error}); run `faser profile`") from error
+    table.check_measured(path.name)
+    return table
 
 
-def _make_class() -> type:
-    """FaserDrafter, over the installed package's Drafter."""
-    from faser_trtllm.trtllm.gate import import_module, require_tensorrt_llm
+def _make_drafter() -> type:
+    """FaserDrafter, derived from the installed package's Drafter."""
+    from faser_trtllm.trtllm.gate import import_module, require_drafter
 
-    require_tensorrt_llm()
+    release = require_drafter()
     base = import_module(_DRAFTER_MODULE).Drafter
 
     class FaserDrafter(base):  # type: ignore[misc, valid-type]
-        """Proposes drafts of our engine, of each request's own length. Arguments: those of DrafterOptions.
+        """Proposes drafts from our engine, with a length per request. Arguments: those of DrafterOptions.
 
-        The engine is opened at the first use, in the process that drafts, so the object may be pickled before.
+        The engine is opened on first use, in the drafting process, so the object can be pickled before.
         """
 
+        # From 1.3 on: padding comes after pages were allocated, so a request asks for those of the padding then.
+        _needs_padding_kv_extension = True
+
         def __init__(self, engine_dir: str | Path, *, max_draft_len: int = 4, **options: Any) -> None:
-            super().__init__(max_draft_len=max_draft_len, max_total_draft_tokens=max_draft_len)
             paths = {name: Path(options[name]) for name in ("cost_table",) if options.get(name) is not None}
             self.faser_options = DrafterOptions(Path(engine_dir), max_draft_len, **{**options, **paths})
             check_drafter(self.faser_options)
+            schedule = self.faser_options.draft_len_schedule
+            if schedule is not None and release != "1.2":
+                raise ConfigError(
+                    f"draft_len_schedule is {dict(schedule)}, and its keys mean something else since {release}; write "
+                    "speculation='schedule:1=4,4=2,8=0' instead, where a length applies from its batch size on"
+                )
+            super().__init__(
+                max_draft_len=max_draft_len,
+                max_total_draft_tokens=max_draft_len,
+                max_concurrency=self.faser_options.max_concurrency,
+                draft_len_schedule=None if schedule is None else dict(sorted(schedule.items())),
+            )
             self._opened: OpenedDrafter | None = None
             self._has_failed = False
+            self._is_checked = False
+
+        def decoding_config(self, max_draft_len: int | None = None) -> Any:
+            """The UserProvidedDecodingConfig of this drafter, which must agree with it in every number.
+
+            Raises ConfigError for another max_draft_len.
+            """
+            own = self.faser_options
+            if max_draft_len not in (None, own.max_draft_len):
+                raise ConfigError(
+                    f"max_draft_len is {max_draft_len}, the drafter's is {own.max_draft_len}; give both the same"
+                )
+            schedule = {} if self.draft_len_schedule is None else {"draft_len_schedule": self.draft_len_schedule}
+            make = import_module("tensorrt_llm.llmapi").UserProvidedDecodingConfig
+            return make(
+                drafter=self,
+                resource_manager=sys.modules[__name__].FaserResources(self),
+                max_draft_len=own.max_draft_len,
+                max_concurrency=own.max_concurrency,
+                **schedule,
+            )
 
         def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
-            """Fill py_draft_tokens of the generation requests. It never raises: who cannot draft proposes nothing."""
+            """Fill py_draft_tokens of the generation requests.
+
+            Raises ConfigError where drafts would be wrong: on several GPUs, or with another max_draft_len in the
+            configuration. If drafting itself fails, it proposes nothing from then on.
+            """
             requests = list(scheduled_requests.generation_requests)
-            proposals: list[list[int]] = [[] for _ in requests]
-            if not self._has_failed:
-                try:
-                    if self._opened is None:
-                        self._opened = OpenedDrafter(self.faser_options)
-                    coming = scheduled_requests.context_requests
-                    proposals = self._opened.core.propose(list(map(_asked, requests)), list(map(_asked, coming)))
-                except Exception:
-                    log.exception("drafting failed; TensorRT-LLM goes on without drafts")
-                    self._has_failed = True
-                    self.shutdown()
-            for request, proposal in zip(requests, proposals, strict=True):
+            if not self._is_checked:
+                check_one_process(resource_manager)
+                self._is_checked = self._check_length(requests)
+            real = [request for request in requests if not _is_dummy(request)]
+            coming = [request for request in scheduled_requests.context_requests if not _is_dummy(request)]
+            for request in requests:
+                request.py_draft_tokens = []
+            for request, proposal in zip(real, self._propose(real, coming), strict=False):
                 request.py_draft_tokens = proposal
+
+        def end(self, request: Any) -> None:
+            """The request has ended or was paused: its slot is free."""
+            if self._opened is not None and not _is_dummy(request):
+                self._opened.core.end(request.py_request_id)
 
         def shutdown(self) -> None:
             """Free the engine; the next use opens it again."""
             opened, self._opened = self._opened, None
             if opened is not None:
                 opened.close()
+
+        def _propose(self, requests: list[Any], coming: list[Any]) -> list[list[int]]:
+            if self._has_failed:
+                return []
+            try:
+                if self._opened is None:
+                    self._opened = OpenedDrafter(self.faser_options)
+                return self._opened.core.propose(list(map(_asked, requests)), list(map(_asked, coming)))
+            except Exception:
+                log.exception("drafting failed; TensorRT-LLM goes on without drafts")
+                self._has_failed = True
+                self.shutdown()
+                return []
+
+        def _check_length(self, requests: list[Any]) -> bool:
+            """Compare max_draft_len with the room that the configuration gave a request; False if none has any."""
+            rooms = {request.py_draft_pages_allocated for request in requests if not _is_dummy(request)} - {0}
+            own = self.faser_options.max_draft_len
+            if any(room > own or (room < own and self.draft_len_schedule is None) for room in rooms):
+                raise ConfigError(
+                    f"max_draft_len of the drafter is {own}, that of speculative_config is {max(rooms)}, so that "
+                    "padding would overrun the KV cache; use the drafter's decoding_config()"
+                )
+            return bool(rooms)
 
         def __getstate__(self) -> dict[str, Any]:
             return {**self.__dict__, "_opened": None}
@@ -185,17 +277,78 @@ def _make_class() -> type:
     return FaserDrafter
 
 
+def _make_resources() -> type:
+    """FaserResources, derived from the installed package's BaseResourceManager."""
+    from faser_trtllm.trtllm.gate import import_module, require_drafter
+
+    require_drafter()
+    base = import_module(_RESOURCE_MODULE).BaseResourceManager
+
+    class FaserResources(base):  # type: ignore[misc, valid-type]
+        """Tells a drafter which requests have ended; TensorRT-LLM calls it as one of its resource managers."""
+
+        def __init__(self, drafter: Any) -> None:
+            self._drafter = drafter
+
+        def get_max_resource_count(self) -> int:
+            """Slots of the draft; requests beyond them run without drafts, so they limit nothing."""
+            options = self._drafter.faser_options
+            return options.max_batch_size or EngineDir.load(options.engine_dir).build_config.max_batch_size
+
+        def get_needed_resource_to_completion(self, request: Any) -> int:
+            return 0
+
+        def free_resources(self, request: Any) -> None:
+            self._drafter.end(request)
+
+        def shutdown(self) -> None:
+            self._drafter.shutdown()
+
+    FaserResources.__qualname__ = "FaserResources"
+    return FaserResources
+
+
+def check_one_process(resource_manager: Any) -> None:
+    """ConfigError if TensorRT-LLM runs the target on more than one GPU, by the mapping of its KV cache manager."""
+    from faser_trtllm.trtllm.gate import import_module
+
+    if resource_manager is None:
+        return
+    kind = import_module(_RESOURCE_MODULE).ResourceManagerType.KV_CACHE_MANAGER
+    mapping = getattr(resource_manager.get_resource_manager(kind), "mapping", None)
+    check_parallel_sizes({option: getattr(mapping, size, 1) for size, option in _PARALLEL_SIZES.items()})
+
+
+def check_parallel_sizes(options: Mapping[str, Any]) -> None:
+    """ConfigError if one of the LLM API's options asks for several GPUs (attention DP has as many ranks as TP)."""
+    for name in _PARALLEL_SIZES.values():
+        size = options.get(name, 1)
+        if size not in (None, 1):
+            raise ConfigError(
+                f"{name} is {size}, and FaserDrafter would draft in each of the processes for itself, with drafts that "
+                f"may differ; set {name} to 1, or serve one replica per GPU"
+            )
+
+
+def _is_dummy(request: Any) -> bool:
+    """Whether a request only pads the batch: for attention DP, or for a CUDA graph."""
+    return any(getattr(request, mark, False) for mark in _DUMMY_MARKS)
+
+
 def _asked(request: Any) -> Asked:
     token_ids = request.get_tokens(0)
     left = request.py_orig_prompt_len + request.py_max_new_tokens - len(token_ids)
-    is_off = getattr(request, "py_disable_speculative_decoding", False)  # not confirmed for 1.2
+    is_off = getattr(request, "py_disable_speculative_decoding", False)
     max_drafts = 0 if is_off else request.py_draft_pages_allocated
     return Asked(request.py_request_id, token_ids, left, max_drafts)
 
 
+_MADE: dict[str, Callable[[], type]] = {"FaserDrafter": _make_drafter, "FaserResources": _make_resources}
+
+
 def __getattr__(name: str) -> Any:
-    """FaserDrafter stands on a class of TensorRT-LLM, which is imported when it is first asked for."""
-    if name != "FaserDrafter":
+    """FaserDrafter and FaserResources derive from classes of TensorRT-LLM, which is imported on first access."""
+    if name not in _MADE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = made = _make_class()
+    globals()[name] = made = _MADE[name]()
     return made

@@ -1,7 +1,7 @@
 """Drafting for another executor's requests: lengths by our policies, drafts by our engine, ahead while it verifies.
 
-Knows requests by id and tokens only; imports nothing of TensorRT-LLM. Whoever asks decides what is accepted, so nothing
-that happens here can change an output.
+Knows requests only by id and tokens; imports nothing from TensorRT-LLM. The caller decides what is accepted, so nothing
+here can change an output.
 """
 
 from __future__ import annotations
@@ -14,48 +14,50 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
-from faser_trtllm.core.decision import DraftPlan, Mode, StepOutcome, StepView
+from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView, TestedDrafts
 from faser_trtllm.core.plan import DraftResult, ScheduledRequest, SchedulerOutput
 from faser_trtllm.core.request import Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.drafters.cascade import Cascade
+from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.executor.drafter import Drafter
 from faser_trtllm.executor.lanes import Drafting, DraftLane
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.sampling.table import SamplingTable
 
-_COMPARED = 16  # tokens at each end of a request, to know it again
+_COMPARED = 16  # tokens at each end of a request, to recognise it
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request that wants drafts. token_ids: all of it so far. max_drafts: what its executor has room for."""
+    """One request that wants drafts. token_ids: all tokens so far. max_drafts: room in its executor."""
 
     request_id: int
     token_ids: Sequence[int]
-    max_new_tokens: int  # that it may still generate
+    max_new_tokens: int  # tokens that it may still generate
     max_drafts: int
 
 
 def num_pending_drafts(max_draft_len: int, draft_ahead: bool) -> int:
-    """At most, per request: what is proposed, the guess of the target's own token behind it, and the next proposal."""
+    """Maximum per request: the proposal, the guess of the target's own token after it, and the next proposal."""
     return 2 * max_draft_len + 1 if draft_ahead else max_draft_len
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """Drafting that goes on while the target verifies."""
+    """Drafting that runs while the target verifies."""
 
     plan: SchedulerOutput
     drafting: Drafting
 
 
 class DraftCore:
-    """Drafts for one batch after another. One caller at a time; close() waits for what is drafted ahead.
+    """Drafts for one batch after another. One caller at a time; close() waits for drafting ahead.
 
-    A request is followed by its id from the first time it is asked for. Its draft KV lives in a slot; the slot of whom
-    was not asked for longest goes to a newcomer, so that nobody has to say when a request ends.
+    A request is tracked by its id from the first call on. Its draft KV is in a slot; new requests take the least
+    recently used slot, so the end of a request need not be reported. It can be (end()): then its slot is free at once.
     """
 
     def __init__(
@@ -73,25 +75,29 @@ class DraftCore:
         self._policy = policy
         self._clock = clock
         self._sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, self._capacity)
-        self._drafter = Drafter(engine, self._sampling, block_table, max_draft_len, clock)
+        self._drafter = Cascade(
+            [ModelDrafter(engine, self._sampling, block_table, max_draft_len, clock)], spec.vocab_size
+        )
         self._draft_ahead = draft_ahead
-        self._lane = DraftLane(Drafter(engine, self._sampling, block_table, self._capacity, clock))
+        ahead = ModelDrafter(engine, self._sampling, block_table, self._capacity, clock)
+        self._lane = DraftLane(Cascade([ahead], spec.vocab_size))
         self._ahead: _Ahead | None = None
-        self._is_drafting = policy.name != "off"  # the last step had drafts, or would have
-        self._known: OrderedDict[int, Request] = OrderedDict()  # who was asked for last is at the end
+        self._is_drafting = policy.name != "off"  # the last step had drafts, or would have had
+        self._known: OrderedDict[int, Request] = OrderedDict()  # most recently used last
         self._free_slots = list(range(spec.max_batch_size))
+        self._ended: list[int] = []  # since the last call, while their drafting ahead may still run
         self._last: _LastStep | None = None
-        self._num_generated = 0  # tokens of requests that were asked for again
-        self.num_reused_drafts = 0  # proposed without drafting in the step, as they had been drafted ahead
-        self.num_dropped_drafts = 0  # drafted ahead behind what was then rejected
+        self.num_reused_drafts = 0  # proposed from drafting ahead, without drafting in the step
+        self.num_dropped_drafts = 0  # drafted ahead after tokens that were then rejected
 
     def propose(self, asked: Sequence[Asked], coming: Sequence[Asked] = ()) -> list[list[int]]:
-        """The drafts of each, at most max_drafts and max_draft_len long; [] where nothing is worth it.
+        """The drafts of each request, at most max_drafts and max_draft_len long; [] if drafting does not pay.
 
-        coming: whose prompts the target reads in this step; the draft model reads them beside it.
+        coming: requests whose prompts the target runs in this step; the draft model runs them at the same time.
         """
         self._take_ahead()
         self._observe(asked)
+        self._forget_ended()
         followed = self._follow_all([*asked, *coming])
         requests = [request for request in followed[: len(asked)] if request is not None]
         readers = [request for request in followed[len(asked) :] if request is not None]
@@ -100,33 +106,41 @@ class DraftCore:
         proposed: Sequence[int] = ()
         if requests:
             num_coming = sum(len(one.token_ids) for one in coming)
-            view = StepView(requests, num_coming, 0, self._clock.now_s(), num_generated=self._num_generated)
+            view = StepView(requests, num_coming, 0, self._clock.now_s())
             plan = self._policy.plan(view)
             planned = plan.lengths
             drafts = self._draft(view, plan)
             pending = [request.num_drafts for request in requests]
-            lengths = dict(zip(map(id, requests), self._policy.frontier_lengths(view, pending), strict=True))
+            frontier = pending
+            if plan.frontier is not None:
+                slots, num_tokens = [r.slot for r in requests], [r.num_tokens for r in requests]
+                frontier = plan.frontier.lengths(self._sampling.array, slots, num_tokens, pending)
+            lengths = dict(zip(map(id, requests), frontier, strict=True))
             for place, request in enumerate(followed[: len(asked)]):
                 if request is not None:
                     length = min(lengths[id(request)], request.num_drafts, asked[place].max_drafts)
                     proposals[place] = _pending(request)[:length].tolist()
                     lengths[id(request)] = length
             proposed = [lengths[id(request)] for request in requests]
-            self._last = _LastStep(view, proposed, pending, drafts, self._clock.now_s())
+            self._last = _LastStep(view, plan.tested, proposed, drafts, self._clock.now_s())
             self._is_drafting = any(planned)
         if self._draft_ahead and self._is_drafting:
             self._start_ahead(requests, proposed, planned, readers)
         return proposals
 
+    def end(self, request_id: int) -> None:
+        """The request ended, or was paused: its slot is free from the next call on. Unknown ids are ignored."""
+        self._ended.append(request_id)
+
     def close(self) -> None:
-        """Wait for what is drafted ahead and end its thread; the engine stays the caller's."""
+        """Wait for drafting ahead and end its thread; the caller owns the engine."""
         self._lane.close()
 
     def _follow_all(self, asked: Sequence[Asked]) -> list[Request | None]:
-        """The requests of as many as there are slots; None of the others."""
+        """The tracked requests, as many as there are slots; None for the others."""
         for one in asked:
             if one.request_id in self._known:
-                self._known.move_to_end(one.request_id)  # so that no newcomer takes its slot
+                self._known.move_to_end(one.request_id)  # so that no new request takes its slot
         room = self._spec.max_batch_size
         return [self._follow(one) if place < room else None for place, one in enumerate(asked)]
 
@@ -135,7 +149,7 @@ class DraftCore:
         request = self._known.get(one.request_id)
         num_tokens = len(one.token_ids)
         if request is not None and not _continues(request, one.token_ids):
-            self._forget(one.request_id)  # the id belongs to another request now
+            self._forget(one.request_id)  # the id now belongs to another request
             request = None
         room = self._spec.max_seq_len - self._capacity - 1
         if num_tokens > room or (request is not None and num_tokens >= request.max_num_tokens):
@@ -173,7 +187,7 @@ class DraftCore:
         return request
 
     def _commit(self, request: Request, new: npt.NDArray[np.int32]) -> None:
-        """Take over the target's tokens; pending drafts stay if all of them were foreseen."""
+        """Take over the target's tokens; pending drafts are kept if all of the tokens were predicted."""
         agreed = _num_agreed(request, new)
         first = request.num_tokens
         request.num_tokens = first + new.size
@@ -195,7 +209,12 @@ class DraftCore:
             self._sampling.release(request.slot)
             self._free_slots.append(request.slot)
 
-    def _draft(self, view: StepView, plan: DraftPlan) -> DraftResult:
+    def _forget_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for request_id in ended:
+            self._forget(request_id)
+
+    def _draft(self, view: StepView, plan: Decision) -> DraftResult:
         wanted = [min(length, request.draft_limit) for length, request in zip(plan.lengths, view.decoding, strict=True)]
         scheduled = _scheduled(view.decoding, wanted)
         drafts = self._drafter.draft(SchedulerOutput(scheduled, view, stop=plan.stop, is_drafting=any(wanted)))
@@ -205,9 +224,9 @@ class DraftCore:
     def _start_ahead(
         self, requests: Sequence[Request], lengths: Sequence[int], planned: Sequence[int], readers: Sequence[Request]
     ) -> None:
-        """Go on behind what was proposed: the target's own token if all of it is accepted, and the next drafts.
+        """Draft past the proposal: the target's own token if all of it is accepted, and the next drafts.
 
-        readers: requests whose prompts are read.
+        readers: requests whose prompts are run.
         """
         wanted = []
         for request, length, next_length in zip(requests, lengths, planned, strict=True):
@@ -229,57 +248,61 @@ class DraftCore:
             _take([s.request for s in ahead.plan.scheduled], ahead.drafting.result())
 
     def _observe(self, asked: Sequence[Asked]) -> None:
-        """Tell the policy what became of the last proposals; a request that ended or rested says nothing."""
+        """Report the outcome of the last proposals to the policy; requests that ended or paused are left out."""
         last, self._last = self._last, None
         if last is None:
             return
         now = {one.request_id: one for one in asked}
-        rows: list[tuple[Request, int, int, int, int]] = []
-        for request, length, pending in zip(last.view.decoding, last.lengths, last.pending, strict=True):
+        rows: list[tuple[Request, int, int, int]] = []  # with the tokens that came, drafts proposed, and accepted
+        for request, length in zip(last.view.decoding, last.lengths, strict=True):
             one = now.get(int(request.request_id))
             if one is None or self._known.get(one.request_id) is not request or not _continues(request, one.token_ids):
                 continue
             new = np.asarray(one.token_ids[request.num_tokens :], np.int64)
             if new.size:
-                self._num_generated += new.size
-                accepted = min(length, _num_agreed(request, new), new.size - 1)
-                rows.append((request, pending, length, accepted + (accepted < length), accepted))
+                rows.append((request, new.size, length, min(length, _num_agreed(request, new), new.size - 1)))
         if not rows:
             return
-        now_s = self._clock.now_s()
-        verify_ms = 1e3 * (now_s - last.proposed_s)
-        if not self._policy.wants_outcome(any(last.pending)):
+        requests, num_new, lengths, accepted = zip(*rows, strict=True)
+        if last.tested is not None:
+            rejected = [a < length for a, length in zip(accepted, lengths, strict=True)]
+            last.tested.add(
+                self._sampling.array,
+                [request.slot for request in requests],
+                [request.num_tokens for request in requests],
+                np.array(accepted, np.int32),
+                np.where(rejected, native.RECOVERED, native.BONUS).astype(np.int32),
+            )
+        drafts, n = last.drafts, len(rows)
+        if last.view.num_context_rows or drafts.num_rows > 2 * n:
             return
-        requests, pending_, lengths, tested, accepted_ = zip(*rows, strict=True)
+        verify_ms = 1e3 * (self._clock.now_s() - last.proposed_s)
         self._policy.observe(
-            StepOutcome(
-                requests,
-                pending_,
-                lengths,
-                [0] * len(rows),
-                tested,
-                accepted_,
-                sum(last.drafts.num_new_drafts),
-                last.view.num_context_rows + len(rows) + sum(lengths),
-                last.view.num_context_rows,
-                last.drafts.num_rows,
-                0,
-                last.drafts.draft_ms,
-                verify_ms,
-                verify_ms + last.drafts.draft_ms,
-                Mode.SERIAL,
-                now_s,
+            PlanStats(
+                num_steps=1,
+                ms=verify_ms + drafts.draft_ms,
+                draft_ms=drafts.draft_ms,
+                verify_ms=verify_ms,
+                num_tokens=sum(num_new),
+                num_requests=n,
+                num_rows=n + sum(lengths),
+                num_verified=sum(lengths),
+                num_accepted=sum(accepted),
+                num_draft_calls=int(drafts.num_asked > 0),
+                num_draft_rows=drafts.num_rows,
+                num_draft_steps=max(drafts.num_new_drafts),
+                num_drafted=sum(drafts.num_new_drafts),
             )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _LastStep:
-    """What was proposed, in the order of view.decoding."""
+    """The proposals, in the order of view.decoding."""
 
     view: StepView
+    tested: TestedDrafts | None
     lengths: Sequence[int]
-    pending: Sequence[int]
     drafts: DraftResult
     proposed_s: float
 
@@ -302,17 +325,17 @@ def _pending(request: Request) -> npt.NDArray[np.int32]:
 
 
 def _num_agreed(request: Request, new: npt.NDArray[Any]) -> int:
-    """How many of the new tokens were foreseen."""
+    """How many of the new tokens were predicted."""
     both = min(new.size, request.num_drafts)
     differ = np.flatnonzero(_pending(request)[:both] != new[:both])
     return int(differ[0]) if differ.size else both
 
 
 def _continues(request: Request, token_ids: Sequence[int]) -> bool:
-    """Whether these are the request's tokens and perhaps more.
+    """Whether these tokens continue the request.
 
-    Its two ends are compared: all of it would take longer than drafting. An id that is used twice for texts with the
-    same ends gets worse drafts, nothing else.
+    Only its two ends are compared: comparing all tokens would take longer than drafting. If an id is reused for a text
+    with the same ends, drafts get worse and nothing else changes.
     """
     n = request.num_tokens
     tail = max(0, n - _COMPARED)

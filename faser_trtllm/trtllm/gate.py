@@ -1,4 +1,7 @@
-"""The one door to TensorRT-LLM: its version is checked before anything of it is imported."""
+"""The one door to TensorRT-LLM: its version is checked before anything of it is imported.
+
+Two adapters, two gates: the scheduler's classes are those of 1.2, the drafter's base class is in later releases, too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,13 @@ from faser_trtllm.errors import ConfigError
 
 ACCEPTED = ">=1.2,<1.3"
 FIX = f"install tensorrt-llm{ACCEPTED} (faser-trtllm[trtllm])"
+DRAFTER_RELEASES = ("1.2", "1.3", "1.4")
+"""Those whose drafter is recorded (check/recorded). Of 1.3 and 1.4 there were candidates only."""
+
+_DRAFTER_FIX = "install 1.2.x, 1.3.0rc or 1.4.0rc, or serve without it (faser serve)"
+_REMOVED = (
+    "1.3 removed the engine backend and changed the classes that scheduler: trtllm calls; use the native scheduler, or "
+)
 
 _HOMES = {
     "tensorrt_llm.bindings": ("LlmRequestState", "SamplingConfig", "DataType"),
@@ -44,22 +54,38 @@ class Bindings:
     ReqIdsSet: Any
 
 
-def require_tensorrt_llm() -> str:
-    """The installed version, if it is an accepted one; ConfigError if there is none, or another."""
-    if importlib.util.find_spec("tensorrt_llm") is None:
-        raise ConfigError(f"the package tensorrt_llm is missing, and TensorRT-LLM's scheduler needs it; {FIX}")
-    try:
-        version = importlib.metadata.version("tensorrt-llm")
-    except importlib.metadata.PackageNotFoundError:  # built from source, or a stand-in
-        version = str(import_module("tensorrt_llm").__version__)
+def require_scheduler() -> str:
+    """The installed version, if its scheduler is recorded; ConfigError if there is none, or another."""
+    version = installed_version("its scheduler")
     if not is_accepted(version):
-        raise ConfigError(f"TensorRT-LLM {version} is installed, accepted is {ACCEPTED}; {FIX}")
+        why = _REMOVED if release_of(version) in DRAFTER_RELEASES[1:] else ""
+        raise ConfigError(f"TensorRT-LLM {version} is installed, accepted is {ACCEPTED}; {why}{FIX}")
     return version
+
+
+def require_drafter() -> str:
+    """The release ("1.3") of the installed version, if its drafter is recorded; ConfigError otherwise."""
+    version = installed_version("FaserDrafter")
+    if not is_drafter_known(version):
+        raise ConfigError(
+            f"TensorRT-LLM {version} is installed, and FaserDrafter is not written for it; {_DRAFTER_FIX}"
+        )
+    return release_of(version)
+
+
+def installed_version(what: str) -> str:
+    """what: needs it, for the sentence of the ConfigError that says it is missing."""
+    if importlib.util.find_spec("tensorrt_llm") is None:
+        raise ConfigError(f"the package tensorrt_llm is missing, and {what} needs it; {FIX}")
+    try:
+        return importlib.metadata.version("tensorrt-llm")
+    except importlib.metadata.PackageNotFoundError:  # built from source, or a stand-in
+        return str(import_module("tensorrt_llm").__version__)
 
 
 def load_bindings() -> Bindings:
     """TensorRT-LLM's classes; ConfigError if it is missing, of another version, or cannot be imported here."""
-    require_tensorrt_llm()
+    require_scheduler()
     found: dict[str, Any] = {}
     for module, names in _HOMES.items():
         home = import_module(module)
@@ -71,11 +97,26 @@ def load_bindings() -> Bindings:
 
 
 def is_accepted(version: str) -> bool:
-    """Whether a version is at least 1.2 and below 1.3, candidates of 1.2.0 and 1.3.0 excluded."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?[.-]?(a|b|rc|dev)?", version)
-    if match is None or (int(match[1]), int(match[2])) != (1, 2):
-        return False
-    return int(match[3] or 0) > 0 or match[4] is None
+    """Whether the scheduler of a version is recorded: at least 1.2 and below 1.3, candidates of both excluded."""
+    return release_of(version) == "1.2" and not _is_candidate_of_first(version)
+
+
+def is_drafter_known(version: str) -> bool:
+    """Whether the drafter of a version is recorded: 1.2 from its first release on, candidates of 1.3.0 and 1.4.0."""
+    release = release_of(version)
+    return release in DRAFTER_RELEASES and _is_candidate_of_first(version) == (release != "1.2")
+
+
+def release_of(version: str) -> str:
+    """ "1.3.0rc22" -> "1.3"; "" if it is no version."""
+    match = re.match(r"(\d+\.\d+)(?=[.abrd+-]|$)", version)
+    return match[1] if match else ""
+
+
+def _is_candidate_of_first(version: str) -> bool:
+    """Whether it is a candidate of the first release of its line: 1.3.0rc22, but neither 1.3.0 nor 1.3.1rc1."""
+    match = re.match(r"\d+\.\d+(?:\.(\d+))?[.-]?(a|b|rc|dev)?", version)
+    return match is not None and int(match[1] or 0) == 0 and match[2] is not None
 
 
 def import_module(module: str) -> Any:

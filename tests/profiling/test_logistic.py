@@ -5,7 +5,7 @@ import numpy as np
 from faser_trtllm.profiling.logistic import fit_logistic, logit, sigmoid
 
 
-def test_recovers_a_known_law() -> None:
+def test_recovers_a_known_curve() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(20_000, 2))
     truth = np.array([1.5, -0.7, 0.4])

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.core.cost_table import CostTable, Fingerprint
+from faser_trtllm.config import DrafterName
+from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.partition.core_set import CoreSet
-from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.options import ProfileOptions
-from faser_trtllm.profiling.profile import load_or_measure, profile_engine_dir
-from tests.checkpoints import make_pair
+from faser_trtllm.profiling.profile import profile_engine_dir
+from tests.support.checkpoints import make_pair
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,17 @@ def options(engine_dir: Path) -> ProfileOptions:
     return ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=8, prompt_len=8, max_tokens=48, plot=False)
 
 
+def test_engines_of_few_short_requests_have_a_profile(tmp_path: Path) -> None:
+    """Their exits are measured with as many rows as elsewhere, which leaves less room for context."""
+    target, draft = make_pair(tmp_path / "pair", num_layers=2)
+    limits = {"max_batch_size": 2, "max_num_tokens": 32, "max_seq_len": 64, "max_draft_len": 4}
+    build_engines(BuildOptions(target, draft, tmp_path / "engines", exit_layers=(1,), **limits))
+    options = ProfileOptions(
+        tmp_path / "engines", time_budget_s=0.1, num_prompts=2, prompt_len=8, max_tokens=16, plot=False
+    )
+    assert profile_engine_dir(options, lambda what, done, total: None).table.num_segments == 2
+
+
 def test_profile_is_whole_and_loads(options: ProfileOptions) -> None:
     stages: list[str] = []
     report = profile_engine_dir(options, lambda what, done, total: stages.append(what))
@@ -60,24 +72,6 @@ def test_profile_is_whole_and_loads(options: ProfileOptions) -> None:
     data = json.loads((options.engine_dir / PROFILE).read_text())
     assert len(data["held_out"]) == len(report.held_out)
     assert not list(options.engine_dir.glob("*.tmp"))
-
-
-def test_quick_profile_and_its_reuse(options: ProfileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "QUICK_BUDGET_S", 0.05)
-    measured = load_or_measure(options.engine_dir)
-    written = (options.engine_dir / PROFILE).read_bytes()
-    assert load_or_measure(options.engine_dir) == measured
-    assert (options.engine_dir / PROFILE).read_bytes() == written
-
-
-def test_table_of_another_machine_is_refused_and_kept(options: ProfileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "QUICK_BUDGET_S", 0.05)
-    table = profile_engine_dir(replace(options, quick=True)).table
-    other = Fingerprint("another processor", table.fingerprint.isa, 64, table.fingerprint.engine)
-    replace(table, fingerprint=other).save(options.engine_dir / PROFILE)
-    with pytest.raises(ConfigError, match="another processor"):
-        load_or_measure(options.engine_dir)
-    assert "another processor" in (options.engine_dir / PROFILE).read_text()
 
 
 def test_prompt_file_is_used_and_checked(options: ProfileOptions, tmp_path: Path) -> None:
@@ -102,15 +96,19 @@ def test_wrong_options(options: ProfileOptions, change: dict, message: str) -> N
         profile_engine_dir(replace(options, **change))
 
 
-def test_nothing_to_profile_without_a_draft(tmp_path: Path) -> None:
+def test_a_target_alone_has_no_costs_of_drafting(tmp_path: Path) -> None:
     target, _ = make_pair(tmp_path / "pair", num_layers=2)
-    build_engines(BuildOptions(target, None, tmp_path / "engines", max_seq_len=64))
-    with pytest.raises(ConfigError, match="no draft engine"):
-        profile_engine_dir(ProfileOptions(tmp_path / "engines"))
+    build_engines(BuildOptions(target, None, tmp_path / "engines", max_seq_len=64, max_batch_size=2, max_num_tokens=32))
+    report = profile_engine_dir(ProfileOptions(tmp_path / "engines", quick=True, num_threads=1))
+    assert set(report.table.curves) == {"verify@all", "decode@all"}
+    policy = choose_policy(tmp_path / "engines", "auto", 1, 8, 2, drafters=(DrafterName.SUFFIX,))
+    assert policy.name == "price"
+    with pytest.raises(ConfigError, match="no draft model to measure"):
+        choose_policy(tmp_path / "engines", "schedule", 1, 8, 2, drafters=(DrafterName.SUFFIX,))
 
 
-def test_other_backends_are_refused(tmp_path: Path) -> None:
-    target, draft = make_pair(tmp_path / "pair", num_layers=1, head_dim=64)
-    build_engines(BuildOptions(target, draft, tmp_path / "engines", backend="cuda", max_seq_len=64))
-    with pytest.raises(ConfigError, match="engines holds cuda engines, and faser profile measures cpu engines only"):
+def test_nothing_to_profile_without_drafts(tmp_path: Path) -> None:
+    target, _ = make_pair(tmp_path / "pair", num_layers=2)
+    build_engines(BuildOptions(target, None, tmp_path / "engines", max_seq_len=64, max_draft_len=0))
+    with pytest.raises(ConfigError, match="max_draft_len 0"):
         profile_engine_dir(ProfileOptions(tmp_path / "engines"))

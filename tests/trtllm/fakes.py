@@ -1,7 +1,8 @@
-"""Stand-ins for TensorRT-LLM's modules, generated from the recorded contract.
+"""Stand-ins for TensorRT-LLM's modules, generated from the recorded API surface.
 
-Every call is bound with the recorded signature, so an argument that TensorRT-LLM does not have fails; so do an unknown
-attribute and a write to a read-only one. What the classes do comes from tests/trtllm/rules.py or from the caller.
+Every call is bound with the recorded signature and its values are compared with the recorded types, so an argument that
+TensorRT-LLM does not have fails, and so does one of another type, an unknown attribute, or a write to a read-only one.
+What the classes do comes from tests/trtllm/rules.py and rules_py.py, or from the caller.
 """
 
 from __future__ import annotations
@@ -11,29 +12,36 @@ import enum
 import importlib.machinery
 import importlib.metadata
 import inspect
+import re
 import sys
 import types
 
-from faser_trtllm.trtllm.contract import Entry, Symbol, load_contract, signature
-from tests.trtllm import rules
+from faser_trtllm.trtllm.check.api_surface import Entry, Symbol, load_entries, signature
+from faser_trtllm.trtllm.gate import DRAFTER_RELEASES, release_of
+from tests.trtllm import rules, rules_py
+from tests.trtllm.value_types import check_value
 
 VERSION = "1.2.1"
 
 
-def build(behaviours=None, contract=None, version=VERSION):
-    """-> modules by their dotted names. behaviours: classes (or values) by the contract's names, instead of rules'."""
-    contract = contract or load_contract()
-    behaviours = rules.BEHAVIOURS | (behaviours or {})
+def build(behaviours=None, surface=None, version=VERSION):
+    """-> modules by their dotted names. behaviours: classes (or values) by the recorded names, instead of rules'.
+
+    surface: recorded entries by name; default: all that are recorded for the version's release, or for 1.2.
+    """
+    release = release_of(version) if release_of(version) in DRAFTER_RELEASES else "1.2"
+    surface = surface or load_entries(release)
+    behaviours = rules.BEHAVIOURS | rules_py.behaviours(release) | (behaviours or {})
     modules: dict[str, types.ModuleType] = {}
     objects: dict[str, object] = {}
-    for entry in contract.values():
+    for entry in surface.values():
         parent = _module(modules, entry.module)
         if entry.kind == "value":
             made = version if entry.short_name == "__version__" else behaviours[entry.name]
         elif entry.kind == "enum":
             made = enum.Enum(entry.short_name, list(entry.values), module=entry.module, start=0)
         elif entry.kind == "function":
-            made = _function(entry, behaviours[entry.name])
+            made = _function(entry, behaviours[entry.name], objects)
         else:
             made = _class(entry, behaviours.get(entry.name), objects.get(entry.base), objects)
         objects[entry.name] = made
@@ -68,11 +76,12 @@ def _module(modules, name):
     return modules[name]
 
 
-def _function(entry, behaviour):
+def _function(entry, behaviour, objects):
     recorded = signature(entry.args)
 
     def call(*args, **kwargs):
         bound = recorded.bind(*args, **kwargs)
+        _check_types(entry.short_name, recorded, bound.arguments, objects)
         return behaviour(*bound.args, **bound.kwargs)
 
     call.__name__ = call.__qualname__ = entry.short_name
@@ -92,9 +101,11 @@ def _class(entry: Entry, behaviour, base, objects):
         if name in entry.abstract:
             members[name] = abc.abstractmethod(members[name])
     if entry.binding == "nanobind":
-        members["__setattr__"] = _guarded(entry)
+        members["__setattr__"] = _guarded(entry, objects)
+    elif base is not None:
+        members["__setattr__"] = _with_own(entry, base)
     members |= {name: property(_not_modelled) for name in entry.read_only if not hasattr(behaviour, name)}
-    members |= {name: _stored(name) for name in entry.read_write if not hasattr(behaviour, name)}
+    members |= {name: _stored(name, typed) for name, typed in entry.read_write.items() if not hasattr(behaviour, name)}
     made = types.new_class(entry.short_name, bases, exec_body=lambda namespace: namespace.update(members))
     _check_behaviour(entry, behaviour)
     return made
@@ -104,7 +115,7 @@ def _check_behaviour(entry, behaviour):
     known = {*entry.callables, *entry.read_write, *entry.read_only, *entry.instance_attributes}
     own = [part for part in getattr(behaviour, "__mro__", ()) if part.__module__ != "builtins"]
     invented = [name for part in own for name in vars(part) if not name.startswith("_") and name not in known]
-    assert not invented, f"the behaviour of {entry.name} has names that the contract does not: {invented}"
+    assert not invented, f"the behaviour of {entry.name} has names that the API surface does not: {invented}"
 
 
 def _method(entry, name, arguments, inner, objects):
@@ -112,6 +123,7 @@ def _method(entry, name, arguments, inner, objects):
 
     def call(self, *args, **kwargs):
         bound = recorded.bind(*args, **kwargs)
+        _check_types(f"{entry.short_name}.{name}", recorded, bound.arguments, objects)
         bound.apply_defaults()
         bound.arguments = {key: _resolve(value, objects) for key, value in bound.arguments.items()}
         if inner is not None:
@@ -141,9 +153,9 @@ def nanobind_signature(name, recorded):
     unnamed = [p for p in recorded.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
     for place, parameter in enumerate(recorded.parameters.values()):
         if parameter in unnamed:
-            parts.append(f"arg{place if len(unnamed) > 1 else ''}: collections.abc.Sequence[tuple[int, int]]")
+            parts.append(f"arg{place if len(unnamed) > 1 else ''}: {_as_nanobind_writes(parameter.annotation)}")
             continue
-        text = f"{parameter.name}: object"
+        text = f"{parameter.name}: {_as_nanobind_writes(parameter.annotation)}"
         if parameter.default is not inspect.Parameter.empty:
             text += f" = \\{len(defaults)}"
             defaults.append(parameter.default)
@@ -151,6 +163,23 @@ def nanobind_signature(name, recorded):
     if unnamed:
         parts.append("/")
     return (f"def {name}({', '.join(parts)}) -> None", None, *defaults)
+
+
+def _as_nanobind_writes(typed):
+    """With modules, and with the abstract names of containers."""
+    if typed is inspect.Parameter.empty:
+        return "object"
+    words = {"list": "collections.abc.Sequence", "dict": "collections.abc.Mapping"}
+    return re.sub(r"\w+", lambda word: words.get(word[0], _qualified(word[0])), typed)
+
+
+def _qualified(word):
+    return f"tensorrt_llm.bindings.internal.{word}" if word[0].isupper() and word != "None" else word
+
+
+def _check_types(where, recorded, arguments, objects):
+    for name, value in arguments.items():
+        check_value(f"{where}(): {name}", recorded.parameters[name].annotation, value, objects)
 
 
 def _resolve(value, objects):
@@ -164,7 +193,7 @@ def _resolve(value, objects):
     return None
 
 
-def _guarded(entry):
+def _guarded(entry, objects):
     allowed = {*entry.read_write, *entry.instance_attributes}
 
     def set_attribute(self, name, value):
@@ -173,12 +202,23 @@ def _guarded(entry):
             raise AttributeError(f"property {name!r} of {entry.short_name!r} object has no setter")
         if name not in allowed and not free:
             raise AttributeError(f"{entry.short_name!r} object has no attribute {name!r}")
+        check_value(f"{entry.short_name}.{name}", entry.read_write.get(name, "object"), value, objects)
         object.__setattr__(self, name, value)
 
     return set_attribute
 
 
-def _stored(name):
+def _with_own(entry, base):
+    """A Python class over a bound one: the attributes recorded for it, and those that its base guards."""
+
+    def set_attribute(self, name, value):
+        set_it = object.__setattr__ if name in entry.instance_attributes else base.__setattr__
+        set_it(self, name, value)
+
+    return set_attribute
+
+
+def _stored(name, typed):
     """A property over a place of its own, as nanobind's def_rw makes."""
 
     def get(self):
@@ -187,7 +227,11 @@ def _stored(name):
         except KeyError:
             raise NotImplementedError(f"{name} is recorded, but the stand-in does not model it") from None
 
-    return property(get, lambda self, value: self.__dict__.__setitem__(f"_stored_{name}", value))
+    def put(self, value):
+        self.__dict__[f"_stored_{name}"] = value
+
+    put.__nb_signature__ = ((f"def (self, arg: {_as_nanobind_writes(typed)}, /) -> None", None),)
+    return property(get, put)
 
 
 def _not_modelled(self):

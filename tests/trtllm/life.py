@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from faser_trtllm.kvcache.trtllm import TrtllmKVCacheManager
-from faser_trtllm.scheduler.trtllm import TrtllmScheduler
 from faser_trtllm.trtllm.gate import load_bindings
-from tests.scheduler.test_random_steps import MAX_SEQ_LEN, Life, RandomPolicy, ToyPair
-
-
-class CountingScheduler(TrtllmScheduler):
-    """Notes when pending drafts are given up for want of blocks."""
-
-    def __init__(self, seen, *arguments):
-        super().__init__(*arguments)
-        self._seen = seen
-
-    def _give_up_drafts(self, request, num_kept):
-        self._seen["given_up"] += 1
-        super()._give_up_drafts(request, num_kept)
+from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
+from faser_trtllm.trtllm.scheduler import TrtllmScheduler
+from tests.scheduler.random_lives import MAX_SEQ_LEN, Life, RandomPolicy, ToyPair
 
 
 class TrtllmLife(Life):
@@ -29,5 +17,12 @@ class TrtllmLife(Life):
         self.kv = TrtllmKVCacheManager(
             bindings, self.kv.num_blocks, self.kv.tokens_per_block, limits.max_batch_size, MAX_SEQ_LEN
         )
-        self.scheduler = CountingScheduler(self.seen, bindings, self.kv, limits, policy, self.clock, chunking_policy)
+        self.scheduler = TrtllmScheduler(bindings, self.kv, limits, policy, self.clock, chunking_policy)
         self.pair = ToyPair(self.kv, self.rng, policy)
+
+    def check_blocks(self, item, end, held):
+        """Pending drafts that TensorRT-LLM counted no blocks for may wait, without rows and without further drafts."""
+        assert held >= end + item.max_verified, "rows without blocks"
+        if held < end + item.num_drafts:
+            assert item.num_drafts == item.request.num_drafts, "drafts without blocks"
+            self.seen["drafts_without_blocks"] += 1

@@ -10,9 +10,9 @@ from faser_trtllm.core.plan import DraftResult, VerifyResult
 from faser_trtllm.core.request import Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.kvcache.manager import KVCacheManager
-from faser_trtllm.policy.base import DraftPlan, StatelessPolicy
+from faser_trtllm.policy.base import Decision, StatelessPolicy
 from faser_trtllm.scheduler.scheduler import Scheduler, SchedulerLimits
-from faser_trtllm.trtllm.vectors import Schedule, Vector
+from faser_trtllm.trtllm.check.vectors import Schedule, Vector
 
 MAX_DRAFT_LEN = 8
 
@@ -26,7 +26,7 @@ class WantedDrafts(StatelessPolicy):
         self._vector = vector
 
     def plan(self, view):
-        return DraftPlan([self._vector.requests[int(r.request_id)].drafts for r in view.decoding])
+        return Decision([self._vector.requests[int(r.request_id)].drafts for r in view.decoding])
 
 
 def run_natively(vector: Vector) -> Schedule:

@@ -1,38 +1,46 @@
-"""A PyExecutor over the stand-ins, with the step order of TensorRT-LLM 1.2 and a target that is a function of tokens.
+"""A PyExecutor over the stand-ins, with TensorRT-LLM's step order and a target that is a function of tokens.
 
-Of a step: each request gets room for max_draft_len drafts, the batch is chosen, the drafter asked, its drafts padded;
-then the target verifies and the rest of the room is taken back.
+Of a step: the draft length is chosen, each request gets room for as many drafts, the batch is chosen, the drafter
+asked, its drafts padded; then the target verifies and the rest of the room is taken back.
 """
 
 from __future__ import annotations
 
 from tests.trtllm import fakes
 
-DRAFTER = "tensorrt_llm._torch.speculative.drafter.Drafter"
+RESOURCES = "tensorrt_llm._torch.pyexecutor.resource_manager"
+install = fakes.install
 
 
-class DrafterRules:
-    """What the base class does of itself: it remembers its arguments, and pads to the static maximum."""
-
-    def __init__(self, max_draft_len, max_total_draft_tokens, max_concurrency, draft_len_schedule):
-        self.max_draft_len = max_draft_len
-        self.max_total_draft_tokens = self._static_max = max_total_draft_tokens
-        self.max_concurrency = max_concurrency
-        self.draft_len_schedule = draft_len_schedule
-
-    def pad_draft_tokens_for_cuda_graph(self, scheduled_requests):
-        for request in scheduled_requests.generation_requests:
-            request.py_draft_tokens.extend([0] * (self._static_max - len(request.py_draft_tokens)))
-
-
-def install(monkeypatch, **options):
-    return fakes.install(monkeypatch, behaviours={DRAFTER: DrafterRules}, **options)
+def resource_manager(modules, spec_manager=None, **sizes):
+    """The composite that a drafter is given. sizes: of the mapping (tp_size=2)."""
+    kinds = modules[RESOURCES].ResourceManagerType
+    mapping = modules["tensorrt_llm.mapping"].Mapping()
+    for name, size in sizes.items():
+        setattr(mapping, name, size)
+    managers = {kinds.KV_CACHE_MANAGER: modules[RESOURCES].KVCacheManager(mapping)}
+    if spec_manager is not None:
+        managers[kinds.SPEC_RESOURCE_MANAGER] = spec_manager
+    return modules[RESOURCES].ResourceManager(managers)
 
 
 class PyExecutor:
-    """next_token(tokens) is the target's greedy choice. is_resting(request, step): left out, as if paused."""
+    """next_token(tokens) is the target's greedy choice. is_resting(request, step): left out, as if paused.
 
-    def __init__(self, modules, drafter, next_token, max_draft_len, *, max_batch_size=4, is_resting=lambda *_: False):
+    resources: what the drafter is given, and told of ends; None: it is given nothing.
+    """
+
+    def __init__(
+        self,
+        modules,
+        drafter,
+        next_token,
+        max_draft_len,
+        *,
+        max_batch_size=4,
+        is_resting=lambda *_: False,
+        resources=None,
+    ):
         request = modules["tensorrt_llm._torch.pyexecutor.llm_request"]
         self._LlmRequest = request.LlmRequest
         self._get_draft_token_length = request.get_draft_token_length
@@ -44,6 +52,7 @@ class PyExecutor:
         self._max_draft_len = max_draft_len
         self._max_batch_size = max_batch_size
         self._is_resting = is_resting
+        self._resources = resources
         self.active = []
         self.outputs = {}
         self.proposals = []  # (tokens before, proposal) of every request and step
@@ -55,27 +64,73 @@ class PyExecutor:
         self.active.append(self._LlmRequest(request_id, max_new_tokens, list(prompt), self._SamplingConfig(), False))
         self.outputs[request_id] = []
 
+    def submit_dummy(self, mark):
+        """A generation request that pads the batch, as of attention DP or of a CUDA graph."""
+        request = self._LlmRequest(1000, 1 << 20, [0], self._SamplingConfig(), False)
+        setattr(request, mark, True)
+        request.state = self._State.GENERATION_IN_PROGRESS
+        self.active.append(request)
+        self.outputs[1000] = []
+        return request
+
     def cancel(self, request_id):
+        for request in self.active:
+            if request.py_request_id == request_id:
+                self._free(request)
         self.active = [request for request in self.active if request.py_request_id != request_id]
 
     def step(self):
-        self._prepare_draft_requests()
+        length = self._draft_len()
+        self._prepare_draft_requests(length)
         batch = self._schedule()
-        self._drafter.prepare_draft_tokens(batch)
+        if length:
+            self._draft(batch)
+        else:
+            for request in batch.all_requests():
+                request.py_disable_speculative_decoding = True
+        for request in batch.context_requests:
+            self._take(request, [self._next_token(request.get_tokens(0))])
+            request.state = self._State.GENERATION_IN_PROGRESS
+        for request in batch.generation_requests:
+            self._verify(request)
+        for request in self.active:
+            if self._is_done(request):
+                self._free(request)
+        self.active = [request for request in self.active if not self._is_done(request)]
+        self.step_number += 1
+
+    def _draft_len(self):
+        """Drafts per request in this step, by the drafter's schedule and its limit of requests; 0: it is not asked."""
+        length = self._max_draft_len
+        if getattr(self._drafter, "draft_len_schedule", None) is not None:
+            length = self._drafter.get_draft_len_for_batch_size(max(1, len(self.active)))
+            self._drafter.update_max_total_draft_tokens(length)
+        limit = getattr(self._drafter, "max_concurrency", None)
+        if limit is not None and not self._drafter.should_use_spec_decode(
+            self.active, self._max_batch_size, 1 << 20, length
+        ):
+            return 0
+        return length
+
+    def _draft(self, batch):
+        given = () if self._resources is None else (batch, self._resources)
+        self._drafter.prepare_draft_tokens(*(given or (batch,)))
         for request in batch.generation_requests:
             proposal = list(request.py_draft_tokens)
             assert self._get_draft_token_length(request) <= request.py_draft_pages_allocated
             assert all(type(token) is int for token in proposal)
             self.proposals.append((request.get_tokens(0), proposal))
             self.lengths.setdefault(request.py_request_id, []).append(len(proposal))
-        self._drafter.pad_draft_tokens_for_cuda_graph(batch)
-        for request in batch.context_requests:
-            self._take(request, [self._next_token(request.get_tokens(0))])
-            request.state = self._State.GENERATION_IN_PROGRESS
+        takes_manager = hasattr(self._drafter, "_needs_padding_kv_extension") and not hasattr(
+            self._drafter, "run_drafter_post"
+        )
+        self._drafter.pad_draft_tokens_for_cuda_graph(*(given if takes_manager and given else (batch,)))
         for request in batch.generation_requests:
-            self._verify(request)
-        self.active = [request for request in self.active if not self._is_done(request)]
-        self.step_number += 1
+            assert self._get_draft_token_length(request) <= request.py_draft_pages_allocated or not takes_manager
+
+    def _free(self, request):
+        if self._resources is not None:
+            self._resources.free_resources(request)
 
     def run(self, num_steps=10_000):
         while self.active and num_steps:
@@ -83,13 +138,14 @@ class PyExecutor:
             num_steps -= 1
         assert not self.active, "requests never end"
 
-    def _prepare_draft_requests(self):
+    def _prepare_draft_requests(self, length):
         for request in self.active:
             if request.state is self._State.GENERATION_IN_PROGRESS:
-                request.draft_tokens = [0] * self._max_draft_len
+                room = 0 if request.py_disable_speculative_decoding else length
+                request.draft_tokens = [0] * length
                 request.py_last_draft_tokens = request.py_draft_tokens
-                request.py_draft_tokens = [0] * self._max_draft_len
-                request.py_draft_pages_allocated = self._max_draft_len
+                request.py_draft_tokens = [0] * room
+                request.py_draft_pages_allocated = room
 
     def _schedule(self):
         batch = self._ScheduledRequests()
@@ -97,14 +153,14 @@ class PyExecutor:
             if batch.batch_size == self._max_batch_size:
                 break
             if request.state is self._State.CONTEXT_INIT:
-                batch.context_requests.append(request)
+                getattr(batch, "context_requests_last_chunk", batch.context_requests).append(request)
             elif not self._is_resting(request, self.step_number):
                 batch.generation_requests.append(request)
         return batch
 
     def _verify(self, request):
         """The longest prefix of the padded drafts that the target says too, and the token that it says next."""
-        assert self._get_draft_token_length(request) == self._max_draft_len
+        assert self._get_draft_token_length(request) in (0, self._max_draft_len)
         tokens, new = request.get_tokens(0), []
         for draft in [*request.py_draft_tokens, None]:
             new.append(self._next_token(tokens + new))

@@ -1,7 +1,8 @@
 """TensorRT-LLM 1.2's scheduling rules, written down plainly for the generated stand-ins.
 
-From the sources that contract-1.2.json names under *_rules. Left out: block reuse, encoders, LoRA, beams, disaggregated
-serving. States are compared by their order, as there. self._package: what is generated, by the contract's names.
+From the sources that scheduler-1.2.json names under *_rules. Left out: block reuse, encoders, LoRA, beams,
+disaggregated serving. States are compared by their order, as there. self._package: what is generated, by the recorded
+names.
 """
 
 from __future__ import annotations
@@ -314,47 +315,6 @@ class ReqIdsSet:
         return request_id in self._ids
 
 
-class PyLlmRequest:
-    """The Python request over the bindings': draft attributes as its __init__ leaves them."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.py_request_id = self.request_id
-        self.py_prompt_len = self.py_orig_prompt_len = self.prompt_len
-        self.py_max_new_tokens = self.max_new_tokens
-        self.py_draft_tokens = self.draft_tokens or []
-        self.py_draft_pages_allocated = self.py_num_accepted_draft_tokens = self.py_rewind_len = 0
-        self.py_num_accepted_draft_tokens_indices = []
-        self.py_rewind_draft_token_separate_adjustment = self.py_decoding_iter = 0
-        self.py_last_draft_tokens = self.py_draft_logits = self.py_target_probs = self.py_batch_idx = None
-        self.py_end_id = self.py_seq_slot = self.py_target_seq_slot = None
-        self.py_is_draft = self.py_disable_speculative_decoding = False
-
-
-class ScheduledRequests:
-    def __init__(self):
-        self.context_requests, self.generation_requests, self.paused_requests = [], [], []
-
-    @property
-    def batch_size(self):
-        return len(self.context_requests) + len(self.generation_requests)
-
-    @property
-    def is_generation_only(self):
-        return not self.context_requests and not any(r.draft_tokens for r in self.generation_requests)
-
-    @property
-    def can_run_cuda_graph(self):
-        return not self.context_requests
-
-    def all_requests(self):
-        return self.context_requests + self.generation_requests
-
-
-def get_draft_token_length(request):
-    return len(request.py_draft_tokens or [])
-
-
 BEHAVIOURS = {
     f"{_PREFIX}.algorithms.CapacityScheduler": CapacityScheduler,
     f"{_PREFIX}.algorithms.MicroBatchScheduler": MicroBatchScheduler,
@@ -362,7 +322,4 @@ BEHAVIOURS = {
     f"{_PREFIX}.batch_manager.KVCacheManager": KVCacheManager,
     f"{_PREFIX}.batch_manager.KvCacheStats": KvCacheStats,
     f"{_PREFIX}.batch_manager.ReqIdsSet": ReqIdsSet,
-    "tensorrt_llm._torch.pyexecutor.llm_request.LlmRequest": PyLlmRequest,
-    "tensorrt_llm._torch.pyexecutor.llm_request.get_draft_token_length": get_draft_token_length,
-    "tensorrt_llm._torch.pyexecutor.scheduler.ScheduledRequests": ScheduledRequests,
 }

@@ -23,10 +23,9 @@ class _Sequence:
 class KVCacheManager:
     """Blocks per sequence, without reuse."""
 
-    def __init__(self, num_kv_heads_per_layer, size_per_head_per_layer, tokens_per_block, blocks_per_window, *rest):
-        (_, _, windows, _, _, _, stream, max_sequence_length, enable_block_reuse, *_) = rest
+    def __init__(self, num_kv_heads_per_layer, size_per_head, tokens_per_block, blocks_per_window, *rest):
+        (_, _, windows, _, _, _, _, max_sequence_length, enable_block_reuse, *_) = rest
         assert not enable_block_reuse, "block reuse is not modelled"
-        assert type(stream) is int
         ((self._window, (primary, secondary)),) = blocks_per_window.items()
         assert windows == [self._window]
         assert self._window >= max_sequence_length

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
@@ -16,9 +16,10 @@ from faser_trtllm.config import ContextChunkingPolicy, ExecutorConfig, Scheduler
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
-from tests.checkpoints import make_pair
-from tests.executor.harness import Collector, Setup, run
-from tests.executor.test_exactness import VOCAB, check_early_ends, greedy_reference, prompts, setups
+from tests.support.checkpoints import make_pair
+from tests.support.effort import examples
+from tests.support.executor_harness import Collector, Setup, run
+from tests.support.random_setups import VOCAB, check_early_ends, greedy_reference, prompts, setups
 from tests.trtllm import fakes, rules
 
 BATCH_MANAGER = "tensorrt_llm.bindings.internal.batch_manager"
@@ -32,7 +33,7 @@ def _stand_ins():
         yield
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(setup=setups(), data=st.data())
 def test_greedy_tokens_are_the_targets_own(setup, data):
     setup = replace(setup, scheduler="trtllm")
@@ -53,7 +54,7 @@ def test_greedy_tokens_are_the_targets_own(setup, data):
         assert result.reasons[str(index)] == ("length" if len(expected) == room else "stop")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25))
 @given(setup=setups(), data=st.data())
 def test_seeded_tokens_are_the_native_schedulers(setup, data):
     requests = []
@@ -66,7 +67,7 @@ def test_seeded_tokens_are_the_native_schedulers(setup, data):
     assert theirs.tokens == run(setup, requests, arrivals).tokens
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(setup=setups(), data=st.data())
 def test_requests_that_end_early_change_nothing_for_the_others(setup, data):
     check_early_ends(replace(setup, scheduler="trtllm"), data)

@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
+from tests.support.effort import examples
 from tests.trtllm import fakes
 from tests.trtllm.life import TrtllmLife
 
@@ -18,7 +19,7 @@ def _stand_ins():
         yield
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 2**32),
     tokens_per_block=st.sampled_from([1, 2, 4, 16]),
@@ -37,7 +38,7 @@ def test_any_setting_serves_every_request_exactly(seed, enable_chunked_context, 
     TrtllmLife(seed, **options).run(50)
 
 
-def test_drafts_are_given_up_with_what_the_draft_model_knew_of_them():
+def test_drafts_without_blocks_wait_and_the_draft_model_runs_them_again():
     """A life in which rows and blocks are short at once, while the draft model is ahead."""
     life = TrtllmLife(
         344,
@@ -49,7 +50,7 @@ def test_drafts_are_given_up_with_what_the_draft_model_knew_of_them():
         chunk_unit_size=16,
         capacity_policy=CapacitySchedulerPolicy.MAX_UTILIZATION,
     )
-    assert life.run(60)["given_up"]
+    assert life.run(60)["drafts_without_blocks"]
 
 
 @pytest.mark.parametrize("chunking_policy", ContextChunkingPolicy)
@@ -72,4 +73,4 @@ def test_crowded_lives_see_every_event_and_stay_exact(chunking_policy):
     events = ["admitted", "preempted", "accepted", "carried", "short_of_rows", "chunks", "only_drafted"]
     events += ["timeouts", "stop", "length", "error"]
     assert not [event for event in events if seen[event] < 4], dict(seen)
-    assert seen["given_up"], "the rarest: rows and blocks are short at once"
+    assert seen["drafts_without_blocks"], "the rarest: rows and blocks are short at once"

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from faser_trtllm import cli
 from faser_trtllm.config import CapacitySchedulerPolicy, SchedulerKind
-from faser_trtllm.trtllm.conformance import Finding, compare, parse_signature
-from faser_trtllm.trtllm.contract import Symbol, load_contract, signature
-from faser_trtllm.trtllm.tiny_model import run_tiny_model
-from tests.trtllm import fakes, rules
+from faser_trtllm.trtllm.check.api_surface import Symbol, load_entries, signature
+from faser_trtllm.trtllm.check.conformance import Finding, compare, parse_signature
+from faser_trtllm.trtllm.check.tiny_model import run_tiny_model
+from tests.trtllm import fakes, rules, rules_py
 
 ALGORITHMS = "tensorrt_llm.bindings.internal.algorithms"
 BATCH_MANAGER = "tensorrt_llm.bindings.internal.batch_manager"
-CONTRACT = load_contract()
+SURFACE = load_entries("1.2")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def check(monkeypatch, capsys):
 
 
 def changed(name, **fields):
-    return CONTRACT | {name: replace(CONTRACT[name], **fields)}
+    return SURFACE | {name: replace(SURFACE[name], **fields)}
 
 
 def test_without_the_package_it_is_one_sentence_and_exit_code_2(check, monkeypatch):
@@ -47,10 +47,13 @@ def test_without_the_package_it_is_one_sentence_and_exit_code_2(check, monkeypat
 
 
 def test_another_version_is_one_sentence_and_exit_code_2(check, monkeypatch):
-    fakes.install(monkeypatch, version="1.3.0rc20")
+    fakes.install(monkeypatch, version="1.5.0")
     code, _, err = check("--trtllm")
     assert code == 2
-    assert "TensorRT-LLM 1.3.0rc20 is installed, accepted is >=1.2,<1.3" in err
+    assert err.startswith(
+        "faser: TensorRT-LLM 1.5.0 is installed, and FaserDrafter is not written for it; install 1.2.x"
+    )
+    assert err.count("\n") == 1
 
 
 def test_nothing_to_check_is_one_sentence(check):
@@ -63,10 +66,23 @@ def test_what_is_as_recorded_passes(check, monkeypatch):
     fakes.install(monkeypatch)
     code, out, _ = check("--trtllm")
     lines = out.splitlines()
-    assert lines[0] == "TensorRT-LLM 1.2.1, against the contract recorded for 1.2"
-    assert all(line.startswith("ok ") for line in lines[1:-1])
-    assert len(lines[1:-1]) > len(CONTRACT) + 30
-    assert lines[-1].startswith(f"verdict: all {len(lines) - 2} checks are as recorded")
+    assert lines[0] == "TensorRT-LLM 1.2.1, against the contracts recorded for 1.2"
+    assert lines[1].startswith("scheduler: recorded from the public source of the 1.2 line")
+    assert lines[2].startswith("drafter: recorded from")
+    assert all(line.startswith("ok ") for line in lines[3:-1])
+    assert len(lines[3:-1]) > len(SURFACE) + 30
+    assert lines[-1].startswith(f"verdict: all {len(lines) - 4} checks are as recorded")
+    assert code == 0
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc22", "1.4.0rc1"])
+def test_of_a_later_release_only_the_drafter_is_compared(check, monkeypatch, version):
+    fakes.install(monkeypatch, version=version)
+    code, out, _ = check("--trtllm")
+    lines = out.splitlines()
+    assert lines[0] == f"TensorRT-LLM {version}, against the contracts recorded for {version[:3]}"
+    assert lines[2] == f"scheduler: none is recorded for {version[:3]}; scheduler: trtllm is for 1.2"
+    assert {tuple(line.split()[:2]) for line in lines[3:-1]} == {("ok", "drafter")}
     assert code == 0
 
 
@@ -79,35 +95,59 @@ DRAFTER, POLICIES = (
     "tensorrt_llm._torch.speculative.drafter.Drafter",
     "tensorrt_llm.bindings.executor.CapacitySchedulerPolicy",
 )
-WITHOUT_FREE = {"methods": {k: v for k, v in CONTRACT[CACHE].methods.items() if k != "remove_sequence"}}
+WITHOUT_FREE = {"methods": {k: v for k, v in SURFACE[CACHE].methods.items() if k != "remove_sequence"}}
 BROKEN = {
     "argument gone": (
         SCHEDULER,
-        {"init": CONTRACT[SCHEDULER].init[:2]},
+        {"init": SURFACE[SCHEDULER].init[:2]},
         "__init__: argument has_kv_cache_manager is gone",
     ),
     "argument new": (
         SCHEDULER,
-        {"init": ["strict", *CONTRACT[SCHEDULER].init]},
+        {"init": ["strict", *SURFACE[SCHEDULER].init]},
         "argument strict is new and has no default",
     ),
-    "order": (DRAFTER, {"init": CONTRACT[DRAFTER].init[::-1]}, "__init__: the order of its arguments is another"),
-    "default": (DRAFTER, {"init": ["max_draft_len=3", *CONTRACT[DRAFTER].init[1:]]}, "max_draft_len has the default 3"),
+    "order": (DRAFTER, {"init": SURFACE[DRAFTER].init[::-1]}, "__init__: the order of its arguments is another"),
+    "default": (
+        DRAFTER,
+        {"init": ["max_draft_len: int = 3", *SURFACE[DRAFTER].init[1:]]},
+        "max_draft_len has the default 3",
+    ),
     "unnamed": (
         CACHE,
-        {"methods": dict(CONTRACT[CACHE].methods) | {"add_token": ["request_id", "count", "/"]}},
+        {"methods": dict(SURFACE[CACHE].methods) | {"add_token": ["request_id: int", "count: int", "/"]}},
         "add_token: takes 2 to 2 arguments, recorded are 1",
     ),
     "method gone": (CACHE, WITHOUT_FREE, "method remove_sequence is gone"),
     "attribute renamed": (
         REQUEST,
-        {"read_only": [name.replace("num_draft_tokens", "draft_length") for name in CONTRACT[REQUEST].read_only]},
+        {"read_only": [name.replace("num_draft_tokens", "draft_length") for name in SURFACE[REQUEST].read_only]},
         "attribute num_draft_tokens is gone",
     ),
     "attribute fixed": (
         f"{BATCH_MANAGER}.ContextChunkingConfig",
-        {"read_write": ["chunking_policy"], "read_only": ["chunk_unit_size"]},
+        {"read_write": {"chunking_policy": "ContextChunkingPolicy"}, "read_only": ["chunk_unit_size"]},
         "attribute chunk_unit_size cannot be written",
+    ),
+    "argument of another type": (
+        CACHE,
+        {"init": [a.replace("size_per_head: int", "size_per_head: list[int]") for a in SURFACE[CACHE].init]},
+        "argument size_per_head is of type collections.abc.Sequence[int], recorded is int",
+    ),
+    "argument renamed": (
+        CACHE,
+        {"init": [a.replace("size_per_head", "size_per_head_per_layer") for a in SURFACE[CACHE].init]},
+        "__init__: argument size_per_head is gone",
+    ),
+    "unnamed argument of another type": (
+        CACHE,
+        {"methods": dict(SURFACE[CACHE].methods) | {"rewind_kv_cache": ["request_id: int", "lengths: list[int]", "/"]}},
+        "rewind_kv_cache: argument rewind_lengths is of type",
+    ),
+    "attribute of another type": (
+        f"{BATCH_MANAGER}.ContextChunkingConfig",
+        {"read_write": {"chunking_policy": "str", "chunk_unit_size": "int"}},
+        "attribute chunking_policy is of type str, recorded is ContextChunkingPolicy",
     ),
     "value gone": (POLICIES, {"values": ["GUARANTEED_NO_EVICT", "STATIC_BATCH"]}, "value MAX_UTILIZATION is gone"),
 }
@@ -116,33 +156,32 @@ BROKEN = {
 @pytest.mark.parametrize(("name", "fields", "problem"), BROKEN.values(), ids=BROKEN)
 def test_a_package_that_differs_is_named(name, fields, problem, monkeypatch):
     fakes.install(monkeypatch, modules=bare(changed(name, **fields)))
-    differing = [finding for finding in compare(CONTRACT) if finding.problems]
+    differing = [finding for finding in compare(SURFACE) if finding.problems]
     assert [finding.name for finding in differing] == [name]
     assert problem in "; ".join(differing[0].problems)
 
 
-def bare(contract):
+def bare(surface):
     """Stand-ins without behaviour, of which any name may be missing."""
-    nothing = dict.fromkeys(rules.BEHAVIOURS) | {
-        name: rules.get_draft_token_length for name in rules.BEHAVIOURS if CONTRACT[name].kind == "function"
-    }
-    return fakes.build(contract=contract, behaviours=nothing)
+    known = rules.BEHAVIOURS | rules_py.behaviours("1.2")
+    functions = {name: known[name] for name in known if SURFACE[name].kind == "function"}
+    return fakes.build(surface=surface, behaviours=dict.fromkeys(known) | functions)
 
 
 def test_a_name_that_is_gone_is_named(monkeypatch):
     modules = fakes.install(monkeypatch)
     del modules["tensorrt_llm.llmapi"].LLM
-    assert Finding("tensorrt_llm.llmapi.LLM", ("it is gone",)) in compare(CONTRACT)
+    assert Finding("tensorrt_llm.llmapi.LLM", ("it is gone",)) in compare(SURFACE)
 
 
-def test_a_broken_contract_ends_with_exit_code_1(check, monkeypatch):
+def test_a_broken_api_surface_ends_with_exit_code_1(check, monkeypatch):
     members = {name: member for name, member in vars(rules.KVCacheManager).items() if name != "remove_sequence"}
     without_free = type("WithoutFree", (), {n: m for n, m in members.items() if n not in ("__dict__", "__weakref__")})
-    fakes.install(monkeypatch, contract=changed(CACHE, **WITHOUT_FREE), behaviours={CACHE: without_free})
+    fakes.install(monkeypatch, surface=changed(CACHE, **WITHOUT_FREE), behaviours={CACHE: without_free})
     code, out, _ = check("--trtllm")
     assert code == 1
-    assert f"DIFFERS contract  {CACHE}: method remove_sequence is gone" in out
-    assert "DIFFERS run       tiny model, GUARANTEED_NO_EVICT: it raises AttributeError" in out
+    assert f"DIFFERS scheduler  {CACHE}: method remove_sequence is gone" in out
+    assert "DIFFERS run        tiny model, GUARANTEED_NO_EVICT: it raises AttributeError" in out
     assert f"first {CACHE} (method remove_sequence is gone); do not use scheduler: trtllm" in out.splitlines()[-1]
 
 
@@ -167,7 +206,7 @@ def test_a_cache_that_hands_out_a_block_twice_shows_in_the_run(check, monkeypatc
     fakes.install(monkeypatch, behaviours={CACHE: Sharing})
     code, out, _ = check("--trtllm")
     assert code == 1
-    assert "DIFFERS run       tiny model, MAX_UTILIZATION: it raises AssertionError" in out
+    assert "DIFFERS run        tiny model, MAX_UTILIZATION: it raises AssertionError" in out
 
 
 def test_the_tiny_model_sees_pauses_chunks_and_acceptance(monkeypatch):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from faser_trtllm.config import ContextChunkingPolicy, SchedulerKind, ServiceConfig, load_service_config, parse
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.trtllm.convert import convert, is_trtllm, read_config
-from faser_trtllm.trtllm.convert_rules import BUILD, KV_CACHE, LLM_API, SCHEDULER
-from faser_trtllm.trtllm.convert_speculation import FIELDS
-from faser_trtllm.trtllm.verdict import Outcome, join
+from faser_trtllm.trtllm.convert.convert import convert, is_trtllm, read_config
+from faser_trtllm.trtllm.convert.rules import BUILD, KV_CACHE, LLM_API, SCHEDULER
+from faser_trtllm.trtllm.convert.speculation import FIELDS
+from faser_trtllm.trtllm.convert.verdict import Outcome, join
 
 DRAFT = {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "draft"}
 LLM_YAML = """
@@ -45,7 +45,7 @@ def test_a_configuration_of_the_llm_api_becomes_ours() -> None:
         "max_batch_size": 64,
         "max_num_tokens": 4096,
         "max_draft_len": 4,
-        "kv_cache_config": {"enable_block_reuse": False},
+        "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.85},
         "scheduler_config": {
             "capacity_scheduler_policy": "MAX_UTILIZATION",
             "context_chunking_policy": "FIRST_COME_FIRST_SERVED",
@@ -62,7 +62,7 @@ def test_a_configuration_of_the_llm_api_becomes_ours() -> None:
         "tokens_per_block": 32,
     }
     text = conversion.as_text()
-    assert "kv_cache_config.free_gpu_memory_fraction: 0.85  ignored, because the KV cache is sized in tokens" in text
+    assert "free_gpu_memory_fraction: 0.85 (serve); on a GPU; on a CPU the KV cache is sized in tokens" in text
     assert "max_batch_size: 64  -> max_batch_size: 64 (serve and build)" in text
     assert "max_seq_len: None  ignored, because it is not set" in text
 
@@ -113,12 +113,15 @@ def test_an_engines_config_json_becomes_build_options() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"max_beam_width": 4}, "beam search is not done"),
-        ({"enable_lora": True}, "LoRA is not done"),
-        ({"lora_config": {"lora_dir": ["x"]}}, "LoRA is not done"),
+        ({"max_beam_width": 4}, "beam search is not supported"),
+        ({"enable_lora": True}, "LoRA is not supported"),
+        ({"lora_config": {"lora_dir": ["x"]}}, "LoRA is not supported"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, one device runs a model here"),
-        ({"quant_config": {"quant_algo": "FP8"}}, "quantised weights are not read"),
-        ({"pretrained_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}}, "quantised weights are not read"),
+        ({"quant_config": {"quant_algo": "FP8"}}, "quantized weights are not supported"),
+        (
+            {"pretrained_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}},
+            "quantized weights are not supported",
+        ),
         ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
         ({"kv_cache_config": {"dtype": "fp8"}}, "the KV cache has the engine's type"),
         ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),
@@ -130,11 +133,11 @@ def test_an_engines_config_json_becomes_build_options() -> None:
         ({"kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "did you mean free_gpu_memory_fraction?"),
         ({"max_batch_size": 2, "build_config": {"max_batch_size": 3}}, "but max_batch_size says 2; keep one"),
         ({"env_overrides": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "x"}}, "it must be a number of at least 0"),
-        ({"speculative_config": {**DRAFT, "max_total_draft_tokens": 9}}, "drafts are a line here"),
+        ({"speculative_config": {**DRAFT, "max_total_draft_tokens": 9}}, "drafts are a chain here"),
         ({"speculative_config": {"decoding_type": "Draft_Target"}}, "max_draft_len is missing"),
         ({"speculative_config": {"max_draft_len": 3}}, "decoding_type is missing"),
         ({"speculative_config": {**DRAFT, "max_draft_length": 9}}, "did you mean max_draft_len?"),
-        ({"build_config": {"speculative_decoding_mode": "MEDUSA"}}, "only draft_tokens_external is done"),
+        ({"build_config": {"speculative_decoding_mode": "MEDUSA"}}, "only draft_tokens_external is supported"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: str) -> None:
@@ -145,7 +148,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: s
 
 
 @pytest.mark.parametrize(
-    "kind", ["Eagle", "Eagle3", "Medusa", "MTP", "Lookahead", "NGram", "PARD", "AUTO", "User_Provided", "SaveState"]
+    "kind", ["Eagle", "Eagle3", "Medusa", "MTP", "Lookahead", "PARD", "AUTO", "User_Provided", "SaveState"]
 )
 def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
     conversion = convert({"speculative_config": {"decoding_type": kind, "max_draft_len": 3, "num_eagle_layers": 1}})
@@ -153,6 +156,21 @@ def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
     assert f"speculative_config.decoding_type is {kind}, " in sentence
     assert "Draft_Target" in sentence
     assert not conversion.serve
+
+
+@pytest.mark.parametrize("kind", ["NGram", "ngram", "SA"])
+def test_drafts_of_the_text_become_the_suffix_automaton(kind: str) -> None:
+    section = {"decoding_type": kind, "max_draft_len": 3, "max_matching_ngram_size": 2, "is_keep_all": True}
+    conversion = convert({"speculative_config": section})
+    assert not conversion.refusals
+    assert conversion.serve == {"drafters": ["suffix"], "max_draft_len": 3}
+    assert conversion.build == {"max_draft_len": 3}
+    assert "of whatever length" in conversion.as_text()
+
+
+def test_keys_of_n_grams_are_unknown_to_a_draft_model() -> None:
+    (sentence,) = _speculation(max_matching_ngram_size=2).refusals
+    assert "max_matching_ngram_size" in sentence
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
@@ -177,7 +195,7 @@ def test_a_schedule_counts_from_its_keys_on_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        ({1: 3}, "gives batch size 1 the length 3, 1.2 wants max_draft_len (4)"),
+        ({1: 3}, "gives batch size 1 the length 3, 1.2 requires max_draft_len (4)"),
         ({1: 4, 2: 5}, "has the length 5, max_draft_len is 4"),
         ({0: 4}, "must map batch sizes from 1 on"),
         ({1: -1}, "must map batch sizes from 1 on"),
@@ -264,7 +282,7 @@ OURS = {
     "speculation": "off",
     "drain_timeout_s": 3.0,
     "max_batch_size": 4,
-    "kv_cache_config": {"max_tokens": 64, "enable_block_reuse": False},
+    "kv_cache_config": {"max_tokens": 64, "enable_block_reuse": False, "free_gpu_memory_fraction": 0.8},
     "scheduler_config": {"chunk_unit_size": 32},
     "otlp_traces_endpoint": "http://localhost:4318",
 }
@@ -279,7 +297,7 @@ def test_which_configurations_are_tensorrt_llms(tmp_path: Path) -> None:
     for theirs in (
         {"model": "x"},
         {"speculative_config": {}},
-        {"kv_cache_config": {"free_gpu_memory_fraction": 0.9}},
+        {"kv_cache_config": {"tokens_per_block": 32}},
         {"max_batch_size": 4, "speculative_confg": {}},
         {"version": "1", "pretrained_config": {}, "build_config": {}},
         {"max_input_len": 3, "plugin_config": {}},

@@ -6,6 +6,7 @@ import pickle
 import random
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,18 +18,20 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.cuda.open import open_cuda_draft
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.trtllm import drafter as drafter_module
 from faser_trtllm.trtllm.drafter import DrafterOptions, OpenedDrafter, check_drafter
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
-from tests.checkpoints import make_pair
-from tests.engine.cuda_harness import build_pair, one_thread  # noqa: F401
-from tests.engine.test_cuda_executor import HostGpu
-from tests.executor.harness import Collector, toy_costs
-from tests.executor.toy_engine import ToyEngine, blend, context_row, make_table
-from tests.trtllm.py_executor import PyExecutor, install
+from tests.engine.cuda.harness import build_pair
+from tests.engine.cuda.host_executor import HostGpu
+from tests.support.checkpoints import make_pair
+from tests.support.effort import examples
+from tests.support.executor_harness import Collector, toy_costs
+from tests.support.toy_engine import ToyEngine, blend, context_row, make_table
+from tests.trtllm.py_executor import PyExecutor, install, resource_manager
 
 VOCAB, MAX_DRAFT_LEN, MAX_BATCH_SIZE, MAX_SEQ_LEN = 5, 3, 4, 64
 TARGET = make_table(VOCAB, 0)
@@ -108,7 +111,7 @@ def make_executor(modules, drafter, **options):
 POLICIES = ["fixed:3", "fixed:1", "schedule:1=3,3=1", "gp_lcb", "schedule", "price", "off"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     noise=st.sampled_from([0.0, 0.7, 3.0]),
     policy=st.sampled_from(POLICIES),
@@ -182,43 +185,39 @@ def test_prompts_are_read_while_the_target_reads_them(modules, draft_ahead):
     assert executor.num_accepted > 0
 
 
-def test_lengths_differ_between_requests_by_what_is_accepted(modules):
-    """One request's drafts are always right and two others' never: price learns which, and gives the one more.
+def test_lengths_follow_what_is_accepted(modules):
+    """Drafts that are always right grow long, and drafts that never are end; of each the policy is told afterwards."""
 
-    Drafts for all would take the pass a stair up.
-    """
-    drafter = CoreDrafter(noise=0.0, policy="price", max_seq_len=1200)
-    good = 0
+    def drafted(is_right):
+        drafter = CoreDrafter(noise=0.0, policy="price", max_seq_len=1200)
 
-    def next_token(tokens):
-        right = greedy(TARGET, tokens, 1)[0]
-        return right if tokens[0] == good else (right + 1) % VOCAB
+        def next_token(tokens):
+            right = greedy(TARGET, tokens, 1)[0]
+            return right if is_right else (right + 1) % VOCAB
 
-    executor = PyExecutor(modules, drafter, next_token, MAX_DRAFT_LEN)
-    for i in range(3):
-        executor.submit(i, [good if i == 0 else 1, i, 2], 900)
-    for _ in range(200):
-        executor.step()
-    drafter.core.close()
-    right, *wrong = (drafter.policy.estimator.offset(drafter.core._known[i]) for i in range(3))
-    assert right > 1.0 + max(wrong)
-    right, *wrong = (sum(executor.lengths[i][-100:]) for i in range(3))  # what it takes to be sure of it is over
-    assert right > 1.2 * max(wrong), (right, wrong)
+        executor = PyExecutor(modules, drafter, next_token, MAX_DRAFT_LEN)
+        for i in range(3):
+            executor.submit(i, [i, i, 2], 900)
+        for _ in range(200):
+            executor.step()
+        drafter.core.close()
+        return [sum(executor.lengths[i][-100:]) for i in range(3)]
+
+    right, wrong = drafted(True), drafted(False)
+    assert min(right) > 150
+    assert max(wrong) < 0.5 * min(right), (right, wrong)
 
 
 def test_the_policy_is_told_how_many_tokens_came(modules, monkeypatch):
-    """It judges its plans by that count."""
-    drafter, views = CoreDrafter(noise=0.7), []
-    plan = drafter.policy.plan
-    monkeypatch.setattr(drafter.policy, "plan", lambda view: views.append(view_of(view)) or plan(view))
-
-    def view_of(view):
-        return len(view.decoding), view.num_generated, sum(request.num_tokens for request in view.decoding)
-
+    """It compares its plans by that count."""
+    drafter, told = CoreDrafter(noise=0.7), []
+    monkeypatch.setattr(drafter.policy, "observe", told.append)
     run_four(modules, drafter)
-    together = [(generated, total) for size, generated, total in views if size == 4]
-    assert len(together) > 5
-    assert [generated for generated, _ in together] == [total - together[0][1] for _, total in together]
+    assert len(told) > 5
+    for stats in told:
+        assert stats.num_steps == 1
+        assert stats.num_accepted + stats.num_requests >= stats.num_tokens >= stats.num_requests
+        assert stats.num_rows == stats.num_requests + stats.num_verified
 
 
 def test_room_and_limits_are_kept(modules):
@@ -246,13 +245,30 @@ def engine_dir(tmp_path_factory):
     return directory / "engines"
 
 
+def forget_classes():
+    for name in ("FaserDrafter", "FaserResources"):
+        vars(drafter_module).pop(name, None)
+
+
 @pytest.fixture
 def drafter_class(monkeypatch):
     """FaserDrafter over fresh stand-ins."""
-    monkeypatch.delitem(vars(drafter_module), "FaserDrafter", raising=False)
+    forget_classes()
     modules = install(monkeypatch)
     yield drafter_module.FaserDrafter, modules
-    vars(drafter_module).pop("FaserDrafter", None)
+    forget_classes()
+
+
+VERSIONS = ["1.2.1", "1.3.0rc22", "1.4.0rc1"]
+
+
+@pytest.fixture(params=VERSIONS)
+def any_drafter_class(monkeypatch, request):
+    """The same over the stand-ins of each release."""
+    forget_classes()
+    modules = install(monkeypatch, version=request.param)
+    yield drafter_module.FaserDrafter, modules
+    forget_classes()
 
 
 def target_alone(engine_dir, prompts, max_tokens):
@@ -265,28 +281,171 @@ def target_alone(engine_dir, prompts, max_tokens):
     return [collector.tokens[str(i)] for i in range(len(prompts))]
 
 
-def test_faser_drafter_over_a_real_draft_engine_gives_the_targets_text(drafter_class, engine_dir):
-    make, modules = drafter_class
+def test_faser_drafter_over_a_real_draft_engine_gives_the_targets_text(any_drafter_class, engine_dir):
+    """On each release: with the configuration of the drafter, pickled as TensorRT-LLM pickles it, ends reported."""
+    make, modules = any_drafter_class
     prompts = [[i + 3, i + 5, i + 7] for i in range(3)]
     texts = target_alone(engine_dir, prompts, 60)
     known = {tuple(prompt): prompt + text for prompt, text in zip(prompts, texts, strict=True)}
-    drafter = make(engine_dir, max_draft_len=4, num_threads=1)
-    config = modules["tensorrt_llm.llmapi"].UserProvidedDecodingConfig(drafter=drafter, max_draft_len=4)
-    executor = PyExecutor(modules, config.drafter, lambda tokens: known[tuple(tokens[:3])][len(tokens)], 4)
+    made = make(engine_dir, max_draft_len=4, num_threads=1).decoding_config()
+    drafter, resources = pickle.loads(pickle.dumps((made.drafter, made.resource_manager)))
+    manager = resource_manager(modules, resources)
+    executor = PyExecutor(modules, drafter, lambda tokens: known[tuple(tokens[:3])][len(tokens)], 4, resources=manager)
     for i, prompt in enumerate(prompts):
         executor.submit(i, prompt, 59)  # the known texts end there
     executor.run()
-    drafter.shutdown()
     assert [executor.outputs[i] for i in range(3)] == [text[:59] for text in texts]
     assert any(proposal for _, proposal in executor.proposals)
+    assert resources.get_max_resource_count() == 4
+    resources.shutdown()
 
 
-class HostGpuContext(HostGpu):
-    def __enter__(self):
-        return self
+def small_executor(modules, drafter, max_draft_len, resources=None, **options):
+    """A target that counts upwards."""
+    return PyExecutor(
+        modules, drafter, lambda tokens: (tokens[-1] + 1) % VOCAB, max_draft_len, resources=resources, **options
+    )
 
-    def __exit__(self, *_):
-        pass
+
+@pytest.mark.parametrize("size", ["tp_size", "pp_size", "cp_size"])
+def test_more_than_one_gpu_is_refused_when_it_is_first_asked(any_drafter_class, engine_dir, size):
+    make, modules = any_drafter_class
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1)
+    executor = small_executor(modules, drafter, 3, resource_manager(modules, **{size: 2}))
+    executor.submit(1, [1, 2], 10)
+    with pytest.raises(ConfigError, match=r"_parallel_size is 2, and FaserDrafter would draft in each .* set"):
+        executor.run()
+
+
+@pytest.mark.parametrize(("configured", "refused"), [(2, True), (3, False), (5, True)])
+def test_another_max_draft_len_in_the_configuration_is_refused(drafter_class, engine_dir, configured, refused):
+    make, modules = drafter_class
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1)
+    executor = small_executor(modules, drafter, configured, resource_manager(modules))
+    executor.submit(1, [1, 2], 10)
+    if refused:
+        with pytest.raises(ConfigError, match=f"drafter is 3, that of speculative_config is {configured}"):
+            executor.run()
+    else:
+        executor.run()
+    drafter.shutdown()
+
+
+def test_the_configuration_has_the_drafters_numbers(any_drafter_class, engine_dir):
+    make, _ = any_drafter_class
+    drafter = make(engine_dir, max_draft_len=3, max_concurrency=2)
+    config = drafter.decoding_config(max_draft_len=3)
+    assert (config.drafter, config.max_draft_len, config.max_concurrency) == (drafter, 3, 2)
+    assert (drafter.max_concurrency, drafter.draft_len_schedule) == (2, None)
+    with pytest.raises(ConfigError, match=r"^max_draft_len is 4, the drafter's is 3; give both the same$"):
+        drafter.decoding_config(max_draft_len=4)
+
+
+def test_max_concurrency_and_the_schedule_reach_tensorrt_llm(drafter_class, engine_dir):
+    """By 1.2's rules: lengths by active requests, and none beyond the limit; requests without drafts stay so."""
+    make, modules = drafter_class
+    options = {"max_concurrency": 3, "draft_len_schedule": {2: 1, 1: 3}}
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1, **options)
+    assert list(drafter.draft_len_schedule) == [1, 2]
+    executor = small_executor(modules, drafter, 3, resource_manager(modules))
+    for i in range(4):
+        executor.submit(i, [1, i], 8 + 30 * (i == 3))
+    executor.run()
+    assert not any(proposal for _, proposal in executor.proposals), "four were active, and are not drafted for again"
+    for i in range(4, 6):
+        executor.submit(i, [1, i % VOCAB], 9 + 20 * (i == 5))
+    executor.run()
+    drafter.shutdown()
+    assert max(executor.lengths[4]) == 1
+    assert max(executor.lengths[5]) == 3
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_a_schedule_whose_keys_changed_their_meaning_is_refused(monkeypatch, engine_dir, version):
+    forget_classes()
+    install(monkeypatch, version=version)
+    with pytest.raises(ConfigError, match=rf"its keys mean something else since {version[:3]}; write speculation="):
+        drafter_module.FaserDrafter(engine_dir, max_draft_len=3, draft_len_schedule={1: 3})
+    forget_classes()
+
+
+@pytest.mark.parametrize("mark", ["is_attention_dp_dummy", "is_cuda_graph_dummy", "is_dummy_request"])
+def test_dummy_requests_are_not_drafted_for(drafter_class, engine_dir, mark, monkeypatch):
+    make, modules = drafter_class
+    drafter = make(engine_dir, max_draft_len=3, num_threads=1)
+    asked = []
+    propose = DraftCore.propose
+    monkeypatch.setattr(
+        DraftCore,
+        "propose",
+        lambda self, *some: asked.extend(one.request_id for one in some[0]) or propose(self, *some),
+    )
+    executor = small_executor(modules, drafter, 3, resource_manager(modules))
+    dummy = executor.submit_dummy(mark)
+    executor.submit(7, [1, 2], 10)
+    for _ in range(10):
+        executor.step()
+    drafter.end(dummy)
+    drafter.shutdown()
+    assert set(asked) == {7}
+    assert set(executor.lengths[1000]) == {0}
+
+
+def test_tensorrt_llm_reports_the_end_of_requests(any_drafter_class, engine_dir, monkeypatch):
+    make, modules = any_drafter_class
+    config = make(engine_dir, max_draft_len=3, num_threads=1).decoding_config()
+    ended = []
+    end = DraftCore.end
+    monkeypatch.setattr(DraftCore, "end", lambda self, request_id: ended.append(request_id) or end(self, request_id))
+    executor = small_executor(modules, config.drafter, 3, resource_manager(modules, config.resource_manager))
+    for i, length in enumerate((4, 12, 8)):
+        executor.submit(i, [1, i], length)
+    executor.run()
+    config.drafter.shutdown()
+    assert ended == [0, 2, 1]
+
+
+def test_an_ended_request_gives_its_slot_back_at_once():
+    """Without the report, the new request would take the slot that was unused for longest: the one that rests."""
+    for told in (True, False):
+        drafter = CoreDrafter(noise=0.0)
+        core, slots = drafter.core, MAX_BATCH_SIZE
+        everyone = [Asked(i, [1, i % VOCAB], 20, 3) for i in range(slots)]
+        core.propose(everyone)
+        core.propose(everyone[1:])  # 0 rests
+        if told:
+            core.end(3)
+        core.propose([*everyone[1:3], Asked(9, [1, 4], 20, 3)])
+        drafter.engine.rows.clear()
+        assert core.propose([everyone[0]])[0] == greedy(TARGET, everyone[0].token_ids, 3)
+        core.close()
+        reads_again = max(drafter.engine.rows.get(True, [0])) > 1
+        assert reads_again is not told
+
+
+def test_an_id_that_is_used_again_after_its_end_is_a_new_request():
+    drafter = CoreDrafter(noise=0.0)
+    drafter.core.propose([Asked(1, [1, 2, 3], 20, 3)])
+    drafter.core.end(1)
+    drafter.core.end(77)  # never seen
+    assert drafter.core.propose([Asked(1, [1, 2, 3, 4], 20, 3)]) == [greedy(TARGET, [1, 2, 3, 4], 3)]
+    drafter.core.close()
+
+
+def test_a_draft_on_the_gpu_is_opened_on_torchs_current_one(monkeypatch, tmp_path):
+    engines = build_pair(tmp_path, vocab_size=300, hidden_size=32)
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True, current_device=lambda: 5))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    opened = []
+
+    def gpu(ordinal):
+        opened.append(ordinal)
+        raise ConfigError("there is none")
+
+    monkeypatch.setattr("faser_trtllm.engine.cuda.open.CudaGpu", gpu)
+    with pytest.raises(ConfigError, match="there is none"):
+        OpenedDrafter(DrafterOptions(engines.path, 3))
+    assert opened == [5]
 
 
 def test_a_draft_of_the_cuda_backend_says_the_same_ahead_or_not(modules, tmp_path):
@@ -295,8 +454,8 @@ def test_a_draft_of_the_cuda_backend_says_the_same_ahead_or_not(modules, tmp_pat
     proposals = []
     for draft_ahead in (False, True):
         options = DrafterOptions(engines.path, 3, max_batch_size=4, max_seq_len=128, draft_ahead=draft_ahead)
-        opened = OpenedDrafter(options, HostGpuContext)
-        assert opened.core._drafter._engine.partition == HostGpu.pair.draft
+        opened = OpenedDrafter(options, lambda request, stack: open_cuda_draft(request, HostGpu(), stack))
+        assert opened.core._drafter.drafters[0]._engine.partition == HostGpu.pair.draft
         right = opened.core.propose([Asked(9, [5, 6], 90, 3)])[0]
         rng = random.Random(1)
         tokens = {i: [i, 7, 11 + i] for i in range(3)}
@@ -342,11 +501,20 @@ def test_a_failure_ends_drafting_and_nothing_else(drafter_class, engine_dir, mon
         ({"max_draft_len": 0}, "max_draft_len is 0"),
         ({"speculation": "price"}, "needs a cost_table"),
         ({"speculation": "fixed:9"}, "max_draft_len 4"),
+        ({"max_concurrency": 0}, "max_concurrency is 0, it must be at least 1"),
+        ({"draft_len_schedule": {4: 2}}, "it must give 1 active request the length max_draft_len"),
+        ({"draft_len_schedule": {1: 4, 2: 5}}, "lengths from 0 to that"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_opened(engine_dir, options, says):
     with pytest.raises(ConfigError, match=says):
         check_drafter(DrafterOptions(engine_dir, **options))
+
+
+def test_a_modelled_cost_table_is_refused(engine_dir, tmp_path):
+    replace(toy_costs(), source="modelled", anchors="tables of NVIDIA").save(tmp_path / "costs.json")
+    with pytest.raises(ConfigError, match=r"costs\.json is modelled \(from tables of NVIDIA\)"):
+        OpenedDrafter(DrafterOptions(engine_dir, cost_table=tmp_path / "costs.json"))
 
 
 def test_without_the_package_one_sentence_says_so(monkeypatch):

@@ -15,12 +15,12 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.cli import main
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
-from faser_trtllm.serving.launcher import Launcher
-from faser_trtllm.serving.serve_options import ServeOptions
-from faser_trtllm.trtllm.convert import convert
-from faser_trtllm.trtllm.flags import BUILD_FLAGS, SERVE_FLAGS, judge_flags
-from faser_trtllm.trtllm.tokenizer import check_tokenizer
-from tests.checkpoints import make_pair
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions
+from faser_trtllm.trtllm.convert.convert import convert
+from faser_trtllm.trtllm.convert.flags import BUILD_FLAGS, SERVE_FLAGS, judge_flags
+from faser_trtllm.trtllm.convert.tokenizer import check_tokenizer
+from tests.support.checkpoints import make_pair
 
 SERVE = {
     "--max_batch_size 16": {"max_batch_size": 16},
@@ -28,67 +28,71 @@ SERVE = {
     "--max_seq_len 1024": {"max_seq_len": 1024},
     "--enable_chunked_prefill": {"scheduler_config": {"enable_chunked_context": True}},
     "--otlp_traces_endpoint http://localhost:4318": {"otlp_traces_endpoint": "http://localhost:4318"},
-    "--kv_cache_free_gpu_memory_fraction 0.9": "the KV cache is sized in tokens",
-    "--free_gpu_memory_fraction 0.9": "the KV cache is sized in tokens",
-    "--kv_cache_free_gpu_mem_fraction 0.9": "the KV cache is sized in tokens",
+    "--kv_cache_free_gpu_memory_fraction 0.9": {"kv_cache_config": {"free_gpu_memory_fraction": 0.9}},
+    "--free_gpu_memory_fraction 0.9": {"kv_cache_config": {"free_gpu_memory_fraction": 0.9}},
+    "--kv_cache_free_gpu_mem_fraction 0.9": {"kv_cache_config": {"free_gpu_memory_fraction": 0.9}},
     "--backend pytorch": "faser build --backend chooses",
-    "--tp_size 1": "that is what is done here",
-    "--max_beam_width 1": "that is what is done here",
+    "--tp_size 1": "that is what happens here",
+    "--max_beam_width 1": "that is what happens here",
     "--log_level info": "messages of level warning",
     "--trust_remote_code": "code of a checkpoint is never run",
-    "--num_postprocess_workers 4": "text is made in the engine's process",
+    "--enable_attention_dp": "there is nothing to divide",
+    "--num_postprocess_workers 4": "the engine process detokenizes",
 }
 SERVE_REFUSED = {
-    "--max_beam_width 4": "--max_beam_width is 4, beam search is not done",
+    "--max_beam_width 4": "--max_beam_width is 4, beam search is not supported",
     "--tp_size 2": "--tp_size is 2, one device runs a model here",
     "--pp_size 2": "--pp_size is 2, one device",
     "--ep_size 2": "--ep_size is 2, one device",
     "--kv_cache_dtype fp8": "the KV cache has the engine's type",
-    "--reasoning_parser qwen3": "reasoning is not told apart",
-    "--tool_parser qwen3": "text is not parsed",
+    "--reasoning_parser qwen3": "reasoning is not separated",
+    "--tool_parser qwen3": "the output is not parsed",
     "--chat_template x.jinja": "faser openai serves that API",
     "--server_role CONTEXT": "prompt and generation run in one process",
     "--custom_tokenizer deepseek_v32": "only tokenizer.json is read",
+    "--kv-connector lmcache": "KV caches are not shared between servers",
     "--max_batch_size many": "it must be a whole number",
     "--max_batch_sise 4": "--max_batch_sise is not an option; did you mean --max_batch_size?",
     "--engin_dir x": "did you mean --engine_dir?",
+    "--free_gpu_memory_fraction 90": "it must be a number above 0 and at most 1",
     "--max_num_tokens": "--max_num_tokens has no value",
     "--tp_size --pp_size 1": "--tp_size has no value",
 }
 BUILD = {
-    "--speculative_decoding_mode draft_tokens_external": "a draft checkpoint given to faser build",
-    "--max_beam_width 1": "that is what is done here",
+    "--speculative_decoding_mode draft_tokens_external": "faser build takes the draft checkpoint",
+    "--max_beam_width 1": "that is what happens here",
     "--gpt_attention_plugin auto": "chooses its kernels",
-    "--remove_input_padding enable": "that is what is done here",
-    "--lora_plugin disable": "that is what is done here",
+    "--remove_input_padding enable": "that is what happens here",
+    "--lora_plugin disable": "that is what happens here",
     "--use_paged_context_fmha enable": "chooses its kernels",
-    "--kv_cache_type paged": "that is what is done here",
+    "--kv_cache_type paged": "that is what happens here",
     "--max_input_len 512": "max_seq_len bounds prompt and output",
     "--opt_num_tokens 8": "chooses its buckets",
-    "--gather_generation_logits": "a request asks for it",
+    "--gather_generation_logits": "requests ask for them",
     "--workers 4": "one after another",
     "--monitor_memory": "memory and disk beforehand",
 }
 BUILD_REFUSED = {
-    "--speculative_decoding_mode medusa": "only draft_tokens_external is done",
-    "--speculative_decoding_mode lookahead_decoding": "only draft_tokens_external is done",
-    "--speculative_decoding_mode eagle": "only draft_tokens_external is done",
-    "--speculative_decoding_mode explicit_draft_tokens": "only draft_tokens_external is done",
-    "--max_beam_width 2": "beam search is not done",
-    "--lora_dir a": "LoRA is not done",
-    "--lora_plugin auto": "LoRA is not done",
-    "--max_prompt_embedding_table_size 8": "prompt tables are not done",
-    "--max_multimodal_len 8": "prompt tables are not done",
+    "--speculative_decoding_mode medusa": "only draft_tokens_external is supported",
+    "--speculative_decoding_mode lookahead_decoding": "only draft_tokens_external is supported",
+    "--speculative_decoding_mode eagle": "only draft_tokens_external is supported",
+    "--speculative_decoding_mode explicit_draft_tokens": "only draft_tokens_external is supported",
+    "--max_beam_width 2": "beam search is not supported",
+    "--lora_dir a": "LoRA is not supported",
+    "--lora_plugin auto": "LoRA is not supported",
+    "--max_prompt_embedding_table_size 8": "prompt tables are not supported",
+    "--max_multimodal_len 8": "prompt tables are not supported",
     "--kv_cache_type disabled": "the KV cache is paged",
     "--paged_kv_cache disable": "the KV cache is paged",
-    "--gather_all_token_logits": "logits of prompt tokens",
-    "--gather_context_logits": "logits of prompt tokens",
+    "--gather_all_token_logits": "prompt tokens found in the KV cache",
+    "--gather_context_logits": "prompt tokens found in the KV cache",
     "--strip_plan": "weights are built in",
     "--weight_streaming": "weights stay on the device",
     "--model_cls_file x.py": "model families are part of faser_trtllm",
     "--logits_dtype float16": "logits are float32",
     "--auto_parallel 2": "one device runs a model here",
     "--gpt_atention_plugin auto": "did you mean --gpt_attention_plugin?",
+    "--max_encoder_input_len 512": "--max_encoder_input_len is 512, encoder-decoder models are not served",
 }
 
 
@@ -198,6 +202,30 @@ def test_serve_takes_a_configuration_under_its_flags(tmp_path: Path) -> None:
         assert launcher._config.speculation == "schedule:1=3,2=1"
 
 
+def serve_options(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> ServeOptions:
+    """What `faser serve` would launch."""
+    launched: list[ServeOptions] = []
+    monkeypatch.setattr("faser_trtllm.serving.launch.launcher.serve", lambda options: launched.append(options) or 0)
+    monkeypatch.setattr(sys, "argv", ["faser", "serve", *map(str, arguments)])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    return launched[0]
+
+
+def test_serve_is_called_as_trtllm_serve_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its subcommand, its short flag, and a directory that has the subcommand's name."""
+    directory, config = tmp_path / "serve", tmp_path / "trtllm.yaml"
+    for arguments in (
+        ("serve", directory, "-c", config, "--port", 8010),
+        (directory, "--config", config, "--http_port", 8010),
+        ("serve", "--engine_dir", directory, "--extra_llm_api_options", config, "--port", 8010),
+    ):
+        options = serve_options(monkeypatch, *arguments)
+        assert (options.engine_dir, options.config, options.http_port) == (directory, config, 8010), arguments
+    monkeypatch.chdir(tmp_path)
+    assert serve_options(monkeypatch, "serve").engine_dir == Path("serve")
+
+
 def test_the_commands_refuse_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +236,7 @@ def test_the_commands_refuse_in_one_sentence(
         ("build", "--output_dir", tmp_path / "out", "--config", config),
         ("serve", "--engine_dir", tmp_path, "--tp_size", 2),
         ("serve", tmp_path, tmp_path),
+        ("serve", "serve", tmp_path, tmp_path),
         ("build", "--output_dir", tmp_path / "out"),
     ):
         monkeypatch.setattr(sys, "argv", ["faser", *map(str, arguments)])

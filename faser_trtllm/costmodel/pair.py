@@ -1,0 +1,105 @@
+"""A target and its draft model on one GPU: what the parts of a step take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from faser_trtllm.core.traffic import Lane, Traffic, side_by_side
+from faser_trtllm.costmodel.gpu import Gpu
+from faser_trtllm.costmodel.passes import PassModel
+from faser_trtllm.costmodel.shape import ModelShape
+from faser_trtllm.errors import InvalidArgumentError
+
+CATCH_UP_ROWS = 1.5  # per request, of a draft call's first step: what the last step committed and it has not seen
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """The host's share, which is stated and not modelled. step_ms: of a step, beside its passes. draft_step_ms: of a
+    draft step, drawing and bookkeeping. test_row_ms: the free test, per row. boundary_ms: between two segments of a
+    pass where rows may be dropped: the graph ends, the host decides and launches the next. score_row_ms: its scores."""
+
+    step_ms: float = 0.25
+    draft_step_ms: float = 0.03
+    test_row_ms: float = 0.0005
+    boundary_ms: float = 0.06
+    score_row_ms: float = 0.00005
+
+
+class Pair:
+    """draft_sms: of the green context for drafting in overlapped steps; the target has the others."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        target: ModelShape,
+        draft: ModelShape,
+        *,
+        host: HostTimes | None = None,
+        draft_sms: int | None = None,
+        pads: bool = True,
+    ) -> None:
+        self.gpu, self.host = gpu, host or HostTimes()
+        self.target, self.draft = PassModel(gpu, target, pads=pads), PassModel(gpu, draft, pads=pads)
+        self.draft_sms = gpu.split(0.25) if draft_sms is None else draft_sms
+        if not 0 < self.draft_sms < gpu.num_sms or self.draft_sms % gpu.sm_step:
+            raise InvalidArgumentError(
+                f"draft_sms is {draft_sms}, a green context of {gpu.name} has a multiple of {gpu.sm_step} SMs, fewer "
+                f"than all {gpu.num_sms}"
+            )
+
+    @property
+    def draft_share(self) -> float:
+        """Of the SMs, in overlapped steps."""
+        return self.draft_sms / self.gpu.num_sms
+
+    @property
+    def traffic(self) -> Traffic:
+        target, draft, gpu = self.target.shape, self.draft.shape, self.gpu
+        return Traffic(
+            gb={"target": target.pass_gb, "draft": draft.pass_gb},
+            gb_per_token={"target": target.token_gb, "draft": draft.token_gb},
+            gb_per_ms={
+                "all": gpu.gb_per_ms,
+                "draft": gpu.gb_per_ms * gpu.bandwidth_share(self.draft_share),
+                "verify": gpu.gb_per_ms * gpu.bandwidth_share(1.0 - self.draft_share),
+            },
+        )
+
+    def verify_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
+        """A target pass with the free test."""
+        ms = self.target.ms(num_rows, num_requests, context_len, sm_share=sm_share)
+        return ms + self.host.test_row_ms * num_rows
+
+    def draft_rows_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
+        """The draft model's pass over rows it has not seen, with the draw of a token for each request."""
+        return self.draft.ms(num_rows, num_requests, context_len, sm_share=sm_share) + self.host.draft_step_ms
+
+    def draft_step_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
+        return self.draft_rows_ms(num_requests, num_requests, context_len, sm_share)
+
+    def drafting_ms(self, length: int, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
+        """A draft call of so many steps."""
+        if length == 0:
+            return 0.0
+        first = self.draft_rows_ms(CATCH_UP_ROWS * num_requests, num_requests, context_len, sm_share)
+        return first + (length - 1) * self.draft_step_ms(num_requests, context_len, sm_share)
+
+    def rate(self, length: int, num_requests: int, context_len: float, acceptance: float) -> float:
+        """Tokens per ms of steps of one length, drafts accepted independently."""
+        gained = sum(acceptance**place for place in range(1, length + 1))
+        ms = self.drafting_ms(length, num_requests, context_len) + self.host.step_ms
+        ms += self.verify_ms(num_requests * (1 + length), num_requests, context_len)
+        return num_requests * (1.0 + gained) / ms
+
+    def ping_pong_rate(self, length: int, num_requests: int, context_len: float, acceptance: float) -> float:
+        """The same of two half batches that take turns on the two lanes, for at least two requests."""
+        half = num_requests / 2
+        gained = sum(acceptance**place for place in range(1, length + 1))
+        draft_ms = self.drafting_ms(length, half, context_len, self.draft_share)
+        verify_ms = self.verify_ms(half * (1 + length), half, context_len, 1.0 - self.draft_share)
+        draft = Lane(draft_ms, length * self.draft.pass_gb(half, context_len))
+        verify = Lane(verify_ms, self.target.pass_gb(half, context_len))
+        slowdowns = self.traffic.slowdowns(draft, "draft", verify, "verify")
+        step_ms = max(side_by_side(draft_ms, verify_ms, slowdowns)) + self.host.step_ms
+        return num_requests * (1.0 + gained) / (2.0 * step_ms)

@@ -1,0 +1,89 @@
+"""What one pass of a model takes on a GPU, or on a share of its SMs.
+
+T = G(n) r + E(n) + R(n) + A(b, c) / g + H(n) r + o: matrices, elementwise kernels, all-reduces, attention, LM head and
+the launch of a graph, for n rows of b requests with c tokens of context each. g: the share of the bandwidth that a
+share of the SMs draws; r: what fewer SMs do to a matrix product that takes (memory^4 + compute^4)^(1/4). What another
+pass beside it does is core/traffic.py's. docs/cost_model.md has the sources and the errors.
+"""
+
+from __future__ import annotations
+
+from faser_trtllm.core.traffic import OVERLAP_POWER
+from faser_trtllm.costmodel.anchors import Anchors
+from faser_trtllm.costmodel.gpu import Gpu
+from faser_trtllm.costmodel.shape import ModelShape
+from faser_trtllm.engine.buckets import Buckets
+from faser_trtllm.errors import InvalidArgumentError
+
+GRAPH_MS = 0.012  # launch of one graph
+GRAPH_ROWS = 256  # passes of up to so many rows are padded to a bucket
+PREFILL_EFFICIENCY = 0.6  # of the reached flops, in attention among many rows of one request
+
+
+class PassModel:
+    """pads: whether passes are padded as the GPU engine does it."""
+
+    def __init__(self, gpu: Gpu, shape: ModelShape, *, pads: bool = True) -> None:
+        if shape.weight_bytes == 1 and not gpu.has_fp8:
+            raise InvalidArgumentError(f"gpu is {gpu.name}, which has no fp8; leave fp8 out or take a newer one")
+        self.gpu, self.shape = gpu, shape
+        self._times = Anchors(gpu).times(shape)
+        self._buckets = Buckets(GRAPH_ROWS) if pads else None
+
+    def ms(
+        self,
+        num_rows: float,
+        num_requests: float,
+        context_len: float,
+        *,
+        sm_share: float = 1.0,
+        layer_share: float = 1.0,
+        has_head: bool = True,
+    ) -> float:
+        """A pass, or with layer_share a segment of one (which has_head if it is the last)."""
+        times = self._times
+        rows = self._padded(num_rows)
+        ratio = self._ratio(rows, sm_share)
+        layers = times.by_rows(times.gemm, rows) * ratio
+        layers += times.by_rows(times.elementwise, rows) + times.by_rows(times.all_reduce, rows)
+        layers += self._attention_ms(num_rows, num_requests, context_len, sm_share)
+        head = times.by_rows(times.head, rows) * ratio if has_head else 0.0
+        return layer_share * layers + head + GRAPH_MS
+
+    def head_ms(self, num_rows: float) -> float:
+        """The LM head alone, on the whole GPU."""
+        return self._times.by_rows(self._times.head, num_rows)
+
+    def prompt_ms(self, num_tokens: int) -> float:
+        """A prompt alone; only its last row needs the LM head."""
+        whole = self.ms(num_tokens, 1, 1, has_head=False) + self.head_ms(1)
+        attended = num_tokens * (num_tokens + 1) / 2
+        return whole + attended * self._attended_ms()
+
+    def pass_gb(self, num_requests: float, context_len: float) -> float:
+        """What a pass reads."""
+        return self.shape.pass_gb + self.shape.token_gb * num_requests * context_len
+
+    def _attention_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float) -> float:
+        """A request's cache is read once for all its rows; further rows only compute."""
+        reading = self._times.attention_ms(num_requests, context_len) / self.gpu.bandwidth_share(sm_share)
+        return reading + max(0.0, num_rows - num_requests) * context_len * self._attended_ms() / sm_share
+
+    def _attended_ms(self) -> float:
+        """Computing a row's attention to one token of context."""
+        return self.shape.gflop_per_attended / (PREFILL_EFFICIENCY * self.gpu.tflops)
+
+    def _ratio(self, rows: float, sm_share: float) -> float:
+        """Of a matrix product's time there, to that alone on the whole GPU."""
+        memory_ms = self.shape.pass_gb / self.gpu.gb_per_ms
+        compute_ms = self.shape.gflop_per_row * rows / self.gpu.tflops * self.shape.weight_bytes / 2
+        slower = memory_ms / self.gpu.bandwidth_share(sm_share)
+        p = OVERLAP_POWER
+        there = (slower**p + (compute_ms / sm_share) ** p) ** (1.0 / p)
+        alone = (memory_ms**p + compute_ms**p) ** (1.0 / p)
+        return float(there / alone)
+
+    def _padded(self, num_rows: float) -> float:
+        if self._buckets is None or num_rows > GRAPH_ROWS:
+            return num_rows
+        return self._buckets.rows(int(-(-num_rows // 1)))

@@ -1,0 +1,126 @@
+"""A pair's cost table, as `faser profile` would have written it: the model's times instead of measured ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
+from faser_trtllm.core.cost_table import MODELLED, CostTable, ExitModel, Fingerprint, Interference
+from faser_trtllm.core.traffic import Lane
+from faser_trtllm.costmodel.accuracy import error_by_kind
+from faser_trtllm.costmodel.anchors import anchors_version
+from faser_trtllm.costmodel.pair import Pair
+from faser_trtllm.costmodel.passes import GRAPH_ROWS
+from faser_trtllm.engine.buckets import Buckets
+
+CONTEXTS = (256, 1024, 4096)
+LARGE_ROWS = (320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+REQUEST_SHARES = (0.125, 0.25, 0.5, 1.0)  # of the rows
+USUAL_REQUESTS, USUAL_LENGTH = 64, 4  # of the step whose slowdowns stand for all, for policies
+
+
+@dataclass(frozen=True)
+class ExitSignal:
+    """What an early exit knows at a boundary, assumed: of the drafts that will be rejected it doubts `recall`, of the
+    others `false`. depth: share of the layers before it."""
+
+    depth: float = 0.25
+    recall: float = 0.4
+    false: float = 0.03
+
+    def model(self, boundary: int) -> ExitModel:
+        """Bayes' rule, where rank 0 is no doubt and rank 1 is doubt."""
+        calm = math.log((1.0 - self.false) / (1.0 - self.recall))
+        doubt = math.log(self.false / self.recall)
+        return ExitModel(boundary, rank=doubt - calm, gap=0.0, survival=1.0, intercept=calm, pays=True)
+
+
+def modelled_table(
+    pair: Pair,
+    *,
+    max_batch_size: int = 256,
+    contexts: Sequence[int] = CONTEXTS,
+    exit_signal: ExitSignal | None = None,
+) -> CostTable:
+    """contexts: tokens, around which attention is fitted. exit_signal: for two segments, with pruning between them."""
+    targets, drafts = list(_grid(max_batch_size, contexts)), list(_grid(max_batch_size, contexts))
+    steps = [(n, n, c) for n in _rows() if n <= max_batch_size for c in contexts]
+    verify_share, draft_share = 1.0 - pair.draft_share, pair.draft_share
+    samples = [
+        *_samples("verify", targets, pair.verify_ms),
+        *_samples("verify", targets, lambda n, b, c: pair.verify_ms(n, b, c, verify_share), "verify"),
+        *_samples("draft_step", steps, pair.draft_rows_ms),
+        *_samples("draft_step", steps, lambda n, b, c: pair.draft_rows_ms(n, b, c, draft_share), "draft"),
+        *_samples("draft_rows", drafts, pair.draft_rows_ms),
+        *_samples("draft_rows", drafts, lambda n, b, c: pair.draft_rows_ms(n, b, c, draft_share), "draft"),
+    ]
+    target, draft = pair.target.shape, pair.draft.shape
+    if exit_signal is not None:
+        depth = exit_signal.depth
+        samples += _samples("segment:0", targets, lambda n, b, c: _segment_ms(pair, n, b, c, depth, is_last=False))
+        samples += _samples("segment:1", targets, lambda n, b, c: _segment_ms(pair, n, b, c, 1.0 - depth, is_last=True))
+    table = CostTable.fit(
+        samples,
+        Fingerprint(
+            f"modelled {target.num_gpus} x {pair.gpu.name}", "cuda", pair.gpu.num_sms, f"{target.name} + {draft.name}"
+        ),
+        interference=[_usual_interference(pair)],
+        exits=[] if exit_signal is None else [exit_signal.model(1)],
+        overhead_ms=pair.host.step_ms,
+    )
+    curves = dict(table.curves)
+    if exit_signal is not None:
+        host, most = pair.host, LARGE_ROWS[-1]
+        ends = tuple(host.boundary_ms + host.score_row_ms * n for n in (1, most))
+        curves[f"exit:1@{ALL}"] = CostCurve((1, most), ends)
+    return replace(
+        table,
+        curves=curves,
+        error=error_by_kind(pair.gpu.name),
+        source=MODELLED,
+        anchors=anchors_version(),
+        traffic=pair.traffic,
+    )
+
+
+def _rows() -> list[int]:
+    """Both sides of each bucket's edge, and larger passes."""
+    sizes = Buckets(GRAPH_ROWS).sizes()
+    return sorted({*sizes, *(size + 1 for size in sizes), *LARGE_ROWS})
+
+
+def _grid(max_requests: int, contexts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Rows, requests and context."""
+    for rows in _rows():
+        for requests in sorted({min(max_requests, max(1, round(share * rows))) for share in (0.0, *REQUEST_SHARES)}):
+            for context in contexts:
+                yield rows, requests, context
+
+
+def _samples(
+    kind: str,
+    points: Sequence[tuple[int, int, int]],
+    ms: Callable[[float, float, float], float],
+    partition: str = ALL,
+) -> list[CostSample]:
+    return [CostSample(kind, n, b, c, ms(n, b, c), partition) for n, b, c in points]
+
+
+def _segment_ms(
+    pair: Pair, num_rows: float, num_requests: float, context_len: float, layer_share: float, *, is_last: bool
+) -> float:
+    ms = pair.target.ms(num_rows, num_requests, context_len, layer_share=layer_share, has_head=is_last)
+    return ms + (pair.host.test_row_ms * num_rows if is_last else 0.0)
+
+
+def _usual_interference(pair: Pair) -> Interference:
+    """Of a usual step, for policies, which know one pair of factors; simulated time follows the traffic."""
+    n, length, context = USUAL_REQUESTS / 2, USUAL_LENGTH, CONTEXTS[1]
+    draft_ms = pair.drafting_ms(length, n, context, pair.draft_share)
+    verify_ms = pair.verify_ms(n * (1 + length), n, context, 1.0 - pair.draft_share)
+    draft = Lane(draft_ms, length * pair.draft.pass_gb(n, context))
+    verify = Lane(verify_ms, pair.target.pass_gb(n, context))
+    slowdowns = pair.traffic.slowdowns(draft, "draft", verify, "verify")
+    return Interference("draft", "verify", *slowdowns)

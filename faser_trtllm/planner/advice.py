@@ -1,0 +1,60 @@
+"""What to do with a plan: the recommended faser.yaml, the commands, and what to know before."""
+
+from __future__ import annotations
+
+from faser_trtllm.core.cost_table import MODELLED
+from faser_trtllm.planner.plan import MAX_DRAFT_LEN, Plan
+from faser_trtllm.planner.systems import OFF, SYSTEMS
+
+
+def service_config(plan: Plan) -> str:
+    """faser.yaml."""
+    system = SYSTEMS[plan.recommended]
+    room = plan.memory["draft" if system.drafts else OFF]
+    lines = [
+        f"# By `faser plan`: {_title(plan)}.",
+        f"speculation: {system.speculation}",
+        f"max_batch_size: {batch_size(plan)}",
+        f"max_num_tokens: {plan.question['max_num_tokens']}",
+    ]
+    lines += [f"max_draft_len: {MAX_DRAFT_LEN}"] if system.drafts else []
+    lines += ["kv_cache_config:", f"  max_tokens: {room.kv_tokens}"]
+    lines += ["quantization: fp8"] if plan.question["quantization"] == "fp8" else []
+    return "\n".join(lines) + "\n"
+
+
+def batch_size(plan: Plan) -> int:
+    """The largest load, as far as the memory holds it; where requests arrive as they like, what the memory holds."""
+    room = plan.memory["draft" if SYSTEMS[plan.recommended].drafts else OFF]
+    in_flight = [run.concurrency for run in plan.runs]
+    largest = max((c for c in in_flight if c is not None), default=256)
+    return max(1, min(room.max_batch_size, 256 if None in in_flight else largest))
+
+
+def notes(plan: Plan) -> list[str]:
+    """Sentences that belong to the figures."""
+    found = []
+    if plan.source == MODELLED:
+        found.append(
+            f"All times are modelled from {plan.anchors}; nothing was measured on this GPU. `faser profile` on it "
+            "gives a cost table that `--table` takes instead."
+        )
+    errors = ", ".join(f"{kind} {error:.0%}" for kind, error in sorted(plan.error.items()))
+    found.append(f"Bands are mean absolute errors of the cost table ({errors}), not limits.")
+    found.append("Acceptance is what you gave, with the published spread over requests and rise by place.")
+    if any(run.concurrency is None for run in plan.runs):
+        found.append("Of a trace, tokens per second are of the time in which anything ran.")
+    bound = [run for run in plan.runs if run.is_memory_bound]
+    if bound:
+        names = ", ".join(dict.fromkeys(f"{run.load} with {run.system}" for run in bound))
+        found.append(f"Not all requests fit into the memory at a time: {names}.")
+    if any(run.overlapped_share > 0.05 for run in plan.runs):
+        found.append("What overlapped lanes bring is known to 30 % at best: its bands are wider.")
+    if any(SYSTEMS[run.system].is_eagle3 for run in plan.runs):
+        found.append("The EAGLE-3 head is for comparison: it is not among what is recommended.")
+    return found
+
+
+def _title(plan: Plan) -> str:
+    q = plan.question
+    return f"{q['num_gpus']} x {q['gpu']}, {q['target']} with {q['draft']}"

@@ -1,0 +1,131 @@
+"""What `faser plan` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from faser_trtllm.costmodel.gpu import Gpu
+from faser_trtllm.costmodel.shape import ModelShape
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.testing.load.acceptance import Acceptance
+from faser_trtllm.testing.load.arrivals import TRACES, Arrival, Lengths, generated_arrivals, read_arrivals
+
+TRACE_S = 600.0  # of a generated trace
+MAX_PROMPT, MAX_OUTPUT = 8192, 2048  # tokens; longer requests are cut
+
+
+@dataclass(frozen=True)
+class Load:
+    """concurrency: requests in flight; None: they arrive as arrivals() says."""
+
+    name: str
+    concurrency: int | None
+    arrivals: Callable[[], Iterator[Arrival]] = lambda: iter(())
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """requests: tokens of the requests of closed loops. max_requests: of one run.
+
+    eagle3_acceptance: of the EAGLE-3 head; None: as that of the draft model. systems: labels of systems.py.
+    """
+
+    gpu: Gpu
+    target: ModelShape
+    draft: ModelShape
+    acceptance: Acceptance
+    loads: tuple[Load, ...]
+    requests: Lengths
+    systems: tuple[str, ...]
+    eagle3_acceptance: Acceptance | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    table: Path | None = None
+    max_requests: int = 2000
+    max_num_tokens: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidArgumentError(f"{name} is {value}, it must be more than 0")
+        if self.max_requests < 1:
+            raise InvalidArgumentError(f"max_requests is {self.max_requests}, it must be at least 1")
+        largest = max(load.concurrency or 1 for load in self.loads)
+        if self.max_num_tokens < largest:
+            raise InvalidArgumentError(
+                f"max_num_tokens is {self.max_num_tokens}, it must be at least the largest load, {largest}, one "
+                "row each"
+            )
+
+
+def parse_loads(text: str, seed: int) -> tuple[Load, ...]:
+    """ "8,64", a CSV file, or "azure:5" (a trace's name and requests per second), or several with commas."""
+    return tuple(_parse_load(part.strip(), seed) for part in text.split(",") if part.strip()) or _no_load(text)
+
+
+def _parse_load(text: str, seed: int) -> Load:
+    if text.isdecimal():
+        if not 1 <= int(text) <= 4096:
+            raise InvalidArgumentError(f"load is {text} requests in flight, it must be from 1 to 4096")
+        return Load(f"{int(text)} in flight", int(text))
+    name, colon, rate = text.partition(":")
+    if colon and name in TRACES:
+        try:
+            mean_rate = float(rate)
+        except ValueError:
+            mean_rate = 0.0
+        if not 0.0 < mean_rate < 1e4:
+            raise InvalidArgumentError(
+                f"load is {text!r}, behind the colon must be requests per second, as in {name}:5"
+            )
+        lengths = TRACES[name]
+
+        def generate() -> Iterator[Arrival]:
+            return generated_arrivals(lengths, mean_rate, TRACE_S, seed, max_prompt=MAX_PROMPT, max_output=MAX_OUTPUT)
+
+        return Load(f"{name} at {mean_rate:g} requests/s", None, generate)
+    path = Path(text)
+    if not path.is_file():
+        raise InvalidArgumentError(
+            f"load is {text!r}, which is no number of requests in flight, no CSV file, and none of "
+            f"{', '.join(f'{trace}:RATE' for trace in TRACES)}"
+        )
+    next(read_arrivals(path), None)  # a file that cannot be read is refused now
+    return Load(path.name, None, lambda: read_arrivals(path, MAX_PROMPT, MAX_OUTPUT))
+
+
+def _no_load(text: str) -> tuple[Load, ...]:
+    raise InvalidArgumentError(f"load is {text!r}, give at least one, as in 8,64")
+
+
+def parse_requests(text: str) -> Lengths:
+    """ "sharegpt" (a trace's name) or "1024,512" (tokens of every prompt and output)."""
+    if text in TRACES:
+        return TRACES[text]
+    prompt, _, output = text.partition(",")
+    if prompt.isdecimal() and output.isdecimal() and 0 < int(prompt) <= MAX_PROMPT and 0 < int(output) <= MAX_OUTPUT:
+        return Lengths(int(prompt), 0.0, int(output), 0.0)
+    raise InvalidArgumentError(
+        f"requests is {text!r}, it must be one of {', '.join(TRACES)} or PROMPT,OUTPUT in tokens, at most "
+        f"{MAX_PROMPT},{MAX_OUTPUT}"
+    )
+
+
+def parse_acceptance(text: str) -> Acceptance:
+    """A number or a JSON file."""
+    try:
+        mean = float(text)
+    except ValueError:
+        return Acceptance.load(Path(text))
+    return Acceptance.of(mean)
+
+
+def draw_lengths(options: PlanOptions) -> Iterator[tuple[int, int]]:
+    """Prompt and output tokens of the requests of a closed loop."""
+    return options.requests.draw(np.random.default_rng(options.seed), MAX_PROMPT, MAX_OUTPUT)

@@ -1,0 +1,245 @@
+"""A plan: every system under every load, by simulation with the real scheduler and policies on modelled costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY
+from faser_trtllm.costmodel.pair import Pair
+from faser_trtllm.costmodel.table import ExitSignal, modelled_table
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.planner.memory import MemoryPlan, plan_memory
+from faser_trtllm.planner.options import MAX_OUTPUT, MAX_PROMPT, Load, PlanOptions, draw_lengths
+from faser_trtllm.planner.systems import EAGLE3, OFF, PREFERENCE, SYSTEMS, System
+from faser_trtllm.testing.load.run import LoadReport, Objectives, run_arrivals, run_closed_loop
+from faser_trtllm.testing.load.service import ServiceOptions, open_service
+
+MAX_DRAFT_LEN = 8
+MAX_BATCH_SIZE = 512  # of an open loop, whose concurrency is what comes of it
+REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 64  # of a closed loop
+AS_GOOD = 0.02  # systems whose scores differ by less are equals
+QUANTILES = (0.5, 0.9, 0.99)
+
+Progress = Callable[[str, int, int], None]
+"""Told which run is at work, how many requests have ended, of how many."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """A figure and how far the truth may be from it."""
+
+    low: float
+    value: float
+    high: float
+
+    @staticmethod
+    def of(value: float, error: float) -> Band:
+        return Band(value / (1.0 + error), value, value * (1.0 + error))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system under one load. Times in ms by quantile. speed_up: of tokens per second over `off`.
+
+    goodput: share of requests that meet the objectives. is_memory_bound: not all requests of the load fit at a time.
+    """
+
+    load: str
+    concurrency: int | None
+    system: str
+    tokens_per_s: Band
+    speed_up: Band
+    ttft_ms: dict[str, Band]
+    tpot_ms: dict[str, Band]
+    goodput: Band
+    acceptance: float
+    num_requests: int
+    overlapped_share: float
+    is_memory_bound: bool
+    tokens_by_minute: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """memory: by "off", "draft" and "eagle3". recommended: a system's label."""
+
+    question: dict[str, Any]
+    source: str
+    anchors: str
+    error: dict[str, float]
+    memory: dict[str, MemoryPlan]
+    runs: tuple[Run, ...]
+    recommended: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def make_plan(options: PlanOptions, progress: Progress = lambda what, done, total: None) -> Plan:
+    """InvalidArgumentError if the models do not fit."""
+    mean_len = math.ceil(options.requests.prompt_mean + options.requests.output_mean)
+    eagle3 = options.target.eagle3()
+    memory = {OFF: plan_memory(options.gpu, options.target, None, mean_len)}
+    memory["draft"] = plan_memory(options.gpu, options.target, options.draft, mean_len)
+    if EAGLE3 in options.systems:
+        memory["eagle3"] = plan_memory(options.gpu, options.target, eagle3, mean_len)
+    largest = max(load.concurrency or MAX_BATCH_SIZE for load in options.loads)
+    pair = Pair(options.gpu, options.target, options.draft)
+    table = _read_table(options) or modelled_table(pair, max_batch_size=largest, exit_signal=ExitSignal())
+    tables = {"draft": table}
+    if EAGLE3 in options.systems:
+        tables["eagle3"] = modelled_table(Pair(options.gpu, options.target, eagle3), max_batch_size=largest)
+    runs: list[Run] = []
+    for load in options.loads:
+        off: LoadReport | None = None
+        for label in options.systems:
+            system = SYSTEMS[label]
+            kind = "eagle3" if system.is_eagle3 else "draft"
+            room = memory[kind if system.drafts else OFF]
+            what = f"{load.name}, {label}"
+            report, stats = _simulate(options, load, system, tables[kind], room, lambda *a, w=what: progress(w, *a))
+            off = off or report
+            runs.append(_run(options, load, label, report, stats, room, off, table))
+    return Plan(
+        _question(options),
+        table.source,
+        table.anchors or "measured on the machine that the table names",
+        dict(table.error),
+        memory,
+        tuple(runs),
+        _recommended(options, runs),
+    )
+
+
+def _read_table(options: PlanOptions) -> CostTable | None:
+    if options.table is None:
+        return None
+    try:
+        return CostTable.from_json(json.loads(options.table.read_text()))
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"the table {options.table.name} cannot be read: {error}") from error
+
+
+def _simulate(
+    options: PlanOptions,
+    load: Load,
+    system: System,
+    table: CostTable,
+    room: MemoryPlan,
+    progress: Callable[[int, int], None],
+) -> tuple[LoadReport, dict[str, float]]:
+    eagle3 = options.eagle3_acceptance if system.is_eagle3 else None
+    batch = load.concurrency or MAX_BATCH_SIZE
+    total = options.max_requests
+    if load.concurrency is not None:
+        total = min(total, max(MIN_REQUESTS, REQUESTS_PER_STREAM * load.concurrency))
+        total = max(total, load.concurrency + 1)
+    service = ServiceOptions(
+        speculation=system.speculation,
+        costs=table,
+        acceptance=eagle3 or options.acceptance,
+        max_batch_size=batch,
+        max_num_tokens=options.max_num_tokens,
+        max_prompt_len=MAX_PROMPT,
+        max_output_len=MAX_OUTPUT,
+        max_draft_len=MAX_DRAFT_LEN,
+        kv_tokens=min(room.kv_tokens, batch * (MAX_PROMPT + MAX_OUTPUT)),
+        seed=options.seed,
+    )
+    objectives = Objectives(options.ttft_ms, options.tpot_ms, _error(options, table, 0.0))
+    clock = ManualClock()
+    with open_service(service, clock) as executor:
+        if load.concurrency is not None:
+            report = run_closed_loop(
+                executor,
+                clock,
+                draw_lengths(options),
+                load.concurrency,
+                total,
+                objectives,
+                lambda done: progress(done, total),
+            )
+        else:
+            arrivals = itertools.islice(load.arrivals(), total)
+            report = run_arrivals(executor, clock, arrivals, objectives, lambda done: progress(done, total))
+        return report, executor.stats()
+
+
+def _error(options: PlanOptions, table: CostTable, overlapped_share: float) -> float:
+    """Of times: the table's own, and more where lanes overlap."""
+    by_kind = table.error or {"decode": DECODE[options.gpu.name], "verify": VERIFY}
+    return max(by_kind.get("decode", 0.0), by_kind.get("verify", 0.0)) + overlapped_share * OVERLAP
+
+
+def _run(
+    options: PlanOptions,
+    load: Load,
+    label: str,
+    report: LoadReport,
+    stats: dict[str, float],
+    room: MemoryPlan,
+    off: LoadReport,
+    table: CostTable,
+) -> Run:
+    overlapped = stats.get("num_steps_ping_pong", 0.0) + stats.get("num_steps_draft_ahead", 0.0)
+    share = overlapped / max(1.0, stats["num_steps"])
+    error = _error(options, table, share)
+    ratio = report.tokens_per_s / off.tokens_per_s
+    low, high = report.goodput_band
+    return Run(
+        load.name,
+        load.concurrency,
+        label,
+        Band.of(report.tokens_per_s, error),
+        Band.of(ratio, 0.0 if label == OFF else min(SPEED_UP, error) + share * OVERLAP),
+        {f"p{100 * q:g}": Band.of(report.ttft_ms.percentile(q), error) for q in QUANTILES},
+        {f"p{100 * q:g}": Band.of(report.tpot_ms.percentile(q), error) for q in QUANTILES},
+        Band(low, report.goodput, high),
+        stats["num_accepted_tokens"] / max(1.0, stats["num_draft_tokens"]),
+        report.num_requests,
+        share,
+        (load.concurrency or 0) > room.max_batch_size,
+        tuple(report.tokens_by_minute),
+    )
+
+
+def _question(options: PlanOptions) -> dict[str, Any]:
+    gpu, requests = options.gpu, options.requests
+    return {
+        "gpu": gpu.name,
+        "num_gpus": options.target.num_gpus,
+        "target": options.target.name,
+        "draft": options.draft.name,
+        "quantization": "fp8" if options.target.weight_bytes == 1 else "none",
+        "acceptance_by_place": [round(rate, 3) for rate in options.acceptance.by_place],
+        "loads": [load.name for load in options.loads],
+        "prompt_len_mean": round(requests.prompt_mean),
+        "output_len_mean": round(requests.output_mean),
+        "ttft_ms": options.ttft_ms,
+        "tpot_ms": options.tpot_ms,
+        "max_num_tokens": options.max_num_tokens,
+        "table": None if options.table is None else options.table.name,
+        "seed": options.seed,
+    }
+
+
+def _recommended(options: PlanOptions, runs: list[Run]) -> str:
+    """The best by the geometric mean over the loads of tokens per second, of requests within the objectives if there
+    are any; among equals the one that PREFERENCE has first."""
+    has_objectives = options.ttft_ms is not None or options.tpot_ms is not None
+
+    def score(label: str) -> float:
+        found = [run for run in runs if run.system == label]
+        rates = [run.tokens_per_s.value * (run.goodput.value if has_objectives else 1.0) for run in found]
+        return math.exp(sum(math.log(max(rate, 1e-9)) for rate in rates) / len(rates))
+
+    scores = {label: score(label) for label in PREFERENCE if label in options.systems}
+    best = max(scores.values())
+    return next(label for label in scores if scores[label] * (1.0 + AS_GOOD) >= best)

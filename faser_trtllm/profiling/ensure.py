@@ -1,0 +1,101 @@
+"""Ensures that an engine directory has a cost table for this machine, after a build and before engines are opened.
+
+If several processes call it at once, one measures and the others wait and read its table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from faser_trtllm.backends import find_backend
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.engine.fingerprint import PROFILE, extra_table_path, gpu_model, load_costs
+from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.policy.registry import needs_costs
+
+log = logging.getLogger(__name__)
+
+
+def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
+    """Call it before open_executor: a table of another machine, or of other threads, gets one of this machine beside
+    it, where the configuration's speculation goes by costs ("auto" does without if there is no table at all).
+
+    Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
+    """
+    speculation = config.speculation
+    if not (speculation == "auto" or needs_costs(speculation)):
+        return
+    if speculation == "auto" and not (engine_dir / PROFILE).exists():
+        return
+    try:
+        reason = _why_to_measure(engine_dir, config.cores, config.num_threads)
+        if reason is not None and os.access(engine_dir, os.W_OK):
+            seconds = measure_once(engine_dir, config.cores, config.num_threads)
+            if seconds is not None:
+                log.warning("%s; measured for this machine in %.0f s", reason, seconds)
+    except (FaserError, OSError) as error:
+        log.warning("the costs of %s could not be measured: %s", engine_dir, error)
+
+
+def can_measure(engines: EngineDir) -> bool:
+    """Whether this machine can profile the engines, and there are drafts to decide about."""
+    if not engines.build_config.max_draft_len:
+        return False
+    if find_backend(engines.backend).on_cpu:
+        return True
+    try:
+        gpu_model()
+    except ConfigError:
+        return False
+    return True
+
+
+def measure_once(
+    engine_dir: Path, cores: tuple[int, ...] | None = None, num_threads: int | None = None
+) -> float | None:
+    """Run the quick profile unless a table fits -> seconds taken, None if there was nothing to do.
+
+    Raises FaserError if the engines cannot be measured, OSError if the directory cannot be written.
+    """
+    with _locked(engine_dir):
+        if _why_to_measure(engine_dir, cores, num_threads) is None:
+            return None
+        # Both import the whole executor, which is not needed if a table fits.
+        from faser_trtllm.profiling.options import ProfileOptions
+        from faser_trtllm.profiling.profile import measure_engine_dir, write_report
+
+        report = measure_engine_dir(ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads))
+        path = engine_dir / PROFILE
+        write_report(report, extra_table_path(engine_dir, report.table.fingerprint) if path.exists() else path)
+        return report.seconds
+
+
+def _why_to_measure(engine_dir: Path, cores: tuple[int, ...] | None, num_threads: int | None) -> str | None:
+    """Why a table is needed; None if one fits, or if none can be made here."""
+    if not can_measure(EngineDir.load(engine_dir)):
+        return None
+    with CoreSet(cores, num_threads) as core_set:
+        num_threads = core_set.num_threads
+    try:
+        return f"{engine_dir} has no cost table" if load_costs(engine_dir, num_threads) is None else None
+    except ConfigError as error:
+        return str(error).rpartition(";")[0]
+
+
+@contextlib.contextmanager
+def _locked(engine_dir: Path) -> Iterator[None]:
+    """Make other processes that would measure this directory wait; no effect if its file system has no locks."""
+    descriptor = os.open(engine_dir, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

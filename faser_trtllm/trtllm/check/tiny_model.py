@@ -1,0 +1,163 @@
+"""A model of two tables that runs anywhere, to drive the whole executor under either scheduler.
+
+The next token depends on the last three tokens, read back from where a real engine keeps keys and values: a wrong
+block or a stale row changes the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, SchedulerConfig, SchedulerKind
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.executor.factory import assemble
+from faser_trtllm.ops import sample
+from faser_trtllm.ops.prune_rows import HostPruning
+from faser_trtllm.policy.static import FixedPolicy
+
+VOCAB_SIZE = 6
+CONTEXT = 3
+MAX_SEQ_LEN = 48
+MAX_DRAFT_LEN = 4
+NUM_REQUESTS = 8
+SPEC = EngineSpec(
+    vocab_size=VOCAB_SIZE,
+    max_seq_len=MAX_SEQ_LEN,
+    num_layers=1,
+    num_blocks=20,
+    tokens_per_block=4,
+    max_num_tokens=20,
+    max_batch_size=4,
+    segments=(0, 1),
+)
+
+
+class TableEngine(HostPruning):
+    """An engine over a table of logits [VOCAB_SIZE ** CONTEXT, VOCAB_SIZE] fp32; it has no segments to prune at."""
+
+    def __init__(self, table: npt.NDArray[np.float32]) -> None:
+        self.spec = SPEC
+        self._table = table
+        self._kv = np.full((SPEC.num_blocks, SPEC.tokens_per_block), -1, np.int64)
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        rows = np.repeat(batch.slots, np.diff(batch.cu_rows))
+        for token, slot, position in zip(batch.token_ids, rows, batch.positions, strict=True):
+            self._kv[self._place(batch, slot, position)] = token
+        wanted = [self._context(batch, rows[row], batch.positions[row]) for row in batch.logit_rows]
+        return self._table[np.array(wanted, np.int64)]
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32]:
+        return self.forward(batch)
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        batch, num_new_drafts = draft_batch.batch, draft_batch.num_new_drafts
+        known_tokens = draft_batch.num_tokens + draft_batch.num_drafts
+        logits = self.forward(batch)
+        drafted = np.zeros(batch.num_requests, np.int32)
+        active = np.flatnonzero(num_new_drafts > 0)
+        while active.size:
+            known = (known_tokens + drafted)[active]
+            tokens = sample.sample_draft(
+                draft_batch.sampling, batch.slots[active], logits, VOCAB_SIZE, known, draft_batch.max_draft_len
+            )
+            drafted[active] += 1
+            going = drafted[active] < num_new_drafts[active]
+            active, tokens, known = active[going], tokens[going], known[going]
+            rows = np.arange(active.size + 1, dtype=np.int32)
+            step = RaggedBatch(batch.slots[active], rows, tokens, known, rows[:-1], batch.block_table)
+            logits = self.forward(step)
+        return drafted
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        raise NotImplementedError("one segment has no boundary to drop rows at")
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        raise NotImplementedError("one segment has no boundary to exit at")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> TableEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _place(self, batch: RaggedBatch, slot: int, position: int) -> tuple[int, int]:
+        size = SPEC.tokens_per_block
+        return int(batch.block_table[slot, position // size]), int(position % size)
+
+    def _context(self, batch: RaggedBatch, slot: int, position: int) -> int:
+        index = 0
+        for place in range(position - CONTEXT + 1, position + 1):
+            token = int(self._kv[self._place(batch, slot, place)]) if place >= 0 else 0
+            assert token >= 0, "a position was read whose KV was never written"
+            index = index * VOCAB_SIZE + token
+        return index
+
+
+@dataclass
+class TinyRun:
+    """What a run gave: tokens by request, and how often requests were paused, chunked, and drafts accepted."""
+
+    tokens: dict[str, list[int]]
+    num_paused: int = 0
+    num_chunks: int = 0
+    num_accepted: int = 0
+
+    def step(
+        self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult, times_s: tuple[float, ...]
+    ) -> None:
+        self.num_paused += len(plan.paused)
+        self.num_chunks += sum(not s.reaches_end for s in plan.scheduled)
+        self.num_accepted += sum(result.num_accepted)
+
+    def finished(self, request: Request) -> None:
+        """Its tokens came by the sink."""
+
+
+def run_tiny_model(scheduler: SchedulerKind, capacity: CapacitySchedulerPolicy) -> TinyRun:
+    """Eight requests with draft lengths of their own over a cache that is too small for them, to their end."""
+    rng = np.random.default_rng(7)
+    target = (2 * rng.standard_normal((VOCAB_SIZE**CONTEXT, VOCAB_SIZE))).astype(np.float32)
+    draft = (target + 0.8 * rng.standard_normal(target.shape)).astype(np.float32)
+    config = ExecutorConfig(
+        scheduler=scheduler,
+        scheduler_config=SchedulerConfig(capacity_scheduler_policy=capacity, chunk_unit_size=4),
+    )
+    run = TinyRun({})
+    with assemble(
+        TableEngine(target),
+        TableEngine(draft),
+        FixedPolicy(MAX_DRAFT_LEN),
+        config,
+        max_seq_len=MAX_SEQ_LEN,
+        max_draft_len=MAX_DRAFT_LEN,
+        clock=ManualClock(),
+    ) as executor:
+        executor.watch(run)
+        for index in range(NUM_REQUESTS):
+            prompt = rng.integers(0, VOCAB_SIZE, 3 + 3 * index).tolist()
+            params = SamplingParams(max_tokens=20, num_draft_tokens=index % (MAX_DRAFT_LEN + 1))
+            executor.submit(str(index), prompt, params, _collect(run.tokens.setdefault(str(index), [])))
+        while executor.step():
+            executor.check_integrity()
+    return run
+
+
+def _collect(tokens: list[int]) -> Any:
+    def sink(output: RequestOutput) -> bool:
+        tokens.extend(output.new_token_ids)
+        return False
+
+    return sink

@@ -1,0 +1,213 @@
+"""Converts TensorRT-LLM's speculative_config: draft models and n-grams are supported, other methods are refused by
+name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from faser_trtllm.trtllm.convert.verdict import (
+    TEXT,
+    Outcome,
+    Rule,
+    Verdict,
+    became,
+    ignored,
+    join,
+    nearest,
+    only,
+    refusal,
+    show,
+    unknown,
+    whole,
+)
+
+OURS = "only Draft_Target (a separate draft model) and NGram (the request's own text) are supported"
+_KINDS = {
+    "drafttarget": "",
+    "userprovided": "a drafter is an object, which a file cannot hold; inside TensorRT-LLM use "
+    "faser_trtllm.trtllm.drafter.FaserDrafter",
+    "auto": "it picks a method without a draft model",
+    "eagle": "it needs hidden states of the target",
+    "eagle3": "it needs hidden states of the target",
+    "medusa": "it needs heads on the target",
+    "mtp": "it needs multi token prediction layers of the target",
+    "lookahead": "it drafts without a draft model",
+    "ngram": "",
+    "sa": "",
+    "pard": "it drafts with mask tokens",
+    "dflash": "it needs hidden states of the target",
+    "dspark": "it needs hidden states of the target",
+    "savestate": "it only records hidden states",
+}
+_NAMES = (
+    *("Draft_Target", "User_Provided", "AUTO", "Eagle", "Eagle3", "Medusa", "MTP", "Lookahead", "NGram", "SA"),
+    *("PARD", "DFlash", "DSpark", "SaveState"),
+)
+_GATE = "the policy decides on speculation in every step; nothing turns it off permanently"
+
+
+def _draft_len(key: str, value: Any) -> Verdict:
+    verdict = became(whole(1), serve="max_draft_len", build="max_draft_len")(key, value)
+    if verdict.outcome is Outcome.REFUSED:
+        return verdict
+    note = "an upper bound: the policy chooses each request's length (speculation: fixed:K for one length)"
+    return Verdict(key, value, Outcome.BECAME, note, verdict.serve, verdict.build)
+
+
+_RULES: dict[str, Rule] = {
+    "decoding_type": ignored("a draft model drafts, as by default"),
+    "max_draft_len": _draft_len,
+    "max_total_draft_tokens": ignored("drafts are a chain, so it equals max_draft_len"),
+    "speculative_model": became(TEXT, build="draft_checkpoint_dir"),
+    "speculative_model_dir": became(TEXT, build="draft_checkpoint_dir"),
+    "load_format": only("auto", otherwise="weights are read from the checkpoint; leave it out"),
+    "acceptance_window": ignored(_GATE),
+    "acceptance_length_threshold": ignored(_GATE),
+    "acceptance_rate_window_size": ignored(_GATE),
+    "acceptance_rate_threshold": ignored(_GATE),
+    **dict.fromkeys(
+        ("allow_advanced_sampling", "advanced_sampling_mode", "use_rejection_sampling", "enable_penalty"),
+        ignored("sampled requests always speculate, with the target's exact distribution"),
+    ),
+    "moe_backend": ignored("only dense models are served"),
+}
+_ANY_LENGTH = ignored("the longest match counts, of whatever length")
+_OWN_TEXT = ignored("a request's own prompt and output are searched, no other's")
+_SUFFIX = ("ngram", "sa")  # decoding types that search the text
+_SUFFIX_RULES: dict[str, Rule] = {
+    "max_matching_ngram_size": _ANY_LENGTH,
+    "is_keep_all": ignored("of several continuations the most frequent is drafted"),
+    "is_use_oldest": ignored("of equally frequent continuations the latest is drafted"),
+    "is_public_pool": _OWN_TEXT,
+}
+_SCHEDULED = ("draft_len_schedule", "max_concurrency")
+FIELDS = (*_RULES, *_SCHEDULED)
+
+
+def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+    """One verdict per key of speculative_config; `key` is its dotted name."""
+    kind = section.get("decoding_type")
+    refused_kind = _refused_kind(f"{key}.decoding_type", kind)
+    if refused_kind is not None:
+        yield refused_kind
+        for name, value in section.items():
+            if name != "decoding_type":
+                yield Verdict(join(key, name), value, Outcome.IGNORED, "decoding_type is refused")
+        return
+    searches = str(kind).lower().replace("_", "") in _SUFFIX
+    rules = _RULES | _SUFFIX_RULES if searches else _RULES
+    max_draft_len = section.get("max_draft_len")
+    if max_draft_len is None:
+        sentence = f"{key}.max_draft_len is missing, drafting needs the number of tokens to draft; set it"
+        yield refusal(f"{key}.max_draft_len", None, sentence)
+    for name, value in section.items():
+        path = join(key, name)
+        if value is None:
+            if name != "max_draft_len":
+                yield Verdict(path, None, Outcome.IGNORED, "it is not set")
+        elif name == "max_total_draft_tokens" and value != max_draft_len:
+            yield refusal(
+                path,
+                value,
+                f"{path} is {show(value)}, drafts are a chain here, so it must be max_draft_len ({max_draft_len})",
+            )
+        elif name == "decoding_type" and searches:
+            yield Verdict(path, value, Outcome.BECAME, "the suffix automaton drafts", {"drafters": ["suffix"]})
+        elif name in rules:
+            yield rules[name](path, value)
+        elif name not in _SCHEDULED:
+            yield unknown(path, value, nearest(name, (*rules, *_SCHEDULED)))
+    yield from _schedule(key, section, max_draft_len)
+
+
+def _refused_kind(path: str, kind: Any) -> Verdict | None:
+    if kind is None:
+        return refusal(path, None, f"{path} is missing; {OURS}")
+    reason = _KINDS.get(str(kind).lower().replace("_", ""))
+    if reason is None:
+        close = nearest(kind, _NAMES)
+        hint = f"did you mean {close}?" if close else OURS
+        return refusal(path, kind, f"{path} is {show(kind)}, which is unknown; {hint}")
+    return refusal(path, kind, f"{path} is {show(kind)}, {reason}; {OURS}") if reason else None
+
+
+def _schedule(key: str, section: Mapping[Any, Any], max_draft_len: Any) -> Iterable[Verdict]:
+    """draft_len_schedule and max_concurrency become one table of lengths by batch size."""
+    given = {join(key, name): section[name] for name in _SCHEDULED if section.get(name) is not None}
+    if not given or not whole(1).accepts(max_draft_len):
+        for path, value in given.items():
+            yield Verdict(path, value, Outcome.IGNORED, "max_draft_len is refused")
+        return
+    schedule = _with_whole_keys(section.get("draft_len_schedule"))
+    limit = section.get("max_concurrency")
+    table = {1: max_draft_len}
+    if schedule is not None:
+        path = f"{key}.draft_len_schedule"
+        sentence = _wrong_schedule(path, schedule, max_draft_len)
+        if sentence:
+            yield refusal(path, schedule, sentence)
+            return
+        table = dict(sorted(schedule.items()))
+    if limit is not None:
+        path = f"{key}.max_concurrency"
+        if not whole(0).accepts(limit):
+            yield refusal(path, limit, f"{path} is {show(limit)}, it must be {whole(0).says}")
+            return
+        table = {size: length for size, length in table.items() if size <= limit} | {limit + 1: 0}
+    spelling = "schedule:" + ",".join(f"{size}={length}" for size, length in table.items())
+    for path, value in given.items():
+        yield Verdict(path, value, Outcome.BECAME, _in_words(table), {"speculation": spelling})
+
+
+def _with_whole_keys(schedule: Any) -> Any:
+    """Convert JSON's string keys to int."""
+    if not isinstance(schedule, Mapping):
+        return schedule
+    return {int(k) if isinstance(k, str) and k.isascii() and k.isdecimal() else k: v for k, v in schedule.items()}
+
+
+def _wrong_schedule(path: str, schedule: Any, max_draft_len: int) -> str:
+    """Why this is not a schedule of 1.2, where a length applies from its batch size on; "" if it is one."""
+    entries = list(schedule.items()) if isinstance(schedule, Mapping) else []
+    if not entries or not all(whole(1).accepts(size) and whole(0).accepts(length) for size, length in entries):
+        return f"{path} is {show(schedule)}, it must map batch sizes from 1 on to draft lengths from 0 on"
+    if max(schedule.values()) > max_draft_len:
+        return (
+            f"{path} has the length {max(schedule.values())}, max_draft_len is {max_draft_len}; raise that or lower it"
+        )
+    if 1 not in schedule:
+        fixed = {1: 0}
+        for size, length in sorted(schedule.items()):
+            fixed |= {max(fixed): length, size + 1: 0}
+        return (
+            f"{path} is {show(dict(schedule))}, it has no batch size 1, which 1.2 requires; if its keys are "
+            f"upper bounds, as in releases after 1.2, write {fixed}"
+        )
+    if schedule[1] != max_draft_len:
+        return f"{path} gives batch size 1 the length {schedule[1]}, 1.2 requires max_draft_len ({max_draft_len}) there"
+    return ""
+
+
+def _in_words(table: Mapping[int, int]) -> str:
+    """ "{1: 4, 8: 0}" -> "batch sizes 1 to 7 draft 4, 8 and more draft 0"."""
+    sizes = list(table)
+    parts = []
+    for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+        span = (
+            f"{size} and more"
+            if following is None
+            else str(size)
+            if following == size + 1
+            else f"{size} to {following - 1}"
+        )
+        parts.append(f"{span} draft {table[size]}")
+    return f"batch sizes {', '.join(parts)} (a length applies from its key on)"
+
+
+def judge_decoding_mode(key: str, value: Any) -> Verdict:
+    """speculative_decoding_mode of trtllm-build, by name or by the number that config.json holds (1 and 2)."""
+    name = str(value).lower().removeprefix("speculativedecodingmode.")
+    if name in ("none", "1", "draft_tokens_external", "2"):
+        return Verdict(key, value, Outcome.IGNORED, "faser build takes the draft checkpoint instead")
+    return refusal(key, value, f"{key} is {show(value)}, only draft_tokens_external is supported; {OURS}")

@@ -1,0 +1,241 @@
+"""In-flight batching by TensorRT-LLM's own schedulers: who is admitted, chunked and paused, and who gets blocks.
+
+What stays ours is what TensorRT-LLM has no say in: each request's own draft length, set before its schedulers look, so
+that both they and the blocks count it; and what is computed, drafted and accepted, which rewinds the blocks afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
+from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.decision import Decision
+from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.request import FinishReason, Request, RequestState
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.policy.base import Policy
+from faser_trtllm.scheduler.lanes import Lane, assign_lanes
+from faser_trtllm.scheduler.limits import SchedulerLimits
+from faser_trtllm.scheduler.rows import context_reserve, share_draft_rows
+from faser_trtllm.scheduler.scheduler import Scheduler
+from faser_trtllm.trtllm.kv_cache import TrtllmKVCacheManager
+
+_BEAM = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Tokens of a context to run, who decodes, and who gives up its slot; by our request ids."""
+
+    chunks: dict[str, int]
+    generations: set[str]
+    paused: list[Request]
+
+
+class TrtllmScheduler(Scheduler):
+    """bindings: TensorRT-LLM's classes (faser_trtllm/trtllm/gate.py).
+
+    TensorRT-LLM sees the requests that run, in order of admission, then as many of the queue as slots are free.
+    """
+
+    def __init__(
+        self,
+        bindings: Any,
+        kv: TrtllmKVCacheManager,
+        limits: SchedulerLimits,
+        policy: Policy,
+        clock: Clock,
+        chunking_policy: ContextChunkingPolicy = ContextChunkingPolicy.FIRST_COME_FIRST_SERVED,
+    ) -> None:
+        super().__init__(kv, limits, policy, clock)
+        self._bindings = bindings
+        self._blocks = kv
+        self._llm_requests: dict[str, Any] = {}
+        self._ids = itertools.count()
+        self._capacity = bindings.CapacityScheduler(
+            max_num_requests=limits.max_batch_size,
+            capacity_scheduler_policy=getattr(bindings.CapacitySchedulerPolicy, limits.capacity_policy.value),
+            has_kv_cache_manager=True,
+        )
+        chunking = None
+        if limits.enable_chunked_context:
+            policy_of_chunks = getattr(bindings.ContextChunkingPolicy, chunking_policy.value)
+            chunking = bindings.ContextChunkingConfig(policy_of_chunks, limits.chunk_unit)
+        self._micro_batch = bindings.MicroBatchScheduler(
+            ctx_chunk_config=chunking, max_context_length=limits.max_num_tokens
+        )
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        limits = self._limits
+        may_grow = limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION
+        if may_grow and not limits.enable_chunked_context and request.max_num_tokens > limits.max_num_tokens:
+            raise InvalidArgumentError(
+                f"prompt and max_tokens are {request.max_num_tokens} tokens, max_num_tokens is "
+                f"{limits.max_num_tokens}, and enable_chunked_context is off, so that TensorRT-LLM could not resume "
+                "the request after a pause; lower max_tokens or turn it on"
+            )
+
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        super().finish(request, reason, error)
+        self._llm_requests.pop(request.request_id, None)
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide one step: who runs how many rows. Blocks for them are allocated."""
+        finished = self._expire() if self._may_expire else ()
+        candidates = self._running + self._waiting.first(len(self._free_slots))
+        contexts = [request for request in candidates if self._in_context(request)]
+        decoding = [request for request in self._running if not self._in_context(request)]
+        started = [request for request in contexts if request.state is RequestState.RUNNING]
+        decision = self._decide(self._view(decoding, started))
+        lanes = assign_lanes(decoding, decision.mode)
+        shares = self._draft_shares(decoding, contexts, decision)
+        choice = self._ask(candidates, shares, lanes)
+        for request in choice.paused:
+            self._pause(request)
+        admitted = [r for r in candidates if r.request_id in choice.chunks and r.state is RequestState.WAITING]
+        for request in admitted:
+            self._admit_request(request)
+        scheduled = self._place_chosen(choice, shares, lanes)
+        verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
+        return SchedulerOutput(
+            scheduled=tuple(scheduled),
+            view=self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
+            admitted=tuple(admitted),
+            paused=tuple(choice.paused),
+            mode=decision.mode,
+            stop=decision.stop,
+            is_drafting=any(decision.lengths),
+            finished=finished,
+            frontier=decision.frontier,
+            exits=decision.exits,
+            tested=decision.tested,
+            model_lengths=decision.model_lengths,
+        )
+
+    def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
+        outputs = super().update(plan, drafts, result)
+        for scheduled in plan.scheduled:
+            if not scheduled.request.is_finished:
+                self._follow(scheduled.request)
+        return outputs
+
+    def _rewind(self, scheduled: ScheduledRequest) -> None:
+        """What was allocated and not accepted goes back, the draft model's KV in it is lost and made up for later."""
+        request = scheduled.request
+        if self._in_context(request):
+            return  # it holds the blocks of its whole prompt, and no others
+        self._blocks.rewind(request.slot, request.num_computed_tokens)
+        held = self._blocks.num_held_blocks(request.slot) * self._blocks.tokens_per_block
+        request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
+
+    def _draft_shares(
+        self, decoding: Sequence[Request], contexts: Sequence[Request], decision: Decision
+    ) -> dict[int, int]:
+        """Slot -> drafts to count for it: TensorRT-LLM leaves out whoever is over max_num_tokens, so none may be."""
+        limits = self._limits
+        num_rows = limits.max_num_tokens - len(decoding)
+        wanted = [
+            max(request.num_drafts, min(length, request.draft_limit))
+            for request, length in zip(decoding, decision.lengths, strict=True)
+        ]
+        shares = share_draft_rows(wanted, num_rows - context_reserve(contexts, num_rows, limits))
+        return {request.slot: share for request, share in zip(decoding, shares, strict=True)}
+
+    def _ask(self, candidates: Sequence[Request], shares: dict[int, int], lanes: dict[int, Lane]) -> _Choice:
+        """TensorRT-LLM's two schedulers, one after the other: by free blocks, then by the rows of a pass."""
+        requests = {self._llm_request(request).request_id: request for request in candidates}
+        for request in candidates:
+            self._llm_request(request).draft_tokens = [0] * shares.get(request.slot, 0)
+        fitting, _, paused = self._capacity([self._llm_request(r) for r in candidates], self._blocks.impl)
+        contexts, generations = self._micro_batch(
+            fitting, self._resting(lanes), self._limits.max_batch_size, self._limits.max_num_tokens
+        )
+        return _Choice(
+            {requests[c.request_id].request_id: int(c.context_chunk_size) for c in contexts},
+            {requests[g.request_id].request_id for g in generations},
+            [requests[p.request_id] for p in paused],
+        )
+
+    def _resting(self, lanes: dict[int, Lane]) -> Any:
+        """Ids that TensorRT-LLM takes to be in another micro batch: the half that waits for its turn."""
+        resting = self._bindings.ReqIdsSet()
+        for request in self._running:
+            if lanes.get(request.slot) is Lane.NONE:
+                resting.insert(self._llm_request(request).request_id)
+        return resting
+
+    def _place_chosen(self, choice: _Choice, shares: dict[int, int], lanes: dict[int, Lane]) -> list[ScheduledRequest]:
+        scheduled: list[ScheduledRequest] = []
+        for request in self._running:
+            request.was_drafted = False
+            if request.request_id in choice.chunks:
+                scheduled.append(ScheduledRequest(request, choice.chunks[request.request_id], 0, 0))
+            elif request.request_id in choice.generations:
+                scheduled.append(self._place(request, shares[request.slot], lanes[request.slot]))
+        # Pending drafts that TensorRT-LLM did not count come after everybody's blocks, or wait.
+        for item in scheduled:
+            request, share = item.request, shares.get(item.request.slot, 0)
+            if item.num_drafts > share and not self._blocks.allocate(
+                request.slot, request.num_tokens + item.num_drafts
+            ):
+                # They stay pending without rows; the draft model's KV of them is made up for later.
+                newest = request.num_tokens + share - 1
+                request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, newest)
+        return scheduled
+
+    def _place(self, request: Request, share: int, lane: Lane) -> ScheduledRequest:
+        allocated = self._blocks.allocate(request.slot, request.num_tokens + share)
+        assert allocated, "TensorRT-LLM's capacity scheduler counted other blocks than its cache"
+        pending = request.num_drafts
+        wanted = pending if lane is Lane.VERIFY else max(pending, share)
+        if lane is Lane.DRAFT and wanted > pending:
+            request.was_drafted = True
+            return ScheduledRequest(request, 0, wanted, 0)
+        return ScheduledRequest(request, 1, wanted, share if lane is Lane.BOTH else min(share, pending))
+
+    def _admit_request(self, request: Request) -> None:
+        """A slot, and blocks for its whole context."""
+        self._waiting.take(request)
+        request.slot = self._free_slots.pop()
+        request.state = RequestState.RUNNING
+        if request.stats.first_scheduled_s is None:
+            request.stats.first_scheduled_s = self._clock.now_s()
+        self._running.append(request)
+        self._blocks.hold(request.slot, self._llm_request(request))
+        self._blocks.add_sequence(request.slot, request.tokens, request.num_tokens)
+
+    def _pause(self, request: Request) -> None:
+        self._preempt(request)
+        self._llm_request(request).pause(self._limits.max_seq_len)
+
+    def _llm_request(self, request: Request) -> Any:
+        """TensorRT-LLM's view of a request, made when it is first looked at."""
+        known = self._llm_requests.get(request.request_id)
+        if known is None:
+            known = self._llm_requests[request.request_id] = self._bindings.LlmRequest(
+                request_id=next(self._ids),
+                max_new_tokens=request.max_num_tokens - request.prompt_len,
+                input_tokens=request.tokens[: request.prompt_len].tolist(),
+                sampling_config=self._bindings.SamplingConfig(1),
+                is_streaming=False,
+            )
+        return known
+
+    def _in_context(self, request: Request) -> bool:
+        """By TensorRT-LLM's phases: the last chunk of a prompt may be one token, which is no decoding there."""
+        return bool(self._llm_request(request).is_context_init_state)
+
+    def _follow(self, request: Request) -> None:
+        """Tell TensorRT-LLM's view what the pass did: the chunk is done, tokens are new."""
+        llm_request = self._llm_request(request)
+        if self._in_context(request):
+            llm_request.move_to_next_context_chunk()
+            if llm_request.context_remaining_length == 0:
+                llm_request.state = self._bindings.LlmRequestState.GENERATION_IN_PROGRESS
+        for token in request.tokens[llm_request.get_num_tokens(_BEAM) : request.num_tokens].tolist():
+            llm_request.add_new_token(token, _BEAM)

@@ -1,0 +1,52 @@
+"""The model against public measurements: each group's error, and what documents and constants say of it."""
+
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY, error_by_kind
+from faser_trtllm.costmodel.gpu import GPUS
+from faser_trtllm.costmodel.report import render_validation
+from faser_trtllm.costmodel.validation import by_group, compare_all, mean_error
+
+LIMITS = {
+    "decode, H100, 8B bf16, TensorRT-LLM": 0.03,
+    "decode, H100, 32B fp8, TensorRT-LLM": 0.08,
+    "decode, H100, 70B fp8 TP4, vLLM": 0.07,
+    "decode, H200, 70B fp8 TP4, vLLM": 0.10,
+    "decode, B200, 70B fp8 TP4, vLLM": 0.25,
+    "verification by rows, H100, 8B, vLLM 0.10": 0.10,
+    "speed-up, H100, 8B + EAGLE, vLLM 0.10": 0.06,
+    "drafting's share of a step, H100, vLLM 0.10": 0.14,
+    "speed-up over that of one request, H100, 70B TP4 + 1B, vLLM 0.10": 0.04,
+    "time per token, H100, 8B + EAGLE-3, vLLM of mid-2025": 0.16,
+    "time per token, H100, 8B, SGLang": 0.05,
+} | {f"models without anchors, {gpu.upper()}, against the operator tables": 0.05 for gpu in GPUS}
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return by_group(compare_all())
+
+
+def test_every_group_is_as_close_as_claimed(groups):
+    assert set(groups) == set(LIMITS)
+    for group, found in groups.items():
+        assert mean_error(found) <= LIMITS[group], group
+
+
+def test_the_stated_errors_cover_the_points(groups):
+    for gpu in ("h100", "h200", "b200"):
+        found = [mean_error(c) for group, c in groups.items() if group.startswith(f"decode, {gpu.upper()}")]
+        assert max(found) <= DECODE[gpu]
+    assert mean_error(groups["verification by rows, H100, 8B, vLLM 0.10"]) <= VERIFY
+    assert max(abs(c.error) for c in groups["speed-up, H100, 8B + EAGLE, vLLM 0.10"]) <= SPEED_UP
+    assert error_by_kind("b200")["verify"] == DECODE["b200"]
+    assert error_by_kind("h100")["overlap"] == OVERLAP
+
+
+def test_the_document_has_the_table_as_it_is_now(groups):
+    text = (Path(__file__).parents[2] / "docs/cost_model.md").read_text()
+    assert render_validation([c for found in groups.values() for c in found]) in text, (
+        "run `faser bench model` and put its output below the heading Validation of docs/cost_model.md"
+    )

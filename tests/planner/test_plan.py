@@ -1,0 +1,175 @@
+"""Plans: figures with bands, the reference's points within the stated error, and a configuration that can be served."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+
+from faser_trtllm.config import ServiceConfig, parse
+from faser_trtllm.costmodel.accuracy import DECODE
+from faser_trtllm.costmodel.gpu import GPUS
+from faser_trtllm.costmodel.pair import Pair
+from faser_trtllm.costmodel.shape import SHAPES
+from faser_trtllm.costmodel.table import modelled_table
+from faser_trtllm.planner.advice import batch_size, notes, service_config
+from faser_trtllm.planner.options import parse_loads, parse_requests
+from faser_trtllm.planner.page import render_page
+from faser_trtllm.planner.plan import Band, make_plan
+from faser_trtllm.planner.systems import SYSTEMS, parse_systems
+from faser_trtllm.planner.text import render_text
+from tests.planner.questions import make
+
+VOID = {"meta", "rect", "path", "polyline"}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(
+        make(
+            loads=parse_loads("2,azure:2", 0),
+            requests=parse_requests("200,60"),
+            systems=parse_systems(None),
+            max_requests=16,
+            tpot_ms=6.0,
+        )
+    )
+
+
+def test_every_system_is_there_under_every_load_with_a_band(plan):
+    assert [(run.load, run.system) for run in plan.runs] == [
+        (load, label) for load in ("2 in flight", "azure at 2 requests/s") for label in SYSTEMS
+    ]
+    for run in plan.runs:
+        for band in (run.tokens_per_s, *run.ttft_ms.values(), *run.tpot_ms.values()):
+            assert 0.0 < band.low < band.value < band.high
+            assert band.high / band.value >= 1.08
+        assert run.goodput.low <= run.goodput.value <= run.goodput.high
+
+
+def test_drafting_for_two_requests_pays_and_is_recommended(plan):
+    gains = {run.system: run.speed_up.value for run in plan.runs if run.load == "2 in flight"}
+    assert gains["off"] == 1.0
+    assert gains["price"] > 1.25
+    assert gains["EAGLE-3 head, price"] > gains["price"]
+    assert plan.recommended.startswith("price")
+
+
+@pytest.mark.parametrize(("concurrency", "measured_ms"), [(8, 7.417), (64, 13.102)])
+def test_the_references_points_are_reproduced_within_the_stated_error(concurrency, measured_ms):
+    """TensorRT-LLM on an H100, 8B in bf16, 1024 tokens in and 512 out (docs/cost_model.md)."""
+    asked = make(loads=parse_loads(str(concurrency), 0), requests=parse_requests("1024,512"), systems=("off",))
+    (run,) = make_plan(replace(asked, max_requests=3 * concurrency)).runs
+    tpot_ms = run.tpot_ms["p50"]
+    assert tpot_ms.low < measured_ms < tpot_ms.high
+    assert tpot_ms.value == pytest.approx(measured_ms, rel=DECODE["h100"])
+
+
+def test_its_configuration_can_be_served(plan):
+    config = parse(ServiceConfig, yaml.safe_load(service_config(plan)))
+    assert config.speculation == SYSTEMS[plan.recommended].speculation
+    assert config.max_batch_size == batch_size(plan) == 256  # arrivals may come all at once
+    assert config.kv_cache_config.max_tokens == plan.memory["draft"].kv_tokens
+
+
+def test_where_nothing_pays_off_is_recommended():
+    asked = make(
+        loads=parse_loads("64", 0), requests=parse_requests("100,30"), systems=parse_systems("fixed:5;schedule")
+    )
+    poor = replace(asked, acceptance=replace(asked.acceptance, by_place=(0.05,)), max_requests=128)
+    found = make_plan(poor)
+    assert found.recommended == "off"
+    assert "max_draft_len" not in service_config(found)
+
+
+def test_json_is_all_of_it(plan):
+    data = json.loads(plan.to_json())
+    assert data["source"] == "modelled"
+    assert data["recommended"] == plan.recommended
+    assert data["runs"][3]["tokens_per_s"].keys() == {"low", "value", "high"}
+
+
+def test_text_has_no_bare_figure(plan):
+    """Every time and rate in the tables is followed by its band."""
+    text = render_text(plan)
+    rows = [line for line in text.splitlines() if re.match(r"  (off|fixed|sched|price|EAGLE)", line) and "%" in line]
+    assert len(rows) == 2 * len(SYSTEMS)
+    for row in rows:
+        assert len(re.findall(r"[\d,.]+%? \([\d,.%]+-[\d,.%]+\)", row)) == (6 if row.startswith("  off") else 7)
+    assert "modelled" in text
+    assert plan.recommended in text
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in VOID or self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_fetches_nothing(plan):
+    text = render_page(plan)
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.addresses == []
+    assert "url(" not in text
+    assert "http" not in text
+    assert page.tags.count("svg") == 2 * 3 + 1
+    assert page.tags.count("rect") == 2 * 3 * len(SYSTEMS)
+    for sentence in notes(plan):
+        assert sentence.replace("`", "")[:40] in text.replace("`", "")
+
+
+def test_names_cannot_break_the_page(plan):
+    text = render_page(replace(plan, question=plan.question | {"target": "<script>&"}))
+    assert "<script>" not in text
+    assert "&lt;script&gt;&amp;" in text
+
+
+def test_a_measured_table_takes_the_models_place(tmp_path):
+    pair = Pair(GPUS["h100"], SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"])
+    table = modelled_table(pair, max_batch_size=8)
+    slow = {key: replace(c, ms=tuple(3.0 * ms for ms in c.ms)) for key, c in table.curves.items()}
+    measured = replace(table, curves=slow, source="measured", anchors="", error={"verify": 0.02})
+    measured.save(tmp_path / "profile.json")
+    asked = make(loads=parse_loads("2", 0), systems=("off",), max_requests=20)
+    found = make_plan(replace(asked, table=tmp_path / "profile.json"))
+    modelled = make_plan(asked)
+    assert found.source == "measured"
+    assert found.runs[0].tpot_ms["p50"].value > 2.5 * modelled.runs[0].tpot_ms["p50"].value
+    assert found.runs[0].tokens_per_s.high / found.runs[0].tokens_per_s.value == pytest.approx(1.02)
+    assert not any("modelled" in sentence for sentence in notes(found))
+
+
+def test_a_load_that_the_memory_does_not_hold_is_said():
+    asked = make(
+        target=SHAPES["qwen3-32b"],
+        draft=SHAPES["qwen3-0.6b"],
+        loads=parse_loads("64", 0),
+        requests=parse_requests("4000,20"),
+        systems=("off",),
+        max_requests=70,
+    )
+    (run,) = make_plan(asked).runs
+    assert run.is_memory_bound
+    assert any("Not all requests fit" in sentence for sentence in notes(make_plan(asked)))
+
+
+def test_a_band_is_as_far_down_as_up_in_ratio():
+    band = Band.of(100.0, 0.25)
+    assert (band.low, band.high) == (80.0, 125.0)
+    assert math.isclose(band.value / band.low, band.high / band.value)
