@@ -49,6 +49,7 @@ INPUT_DTYPES = {
     "return_num_output_tokens": "BOOL",
     "return_log_probs": "BOOL",
     "return_generation_logits": "BOOL",
+    "return_is_draft": "BOOL",
     "return_perf_metrics": "BOOL",
     "stop": "BOOL",
     "priority": "FP32",
@@ -60,7 +61,8 @@ INPUT_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response; the counts are None in all but a sequence's last. log_probs: of token_ids, if asked for."""
+    """One response; the counts are None in all but a sequence's last. log_probs and is_draft (the draft model proposed
+    the token): of token_ids, if asked for."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -72,6 +74,7 @@ class Response:
     batch_index: int = 0
     sequence_index: int = 0
     log_probs: tuple[float, ...] = ()
+    is_draft: tuple[bool, ...] = ()
 
     @property
     def is_final(self) -> bool:
@@ -199,7 +202,7 @@ def _response_of(get: Any) -> Response:
         array = get(name)
         return None if array is None else int(array.reshape(-1)[0])
 
-    reason, log_probs = get("finish_reason"), get("output_log_probs")
+    reason, log_probs, is_draft = get("finish_reason"), get("output_log_probs"), get("output_is_draft")
     return Response(
         text=get("text_output").reshape(-1)[0].decode(),
         token_ids=tuple(get("output_ids").reshape(-1).tolist()),
@@ -211,13 +214,17 @@ def _response_of(get: Any) -> Response:
         batch_index=number("batch_index") or 0,
         sequence_index=number("sequence_index") or 0,
         log_probs=() if log_probs is None else tuple(log_probs.reshape(-1).tolist()),
+        is_draft=() if is_draft is None else tuple(is_draft.reshape(-1).tolist()),
     )
+
+
+_PER_TOKEN = ("output_ids", "output_log_probs", "output_is_draft")  # lists, or the one value itself
 
 
 def _response_of_json(answer: dict[str, Any]) -> Response:
     if "error" in answer:
         raise ResponseError(str(answer["error"]))
-    token_ids, log_probs = answer["output_ids"], answer.get("output_log_probs", [])
+    token_ids, log_probs, is_draft = (answer.get(name, []) for name in _PER_TOKEN)
     return Response(
         text=answer["text_output"],
         token_ids=tuple(token_ids) if isinstance(token_ids, list) else (token_ids,),
@@ -229,4 +236,5 @@ def _response_of_json(answer: dict[str, Any]) -> Response:
         batch_index=answer.get("batch_index", 0),
         sequence_index=answer.get("sequence_index", 0),
         log_probs=tuple(log_probs) if isinstance(log_probs, list) else (log_probs,),
+        is_draft=tuple(is_draft) if isinstance(is_draft, list) else (is_draft,),
     )

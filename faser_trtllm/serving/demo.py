@@ -6,20 +6,26 @@ Run by `./build.sh demo`, or `python -m faser_trtllm.serving.demo`.
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.engine.fingerprint import load_costs
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.profiling.ensure import measure_once
 from faser_trtllm.serving.client import GrpcClient, Response, stream_http
-from faser_trtllm.serving.launcher import Launcher
-from faser_trtllm.serving.serve_options import ServeOptions
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions
+from faser_trtllm.serving.observe.view import View, fetch, make_view
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR_DIR = ROOT / "engines" / "demo"
@@ -32,11 +38,15 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main():\n",
     "class TestParser(unittest.TestCase):\n    def test_empty(self):\n",
 )
-NUM_ROUNDS = 3
+OFF = "off"
+MIN_ROUNDS, MAX_ROUNDS = 3, 9
+MEASURE_S = 24.0  # after which no further round begins
+METRICS_PERIOD_S = 1.2  # a little more than the service takes to publish its metrics
+GREEN, RESET = "\033[32m", "\033[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """Answers of all prompts, one after the other."""
 
     seconds: float
@@ -45,19 +55,27 @@ class _Run:
     num_accepted: int
 
     @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.token_ids))
-
-    @property
     def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds
+        return sum(map(len, self.token_ids)) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """A server that is ready. A request that asks for no drafts is served as by one with speculation off."""
+
+    launcher: Launcher
+    http_url: str
+    grpc_url: str
+    metrics_url: str
 
 
 def main(argv: list[str] | None = None) -> int:
     """0 if all went well and nothing was left behind."""
     parser = argparse.ArgumentParser(prog="./build.sh demo", description="serve the bundled pair and stream text")
-    parser.add_argument("--max_tokens", type=int, default=96, help="tokens of each answer (default: 96)")
-    parser.add_argument("--speculation", default="fixed:4", help="off or fixed:K (default: fixed:4)")
+    parser.add_argument("--max_tokens", type=int, default=64, help="tokens of each answer (default: 64)")
+    parser.add_argument(
+        "--speculation", default="fixed:4", help="what to compare with off and price (default: fixed:4)"
+    )
     args = parser.parse_args(argv)
     try:
         return run(args.max_tokens, args.speculation)
@@ -70,36 +88,33 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(max_tokens: int, speculation: str) -> int:
     engine_dir = _build()
-    http_port, grpc_port, metrics_port = _free_ports()
-    log_file = BUILT_DIR / "demo.log"
-    options = ServeOptions(
-        engine_dir=engine_dir,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        speculation=speculation,
-        log_file=log_file,
-    )
-    with Launcher(options) as launcher:
-        started_s = time.monotonic()
-        launcher.start()
-        launcher.wait_ready()
-        print(
-            f"Triton is ready after {time.monotonic() - started_s:.1f} s: "
-            f"http://127.0.0.1:{http_port}, gRPC 127.0.0.1:{grpc_port}"
-        )
-        fields = SAMPLING | {"max_tokens": max_tokens}
-        with GrpcClient(f"127.0.0.1:{grpc_port}") as client:
-            _show("gRPC stream (tritonclient)", PROMPTS[0], client.stream(PROMPTS[0], **fields))
-            url = f"http://127.0.0.1:{http_port}"
-            _show(
-                "HTTP generate_stream (server-sent events)",
-                PROMPTS[1],
-                stream_http(url, PROMPTS[1], **fields),
-            )
-            _compare(client, speculation, fields)
-        launcher.stop()
-        left = launcher.leftovers()
+    fields = SAMPLING | {"max_tokens": max_tokens}
+    with ExitStack() as stack:
+        fixed, price = _serve(engine_dir, (speculation, "price"), stack)
+        with GrpcClient(fixed.grpc_url) as to_fixed, GrpcClient(price.grpc_url) as to_price:
+            screen = Screen(Tokenizer.load(engine_dir), colored=wants_color())
+            asked = fields | {"return_is_draft": screen.colored}
+            screen.show(f"gRPC stream (tritonclient), {speculation}", PROMPTS[0], to_fixed.stream(PROMPTS[0], **asked))
+            answers = stream_http(price.http_url, PROMPTS[1], **asked)
+            screen.show("HTTP generate_stream (server-sent events), price", PROMPTS[1], answers)
+            sides = {
+                OFF: (to_fixed, fields | {"num_draft_tokens": 0}),
+                speculation: (to_fixed, fields),
+                "price": (to_price, fields),
+            }
+            for client, side_fields in sides.values():  # price learns what drafts cost and how many are accepted
+                _measure(client, side_fields)
+            time.sleep(METRICS_PERIOD_S)
+            before = fetch(price.metrics_url)
+            runs = _compare(sides)
+            time.sleep(METRICS_PERIOD_S)
+            for line in report(runs):
+                print(line)
+            print(_choice(make_view(fetch(price.metrics_url), before), engine_dir))
+        left = []
+        for service in (fixed, price):
+            service.launcher.stop()
+            left += service.launcher.leftovers()
     if left:
         print(f"\nstopped, but left behind: {', '.join(left)}", file=sys.stderr)
         return 1
@@ -114,47 +129,135 @@ def _build() -> Path:
         raise InvalidArgumentError("the demo needs the checkpoints in engines/demo; run it from a checkout")
     started_s = time.monotonic()
     BUILT_DIR.mkdir(parents=True, exist_ok=True)
-    build_engines(BuildOptions(target, draft, output, expand=EXPAND, force=True))
+    build_engines(BuildOptions(target, draft, output, expand=EXPAND))
+    measure_once(output)
     print(
-        f"engines: {output.relative_to(ROOT)} ({time.monotonic() - started_s:.1f} s)\n"
+        f"engines and their costs: {output.relative_to(ROOT)} ({time.monotonic() - started_s:.1f} s)\n"
         "  a pair trained on Python;"
         f" the target runs {EXPAND} times its layers (the same function, with the work of a larger model)"
     )
     return output
 
 
-def _show(title: str, prompt: str, responses: Iterable[Response]) -> None:
-    print(f"\n{title}\n{'-' * len(title)}\n{prompt}", end="", flush=True)
-    num_responses = 0
-    final = Response("", ())
-    for final in responses:
-        num_responses += 1
-        print(final.text, end="", flush=True)
-    drafts, accepted = final.num_draft_tokens or 0, final.num_accepted_tokens or 0
-    share = f", {100 * accepted / drafts:.0f}% of {drafts} draft tokens accepted" if drafts else ""
-    print(f"\n[{final.num_output_tokens} tokens in {num_responses} responses{share}]")
+def _serve(engine_dir: Path, speculations: tuple[str, ...], stack: ExitStack) -> list[_Service]:
+    """A server for each, started together and ready; the stack ends them."""
+    started_s = time.monotonic()
+    services = []
+    for speculation in speculations:
+        http_port, grpc_port, metrics_port = _free_ports()
+        options = ServeOptions(
+            engine_dir=engine_dir,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            speculation=speculation,
+            log_file=BUILT_DIR / "demo.log",
+        )
+        launcher = stack.enter_context(Launcher(options))
+        launcher.start()
+        urls = f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{metrics_port}/metrics"
+        services.append(_Service(launcher, *urls))
+    for service in services:
+        service.launcher.wait_ready()
+    print(f"Triton is ready after {time.monotonic() - started_s:.1f} s:")
+    for speculation, service in zip(speculations, services, strict=True):
+        print(f"  speculation {speculation}: {service.http_url}, gRPC {service.grpc_url}")
+    return services
 
 
-def _compare(client: GrpcClient, speculation: str, fields: dict[str, Any]) -> None:
-    """Speculation off and on by turns, so that a change of the machine's speed hits both."""
-    off_fields = fields | {"num_draft_tokens": 0}
-    _measure(client, fields)
-    runs = [(_measure(client, off_fields), _measure(client, fields)) for _ in range(NUM_ROUNDS)]
-    off, on = ([pair[i] for pair in runs] for i in (0, 1))
-    speed_off, speed_on = (statistics.median(run.tokens_per_second for run in side) for side in (off, on))
-    drafts, accepted = sum(run.num_drafts for run in on), sum(run.num_accepted for run in on)
-    same = all(run.token_ids == off[0].token_ids for run in [*off, *on])
-    title = f"Tokens per second, {len(PROMPTS)} prompts one at a time, median of {NUM_ROUNDS}"
-    print(f"\n{title}\n{'-' * len(title)}")
-    print(f"{'speculation off':<18} {speed_off:7.0f}")
-    accepted_share = f"{100 * accepted / drafts:.0f}% of draft tokens accepted" if drafts else "nothing drafted"
-    print(f"{speculation:<18} {speed_on:7.0f}   {speed_on / speed_off:.2f}x, {accepted_share}")
-    if not same:
+def wants_color() -> bool:
+    """Whether standard output is a terminal whose user did not turn colours off (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Screen:
+    """Prints answers as they come, accepted drafts in green where colours are wanted."""
+
+    def __init__(self, tokenizer: Tokenizer, colored: bool) -> None:
+        self.colored = colored
+        self._tokenizer = tokenizer
+
+    def show(self, title: str, prompt: str, responses: Iterable[Response]) -> None:
+        print(f"\n{title}\n{'-' * len(title)}")
+        if self.colored:
+            print(f"{GREEN}green: drafted and accepted{RESET}, the rest is the target's own")
+        print(prompt, end="", flush=True)
+        detokenizer = IncrementalDetokenizer(self._tokenizer)
+        num_responses = 0
+        final = Response("", ())
+        for final in responses:
+            num_responses += 1
+            text = "".join(self._pieces(final, detokenizer)) if self.colored else final.text
+            print(text, end="", flush=True)
+        if self.colored:
+            print(detokenizer.finish(), end="")
+        drafts, accepted = final.num_draft_tokens or 0, final.num_accepted_tokens or 0
+        share = f", {100 * accepted / drafts:.0f}% of {drafts} draft tokens accepted" if drafts else ""
+        print(f"\n[{final.num_output_tokens} tokens in {num_responses} responses{share}]")
+
+    def _pieces(self, response: Response, detokenizer: IncrementalDetokenizer) -> Iterator[str]:
+        for token, is_draft in zip(response.token_ids, response.is_draft, strict=True):
+            piece = detokenizer.push([token])
+            yield f"{GREEN}{piece}{RESET}" if is_draft else piece
+
+
+def _compare(sides: dict[str, tuple[GrpcClient, dict[str, Any]]]) -> dict[str, list[Run]]:
+    """All sides in every round, each time another one first: a change of the machine's speed hits them alike."""
+    runs: dict[str, list[Run]] = {name: [] for name in sides}
+    names = list(sides)
+    deadline_s = time.monotonic() + MEASURE_S
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.monotonic() > deadline_s:
+            break
+        for name in names:
+            runs[name].append(_measure(*sides[name]))
+        names.append(names.pop(0))
+    return runs
+
+
+def report(runs: dict[str, list[Run]]) -> Iterator[str]:
+    """Lines of the comparison; FaserError if a side gave other tokens. Ratios are medians over rounds."""
+    off = runs[OFF]
+    title = f"Tokens per second, {len(PROMPTS)} prompts one at a time, median of {len(off)} rounds"
+    yield f"\n{title}\n{'-' * len(title)}"
+    for name, side in runs.items():
+        speed = statistics.median(run.tokens_per_second for run in side)
+        ratio = statistics.median(
+            run.tokens_per_second / base.tokens_per_second for run, base in zip(side, off, strict=True)
+        )
+        drafts, accepted = sum(run.num_drafts for run in side), sum(run.num_accepted for run in side)
+        share = f"{100 * accepted / drafts:.0f}% of {drafts} draft tokens accepted" if drafts else "nothing drafted"
+        yield f"{name:<12} {speed:7.0f}   {ratio:.2f}x   {share}"
+    if any(run.token_ids != off[0].token_ids for side in runs.values() for run in side):
         raise FaserError("speculation changed the tokens of a seeded request; this is a bug, please report it")
-    print("the tokens are the same with and without speculation")
+    yield "the tokens are the same with and without speculation"
 
 
-def _measure(client: GrpcClient, fields: dict[str, Any]) -> _Run:
+def _choice(view: View, engine_dir: Path) -> str:
+    """What price did, and the costs that it went by."""
+    costs = load_costs(engine_dir, len(os.sched_getaffinity(0)))
+    assert costs is not None
+    context = statistics.mean(map(len, PROMPTS)) / 3 + 32  # about the middle of an answer
+    alone_ms, draft_ms = costs.decode_ms(1, context), costs.draft_step_ms(1, context)
+    step_ms = {n: costs.verify_ms(1 + n, 1, context) + n * draft_ms for n in (1, 4)}
+    speculation = view.speculation
+    return describe_choice(speculation["frontiers_by_length"], speculation["mean_acceptance_length"], alone_ms, step_ms)
+
+
+def describe_choice(
+    shares: list[float | None], tokens_per_step: float | None, alone_ms: float, step_ms: dict[int, float]
+) -> str:
+    """shares: of steps, by the number of drafts. tokens_per_step: where there were drafts. step_ms: by that number."""
+    chosen = [f"{n or 'none'} in {100 * share:.0f}%" for n, share in enumerate(shares) if share and share >= 0.005]
+    costs = " and ".join(f"{ms / alone_ms:.1f} times that with {n}" for n, ms in step_ms.items())
+    gain = "" if tokens_per_step is None else f"; steps with drafts brought {tokens_per_step:.1f} tokens"
+    return (
+        f"price chose its drafts per step: {', '.join(chosen) or 'none in 100%'}{gain}; by the cost table a step takes "
+        f"{alone_ms:.1f} ms without drafts, {costs}"
+    )
+
+
+def _measure(client: GrpcClient, fields: dict[str, Any]) -> Run:
     token_ids, num_drafts, num_accepted = [], 0, 0
     started_s = time.perf_counter()
     for prompt in PROMPTS:
@@ -162,7 +265,7 @@ def _measure(client: GrpcClient, fields: dict[str, Any]) -> _Run:
         token_ids.append(answer.token_ids)
         num_drafts += answer.num_draft_tokens or 0
         num_accepted += answer.num_accepted_tokens or 0
-    return _Run(time.perf_counter() - started_s, tuple(token_ids), num_drafts, num_accepted)
+    return Run(time.perf_counter() - started_s, tuple(token_ids), num_drafts, num_accepted)
 
 
 def _free_ports() -> list[int]:

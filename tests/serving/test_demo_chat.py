@@ -5,8 +5,8 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat_template import ChatTemplate
-from tests.serving.test_openai import Frontend
-from tests.serving.triton import ROOT, free_ports
+from tests.support.openai_frontend import Frontend
+from tests.support.triton_server import ROOT, free_ports
 
 PAIR = ROOT / "engines" / "demo"
 MESSAGES = [

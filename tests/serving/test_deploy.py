@@ -23,13 +23,13 @@ import yaml
 from tritonclient.utils import InferenceServerException
 from typer.main import get_command
 
-from faser_trtllm.cli import app
+from faser_trtllm.commands.table import load
 from faser_trtllm.config import ServiceConfig, load_service_config
-from faser_trtllm.serving import launcher
 from faser_trtllm.serving.client import GrpcClient, generate_http, stream_http
-from faser_trtllm.serving.serve_options import ServeOptions
-from tests.checkpoints import write_tokenizer
-from tests.serving.triton import ROOT, Server, fake_repository, free_ports
+from faser_trtllm.serving.launch import launcher
+from faser_trtllm.serving.launch.options import ServeOptions
+from tests.support.checkpoints import write_tokenizer
+from tests.support.triton_server import ROOT, Server, fake_repository, free_ports
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -54,7 +54,7 @@ def pod():
 
 
 def serve_flags():
-    command = get_command(app).commands["serve"]
+    command = get_command(load("serve"))
     return {flag for parameter in command.params for flag in parameter.opts}
 
 
@@ -82,6 +82,8 @@ def test_dockerfile_copies_what_is_there_and_starts_a_command_that_is():
     extras += yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]["faser"]["build"]["args"][
         "EXTRAS"
     ].split(",")
+    torch = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]["faser"]["build"]["args"]["TORCH"]
+    assert torch in (ROOT / "constraints.txt").read_text().splitlines()
     project = (ROOT / "pyproject.toml").read_text()
     assert all(re.search(rf"^{re.escape(extra)} = \[", project, re.MULTILINE) for extra in extras)
     assert extras.count("guided") == 2, "both images answer requests with a guide"
@@ -214,9 +216,9 @@ def test_the_guide_names_files_and_flags_that_exist():
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([\w./-]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
-    command = get_command(app)
+    command = get_command(load("bench serve"))
     for line in re.findall(r"faser bench serve (.+)", text):
-        flags = {flag for parameter in command.commands["bench"].commands["serve"].params for flag in parameter.opts}
+        flags = {flag for parameter in command.params for flag in parameter.opts}
         assert set(re.findall(r"--\w+", line)) <= flags, line
 
 

@@ -15,14 +15,14 @@ from faser_trtllm.bench.serve.options import Objectives
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.summary import summarize_load
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.serving.metrics_view import make_view
+from faser_trtllm.serving.observe.view import make_view
 from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_completion
-from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE
-from tests.checkpoints import make_pair
-from tests.serving.test_top import STATS, rendered, scrape
-from tests.serving.triton import Server
+from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE
+from tests.support.checkpoints import make_pair
+from tests.support.scrapes import STATS, rendered, scrape
+from tests.support.triton_server import Server
 
 
 @pytest.fixture(scope="module")

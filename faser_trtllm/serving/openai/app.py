@@ -35,7 +35,7 @@ log = logging.getLogger("faser.openai")
 
 MAX_BODY_BYTES = 4 << 20
 _BODY_TIMEOUT_S = 30.0
-_DRAINED_BODIES = 4  # a body is read up to so many limits: a client that still sends would not see the answer
+_DRAINED_BODIES = 4  # too large a body is read up to this many limits, else its client would not see the error
 _RETRY_AFTER_S = "1"
 
 Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
@@ -43,7 +43,7 @@ Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the routes share."""
+    """State shared by the routes."""
 
     model: Model
     served: ServedModel
@@ -51,7 +51,7 @@ class Service:
 
 
 def build_app(service: Service) -> Starlette:
-    """The application; it closes the model's connection when it ends."""
+    """The application; its shutdown closes the connection to the model."""
     started_s = int(time.time())
     card = {"id": service.served.name, "object": "model", "created": started_s, "owned_by": "faser"}
     if service.served.max_seq_len is not None:
@@ -88,7 +88,7 @@ def build_app(service: Service) -> Starlette:
 
 
 class _Endpoint:
-    """A route that generates. A plain ASGI application: reading, waiting and writing end with the connection."""
+    """A route that generates text; plain ASGI, so that reading, waiting and writing end with the connection."""
 
     def __init__(self, service: Service, parse: Parse) -> None:
         self._service = service
@@ -103,15 +103,15 @@ class _Endpoint:
         except FaserError as error:
             await writer.fail(error)
         except asyncio.TimeoutError:
-            message = f"the body did not come within {_BODY_TIMEOUT_S:g} s; send it faster"
+            message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s; send it faster"
             await writer.fail(RequestError(message, status=408))
         except Exception:
             log.exception("a request failed")
-            await writer.fail(FaserError("the request failed in the server; its log has the reason"))
+            await writer.fail(FaserError("the request failed in the server; see its log"))
 
     async def _answer(self, body: bytes, writer: _Writer) -> None:
         service = self._service
-        # Templates and tokenizers take their time over long messages, which the other streams should not wait for.
+        # Templates and tokenizers may take long on long messages; other streams must not wait for that.
         request = await asyncio.to_thread(lambda: self._parse(parse_object(body), service.served))
         reply = Reply(request, service.served.name, service.served.tokenizer)
         async with Generation(service.model, reply.id, request) as generation:
@@ -124,7 +124,7 @@ class _Endpoint:
 
 
 async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer: _Writer) -> None:
-    """Nothing is sent before the first delta, so that a request that is refused gets an HTTP status."""
+    """Send nothing before the first delta, so that a refused request still gets an HTTP status."""
     async for index, delta in deltas:
         chunks = reply.chunks(index, delta)
         if not writer.has_started:
@@ -137,7 +137,7 @@ async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer
 
 
 class _Writer:
-    """The response of one request: either whole, or events one after the other."""
+    """Writes the response of one request, either whole or as a stream of events."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -161,7 +161,7 @@ class _Writer:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: FaserError) -> None:
-        """An error as the response, or as a stream's last event."""
+        """Send an error as the response, or as the last event of a stream."""
         if not self.has_started:
             await self.respond(_error(error))
             return
@@ -170,9 +170,9 @@ class _Writer:
 
 
 async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes | None:
-    """The body; None if the client left.
+    """The body; None if the client disconnected.
 
-    Only application/json: browsers let a web page of another origin post other types here unasked.
+    Only application/json is accepted: browsers let web pages of other origins post other types without asking.
     """
     headers = dict(scope["headers"])
     content_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
@@ -205,7 +205,7 @@ def _too_large(max_body_bytes: int) -> RequestError:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:
-    """Run `work`, and cancel it when the client leaves."""
+    """Run `work` and cancel it when the client disconnects."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -1,4 +1,4 @@
-"""A model's chat template: messages to the tokens of a prompt, in Jinja's sandbox."""
+"""A model's chat template: renders messages to prompt tokens in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ Message = Mapping[str, str]
 
 
 class ChatTemplate:
-    """A template in Hugging Face's dialect, and the tokenizer its result is for. Immutable; threads may share it."""
+    """A template in Hugging Face's dialect with its tokenizer. Immutable, so threads may share it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Sequence[str] = (), **names: str) -> None:
-        """special_tokens: what a message cannot spell as a token. names: what the template sees, such as bos_token.
-
-        Raises ConfigError if the template is too long or not valid.
+        """special_tokens: strings that stay plain text inside messages. names: variables of the template, such as
+        bos_token. Raises ConfigError if the template is too long or invalid.
         """
         num_bytes = len(source.encode())
         if num_bytes > MAX_TEMPLATE_BYTES:
@@ -72,10 +71,10 @@ class ChatTemplate:
         return cls(source, tokenizer, [token["content"] for token in added if token.get("special")], **names)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the conversation, up to where the assistant answers.
+        """Token ids of the conversation, up to the start of the assistant's answer.
 
-        Special tokens are those that the template writes: one spelled out in a message stays text, so that no message
-        can forge a turn. RequestError if the template refuses the messages.
+        Only the template can produce special tokens; one spelled out in a message stays text, so that no message can
+        forge a turn. Raises RequestError if the template refuses the messages.
         """
         marks: list[str] = []
         nonce = secrets.token_hex(8)
@@ -88,7 +87,7 @@ class ChatTemplate:
             messages = [{k: self._special.sub(hide, v) for k, v in message.items()} for message in messages]
         text = self._render(messages)
         ids: list[int] = []
-        # Odd pieces are the numbers of marks.
+        # Pieces with odd index are indices into marks.
         for i, piece in enumerate(re.split(f"\ue000{nonce}\\.(\\d+)\ue001", text) if marks else [text]):
             piece, is_template = (marks[int(piece)], False) if i % 2 else (piece, True)
             ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=is_template)
@@ -104,20 +103,20 @@ class ChatTemplate:
                 num_chars += len(piece)
                 if num_chars > MAX_PROMPT_CHARS:
                     raise RequestError(
-                        f"messages become a prompt of more than {MAX_PROMPT_CHARS} characters; shorten them", "messages"
+                        f"the prompt has more than {MAX_PROMPT_CHARS} characters; shorten the messages", "messages"
                     )
                 pieces.append(piece)
         except RequestError:
             raise
         except SecurityError as error:
-            raise ConfigError(f"the chat template does what its sandbox forbids: {_one_line(error)}") from error
-        except Exception as error:  # whatever a template does with messages it was not written for
-            raise RequestError(f"messages do not suit the chat template: {_one_line(error)}", "messages") from error
+            raise ConfigError(f"the chat template does what the sandbox forbids: {_one_line(error)}") from error
+        except Exception as error:  # a template may raise anything on unexpected messages
+            raise RequestError(f"the chat template refuses the messages: {_one_line(error)}", "messages") from error
         return "".join(pieces)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, without the operators that make huge values from small ones."""
+    """Jinja's sandbox, without the operators that can make huge values from small ones."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -128,7 +127,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """{% generation %} marks the assistant's text for training; its content is all that matters here."""
+    """{% generation %} marks the assistant's text for training; here only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -145,7 +144,7 @@ def _find_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
         found = named.get("default")
     if found is not None and not isinstance(found, str):
-        raise ConfigError(f"chat_template in {_SETTINGS_FILE} is not a text; name a file with --chat_template")
+        raise ConfigError(f"chat_template in {_SETTINGS_FILE} is not a string; pass a file with --chat_template")
     return found
 
 
@@ -161,7 +160,7 @@ def _read(path: Path) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """json.dumps: Jinja's own filter escapes for HTML."""
+    """json.dumps, because Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

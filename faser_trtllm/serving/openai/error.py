@@ -19,7 +19,7 @@ _TYPES = {429: "rate_limit_error", 499: "cancelled", 503: "service_unavailable",
 
 
 class RequestError(InvalidArgumentError):
-    """A request that is refused. param: the field at fault. reason: OpenAI's short name of the error, if it has one."""
+    """A refused request. param: the field at fault. reason: OpenAI's error code, if it has one."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, reason: str | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class RequestError(InvalidArgumentError):
 
 
 class ModelError(FaserError):
-    """The Triton model refused or failed; code is Triton's status."""
+    """The Triton model refused the request or failed. code: Triton's status."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class ModelError(FaserError):
 
 
 def status_of(error: FaserError) -> int:
-    """The HTTP status of an error; 500 where nothing fits better."""
+    """The HTTP status of an error; 500 by default."""
     if isinstance(error, RequestError):
         return error.status
     return _STATUS.get(error.code, 500)

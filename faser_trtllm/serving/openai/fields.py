@@ -1,4 +1,4 @@
-"""Reads the fields of a JSON object, with a sentence for each that cannot be."""
+"""Reads typed fields of a JSON object; a wrong type or value raises a one-sentence error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SHOWN_CHARS = 60
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body; RequestError if it is none."""
+    """Parse the body as a JSON object; raises RequestError."""
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -30,7 +30,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of one object by name; null is the same as absent. All raise RequestError."""
+    """The fields of one object by name; null counts as absent. All methods raise RequestError."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
@@ -42,7 +42,7 @@ class Fields:
         return list(self._values)
 
     def get(self, name: str) -> Any:
-        """The value as it is, None if absent."""
+        """The raw value, None if absent."""
         return self._values.get(name)
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -84,7 +84,7 @@ class Fields:
 
 
 def checked_text(name: str, value: Any) -> str:
-    """value if it is a text that UTF-8 can encode."""
+    """value, if it is a string that UTF-8 can encode."""
     if not isinstance(value, str):
         raise RequestError(f"{name} is {kind_of(value)}, it must be a string", name)
     try:
@@ -97,7 +97,7 @@ def checked_text(name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error's sentence, cut to a bearable length."""
+    """A value as shown in an error message, shortened."""
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 70 digits"
     text = json.dumps(value)
@@ -105,7 +105,7 @@ def shown(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls a value's type."""
+    """The JSON name of a value's type."""
     kinds = {str: "a string", bool: "true or false", int: "a number", float: "a number", list: "an array"}
     return "null" if value is None else kinds.get(type(value), "an object")
 

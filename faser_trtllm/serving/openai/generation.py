@@ -1,4 +1,4 @@
-"""The sequences of one request, run side by side."""
+"""Runs the sequences of one request concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_WAITING_DELTAS = 64
 
 
 class DeltaSource(Protocol):
-    """What is needed of model.Model."""
+    """The part of model.Model that Generation uses."""
 
     def generate(
         self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
@@ -22,13 +22,13 @@ class DeltaSource(Protocol):
 
 
 class Generation:
-    """Runs a request; `async with` bounds it: what still runs when it is left is cancelled in the server."""
+    """Runs a request inside `async with`; leaving it cancels in the server what still runs."""
 
     def __init__(self, source: DeltaSource, request_id: str, request: GenerationRequest) -> None:
         self._source = source
         self._request_id = request_id
         self._sequences = request.sequences()
-        # Bounded, so that a client that does not read holds up its own gRPC streams and not this process's memory.
+        # Bounded: a client that does not read blocks its own gRPC streams and does not fill this process's memory.
         self._deltas: asyncio.Queue[tuple[int, Delta | Exception]] = asyncio.Queue(_MAX_WAITING_DELTAS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -44,7 +44,7 @@ class Generation:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(index of the sequence, delta) as they come, until all sequences have ended; the first error is raised."""
+        """Yield (index of the sequence, delta) until all sequences have ended; raises the first error."""
         num_open = len(self._sequences)
         while num_open:
             index, delta = await self._deltas.get()

@@ -1,4 +1,4 @@
-"""What an answer must look like: OpenAI's response_format, and vLLM's names for the same and more."""
+"""Structured outputs: OpenAI's response_format and vLLM's fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMATS = "text, json_object, json_schema"
 
 
 def guide_inputs(fields: Fields) -> dict[str, str]:
-    """The Triton model's two inputs, {} if any answer will do; raises RequestError."""
+    """The two guide inputs of the Triton model, {} without constraints; raises RequestError."""
     named = {f"guided_{name}": name for name in _TYPES if f"guided_{name}" in fields}
     guides = {field: _guide(field, name, fields.get(field)) for field, name in named.items()}
     if "response_format" in fields:

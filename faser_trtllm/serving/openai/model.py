@@ -1,4 +1,4 @@
-"""The Triton model behind the API: one gRPC stream per sequence, so that each can be cancelled by itself."""
+"""The Triton model behind the API: one gRPC stream per sequence, so that each can be cancelled separately."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.errors import FaserError, UnavailableError
-from faser_trtllm.serving.finish_note import read_finish
 from faser_trtllm.serving.openai.error import ModelError
+from faser_trtllm.serving.text.finish_reason import read_finish
 
 MODEL_NAME = "faser"
 
@@ -23,12 +23,12 @@ _DTYPES: Mapping[type, tuple[str, Any]] = {
 _CODE = re.compile(r"\[([A-Z_]+)\] ")
 _UINT64_INPUTS = ("seed",)
 _FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
-"""What clients of this API call the inputs that Triton's sentences begin with."""
+"""Input names that start an error message of the model -> field names of this API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of a sequence and its tokens; log_probs has one per token, or none. The last has the rest."""
+    """New text of a sequence and its tokens. log_probs: one per token, or empty. Only the last delta has the rest."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Delta:
 
 
 class Model:
-    """A connection to a running Triton server. All methods belong to one event loop."""
+    """A connection to a running Triton server. All methods must run on one event loop."""
 
     def __init__(self, url: str, name: str = MODEL_NAME) -> None:
         """url: host:port of the server's gRPC endpoint."""
@@ -54,7 +54,7 @@ class Model:
         await self._client.close()
 
     async def is_ready(self) -> bool:
-        """The server answers and the model serves."""
+        """Whether the server answers and the model is ready."""
         from tritonclient.utils import InferenceServerException
 
         try:
@@ -65,10 +65,10 @@ class Model:
     async def generate(
         self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
     ) -> AsyncIterator[Delta]:
-        """Deltas of one sequence; leaving the iteration, or a cancelled task, cancels it in the server.
+        """Yield the deltas of one sequence; leaving the iteration or cancelling the task cancels it in the server.
 
         prompt: text or token ids. inputs: further inputs of the Triton model by name, as Python values. Raises
-        ModelError with Triton's sentence, UnavailableError if the server cannot be reached.
+        ModelError with the model's message, UnavailableError if the server cannot be reached.
         """
         import grpc
 
@@ -96,7 +96,7 @@ class Model:
             raise _failure(error) from error
         finally:
             answers.cancel()
-        raise ModelError("the server ended the answer before its end; send the request again", "UNAVAILABLE")
+        raise ModelError("the server ended the stream early; send the request again", "UNAVAILABLE")
 
     def _tensor(self, name: str, value: Any) -> Any:
         """An input of batch size 1."""
@@ -134,7 +134,7 @@ def _delta_of(get: Any) -> Delta:
 
 
 def _failure(error: Any) -> FaserError:
-    """What a broken gRPC call means."""
+    """The error for a failed gRPC call."""
     code = str(error.code()).removeprefix("StatusCode.")
     message = _message_of(error.details())
     if code == "UNAVAILABLE" and ("connect" in message or "Socket closed" in message):
@@ -143,13 +143,13 @@ def _failure(error: Any) -> FaserError:
 
 
 def _message_of(details: str | None) -> str:
-    """Triton's sentence in one line, with the client's name for the field."""
+    """The server's message on one line, with this API's name for the field."""
     first, space, rest = " ".join((details or "the server gave no reason").split()).partition(" ")
     return f"{_FIELDS.get(first, first)}{space}{rest}"
 
 
 def _error_of(details: str) -> ModelError:
-    """An error of the model, with its code before it, or of Triton, which cannot serve what this API has checked."""
+    """An error of the model (prefixed with its code), or of Triton itself, which counts as UNAVAILABLE."""
     found = _CODE.match(details)
     if found is None:
         return ModelError(_message_of(details), "UNAVAILABLE")

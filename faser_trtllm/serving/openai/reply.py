@@ -1,4 +1,4 @@
-"""Answers in OpenAI's JSON: whole, or as chunks of a stream."""
+"""Builds OpenAI's JSON answers, whole or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
-from faser_trtllm.serving.finish_note import SYNTHETIC
 from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.request import GenerationRequest
+from faser_trtllm.serving.text.finish_reason import SYNTHETIC
 
 _MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "timeout": "length"}
 
 
 class Reply:
-    """Gathers the deltas of a request's sequences, and spells them."""
+    """Collects the deltas of a request's sequences and formats them."""
 
     def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
         num_sequences = len(request.prompts) * request.num_choices
@@ -28,18 +28,18 @@ class Reply:
         self._choices = [_Choice(request, tokenizer) for _ in range(num_sequences)]
 
     def whole(self) -> dict[str, Any]:
-        """The answer to a request without stream, after all deltas were added."""
+        """The answer to a request that does not stream, after all deltas were added."""
         kind = "chat.completion" if self._request.is_chat else "text_completion"
         choices = [choice.whole(index) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
 
     def add(self, index: int, delta: Delta) -> None:
-        """Keep a delta for the whole answer."""
+        """Add a delta to the whole answer."""
         self._note(delta)
         self._choices[index].add(delta)
 
     def first_chunks(self) -> list[dict[str, Any]]:
-        """What a stream begins with: in a chat, who speaks."""
+        """The first chunks of a stream: for chats, the role of the speaker."""
         if not self._request.is_chat:
             return []
         return [
@@ -48,12 +48,12 @@ class Reply:
         ]
 
     def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of a delta, none if it has nothing to show yet."""
+        """The chunks of a delta; empty if it adds nothing visible yet."""
         self._note(delta)
         return [self._chunk([piece]) for piece in self._choices[index].chunks(index, delta)]
 
     def last_chunks(self) -> list[dict[str, Any]]:
-        """What follows all deltas: the usage, if it was asked for."""
+        """The chunk after all deltas: the usage, if requested."""
         return [self._chunk([]) | {"usage": self._usage()}] if self._request.include_usage else []
 
     def _note(self, delta: Delta) -> None:
@@ -66,7 +66,7 @@ class Reply:
         return {**self._head, "object": kind, "choices": choices, **usage}
 
     def _usage(self) -> dict[str, int]:
-        """A prompt counts once, however many choices it has."""
+        """Token counts; a prompt counts once for all its choices."""
         num_input_tokens = sum(choice.num_input_tokens for choice in self._choices[:: self._request.num_choices])
         num_output_tokens = sum(choice.num_output_tokens for choice in self._choices)
         return {
@@ -124,7 +124,7 @@ class _Choice:
 
 
 class _Entry:
-    """A token: the text that it completes, its log prob, and where in the output that text begins."""
+    """A token: the text it completes, its log prob, and the offset of that text in the output."""
 
     __slots__ = ("logprob", "offset", "text")
 
@@ -135,10 +135,10 @@ class _Entry:
 
 
 class _Logprobs:
-    """Tokens of one sequence as OpenAI lists them.
+    """The tokens of one sequence in OpenAI's format.
 
-    A token's text is what it adds to the output: a token that ends within a character adds nothing, the one that
-    completes it adds the character. So the texts, and their bytes, add up to the output.
+    A token's text is what it adds to the output: a token that ends inside a character adds nothing, the token that
+    completes the character adds it. So the texts, and their bytes, concatenate to the output.
     """
 
     def __init__(self, tokenizer: Tokenizer, is_chat: bool) -> None:
@@ -175,7 +175,7 @@ class _Logprobs:
 
 
 def encode(value: Any) -> bytes:
-    """JSON in ASCII."""
+    """JSON as ASCII."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's completion and chat requests to what the Triton model is asked."""
+"""Translates OpenAI's completion and chat requests to inputs of the Triton model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from faser_trtllm.serving.openai.chat_template import ChatTemplate
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
-from faser_trtllm.serving.text_request import MAX_STOP_WORDS, MAX_WORD_CHARS
-from faser_trtllm.serving.triton_request import MAX_RETURN_SEQUENCES, SEED_STEP
+from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS
+from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, SEED_STEP
 
 MAX_PROMPTS = 64
 MAX_SEQUENCES = 128
@@ -42,7 +42,7 @@ _CHAT = _COMMON | {
 _IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 )
-"""Bookkeeping of OpenAI's own service, without an effect on the answer."""
+"""Fields for the bookkeeping of OpenAI's service; they do not affect the answer."""
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "the prompt is not repeated"),
@@ -55,17 +55,17 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), "only text is supported"),
     "audio": ((), "only text is supported"),
     "web_search_options": ((), "searching the web is not supported"),
-    "reasoning_effort": (("none",), "efforts are not supported"),
+    "reasoning_effort": (("none",), "reasoning efforts are not supported"),
     "verbosity": (("medium",), "verbosity is not supported"),
 }
-"""Known fields, the values that change nothing, and why others are refused."""
+"""Unsupported fields: the values that have no effect, and why others are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What requests are parsed for.
+    """The model that requests are parsed for.
 
-    tokenizer: None if its files are not at hand; then there is neither chat nor logprobs. max_seq_len: None if unknown.
+    tokenizer: None if its files are unavailable; then chat and logprobs are refused. max_seq_len: None if unknown.
     """
 
     name: str
@@ -76,7 +76,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request: num_choices sequences of each prompt. inputs: of the Triton model, without prompt and seed."""
+    """One request: num_choices sequences per prompt. inputs: of the Triton model, except prompt and seed."""
 
     prompts: tuple[Prompt, ...]
     num_choices: int
@@ -88,9 +88,9 @@ class GenerationRequest:
     is_chat: bool
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
-        """Prompt and inputs of each choice, in the order of their indices.
+        """Prompt and inputs of each choice, by index.
 
-        Seeds are those that the Triton model gives the sequences of num_return_sequences, so both give the same texts.
+        Seeds are those of the Triton model's num_return_sequences, so both give the same texts.
         """
         found: list[tuple[Prompt, Mapping[str, Any]]] = []
         for prompt in self.prompts:
@@ -138,7 +138,7 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
         )
     prompt = tuple(model.chat_template.encode(messages))
     if not prompt:
-        raise RequestError("messages become an empty prompt; send a message with content", "messages")
+        raise RequestError("messages render to an empty prompt; send a message with content", "messages")
     max_tokens = limits[0] if limits else model.max_seq_len
     return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, fields.flag("logprobs"), is_chat=True)
 

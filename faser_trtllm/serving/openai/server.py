@@ -1,4 +1,4 @@
-"""`faser openai`: the application under uvicorn, beside a running Triton server or one of its own."""
+"""`faser openai`: runs the application under uvicorn, with a running Triton server or one that it starts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.launcher import Launcher
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.openai.request import ServedModel
-from faser_trtllm.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,10 +29,11 @@ _WATCH_PERIOD_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class OpenAIOptions:
-    """What `faser openai` is told.
+    """The options of `faser openai`.
 
-    url: a running Triton server's gRPC endpoint; None starts one, as `triton` says. triton.engine_dir: also where the
-    tokenizer and its chat template are; None with url: no chat and no logprobs. chat_template: instead of the model's.
+    url: gRPC endpoint of a running Triton server; None starts one with the options `triton`.
+    triton.engine_dir: also has the tokenizer and chat template; None with url: no chat and no logprobs.
+    chat_template: overrides the model's.
     """
 
     url: str | None = None
@@ -45,7 +46,7 @@ class OpenAIOptions:
 
 
 def serve_openai(options: OpenAIOptions) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a drain, 1 if the Triton server ended by itself.
+    """Serve until SIGTERM or SIGINT. Returns 0 after a drain, 1 if the Triton server ended by itself.
 
     Raises FaserError if it cannot start.
     """
@@ -87,7 +88,7 @@ async def _serve(
     model = Model(address)
     if launcher is None and not await model.is_ready():
         await model.close()
-        raise UnavailableError(f"no Triton server with a ready model answers at {address}; start it or mend --url")
+        raise UnavailableError(f"no Triton server with a ready model answers at {address}; start it or correct --url")
     app = build_app(Service(model, served, options.max_body_bytes or MAX_BODY_BYTES))
     config = uvicorn.Config(
         app,
@@ -115,7 +116,7 @@ async def _serve(
 async def _watch(
     server: uvicorn.Server, options: OpenAIOptions, launcher: Launcher | None, stop: threading.Event
 ) -> None:
-    """Say when requests are served; end with the Triton server, or with a signal that came before uvicorn's own."""
+    """Print when requests are served; stop with the Triton server, or on a signal that uvicorn did not see."""
     while not server.started:
         await asyncio.sleep(0.01)
     print(f"ready: {options.served_model_name} on http://{options.host}:{options.port}/v1", flush=True)
@@ -132,9 +133,9 @@ def _served_model(options: OpenAIOptions) -> ServedModel:
     engine_dir = options.triton.engine_dir
     if engine_dir is None:
         if options.url is None:
-            raise InvalidArgumentError("engine_dir is not set; name it with --engine_dir, or a server with --url")
+            raise InvalidArgumentError("engine_dir is not set; pass --engine_dir, or a running server with --url")
         if options.chat_template is not None:
-            raise InvalidArgumentError("chat_template needs the tokenizer's files; name them with --engine_dir")
+            raise InvalidArgumentError("chat_template needs the tokenizer's files; pass --engine_dir")
         return ServedModel(options.served_model_name)
     from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
@@ -149,13 +150,13 @@ def _grpc_address(url: str) -> str:
     scheme, found, address = url.rpartition("://")
     host, _, port = address.rstrip("/").rpartition(":")
     if (found and scheme != "grpc") or not host or not port.isdigit():
-        raise InvalidArgumentError(f"url is {url!r}, it must be as in grpc://127.0.0.1:8001")
+        raise InvalidArgumentError(f"url is {url!r}, it must look like grpc://127.0.0.1:8001")
     return f"{host}:{port}"
 
 
 @contextlib.contextmanager
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket: bound before anything is started, so that a taken port costs nothing."""
+    """A bound socket; binding comes first, so that a port in use is noticed before anything is started."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -170,9 +171,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event, launcher: Launcher | None = None) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`, a second one does not wait for running requests.
+    """SIGTERM and SIGINT set `stop`; a second signal skips the wait for running requests.
 
-    uvicorn has handlers of its own while it runs, and raises what it got once more when it is done: without these, that
+    uvicorn installs its own handlers while it runs and raises the signal again afterwards: without these handlers that
     would end the process before the Triton server.
     """
 

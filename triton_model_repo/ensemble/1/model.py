@@ -1,16 +1,14 @@
-"""The Triton side of faser_trtllm: hands requests to faser_trtllm.serving.triton_model."""
+"""The Triton side of faser_trtllm: hands requests to faser_trtllm.serving.triton.model."""
 
 import triton_python_backend_utils as pb_utils
 
-from faser_trtllm.serving.triton_model import open_model
+from faser_trtllm.serving.triton.model import open_model
 
 
 class TritonPythonModel:
     def initialize(self, args):
         self._model = open_model(pb_utils, args)
-
-    def execute(self, requests):
-        self._model.execute(requests)
+        self.execute = self._model.execute
 
     def is_ready(self):
         return self._model.is_ready

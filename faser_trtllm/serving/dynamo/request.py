@@ -1,0 +1,128 @@
+"""Converts Dynamo's requests to ours and our outputs to Dynamo's chunks.
+
+Imports nothing of Dynamo, so that it runs where Dynamo is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+_NEUTRAL = {  # unsupported sampling options and the values that have no effect
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "include_stop_str_in_output": (False,),
+}
+_FOREIGN = ("prefill_result", "bootstrap_info", "multi_modal_data", "encoder_result")
+
+
+def read_token_ids(request: Mapping[str, Any]) -> list[int]:
+    """The prompt: a list, or little-endian int32 bytes; raises InvalidArgumentError."""
+    value = request.get("token_ids")
+    if isinstance(value, bytes | bytearray | memoryview):
+        if memoryview(value).nbytes % 4:
+            raise InvalidArgumentError(
+                f"token_ids has {memoryview(value).nbytes} bytes, it must be a multiple of 4 (int32)"
+            )
+        return list(np.frombuffer(value, "<i4").tolist())
+    return list(value or ())
+
+
+def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tuple[int, ...]) -> SamplingParams:
+    """The sampling parameters of a request; raises InvalidArgumentError for unsupported options.
+
+    Defaults are those of OpenAI's API: temperature 1, no seed, output up to the end of the sequence. Stop words are
+    left to Dynamo, which finds them in the text. eos_token_ids: used if the request has none.
+    """
+    for name in _FOREIGN:
+        if request.get(name):
+            raise InvalidArgumentError(f"{name} was sent, but this engine serves text only, and prefill with decode")
+    options = {name: value for name, value in _part(request, "sampling_options").items() if value is not None}
+    fields: dict[str, Any] = {name: options.pop(name) for name in _SAMPLING if name in options}
+    for name, value in options.items():
+        if value not in _NEUTRAL.get(name, ()) and value not in ({}, []):
+            raise InvalidArgumentError(f"sampling_options has {name} {value!r}, which is not supported; leave it out")
+    fields.setdefault("temperature", 1.0)
+    if fields.get("top_k") == -1:  # vLLM's spelling of "off"
+        fields["top_k"] = 0
+    fields["logit_bias"] = tuple((int(token), float(bias)) for token, bias in fields.get("logit_bias", {}).items())
+    stop = _part(request, "stop_conditions")
+    room = max(1, max_seq_len - len(read_token_ids(request)))
+    fields["max_tokens"] = room if stop.get("max_tokens") is None else stop["max_tokens"]
+    fields["min_tokens"] = stop.get("min_tokens") or 0
+    fields["end_ids"] = _end_ids(request, stop, eos_token_ids)
+    extra = _part(request, "extra_args")
+    if extra.get("num_draft_tokens") is not None:
+        fields["num_draft_tokens"] = extra["num_draft_tokens"]
+    fields["return_log_probs"] = _wants_log_probs(_part(request, "output_options"))
+    return SamplingParams(**fields)
+
+
+def make_chunk(output: RequestOutput, num_sent_tokens: int) -> dict[str, Any]:
+    """New tokens as Dynamo's chunk. num_sent_tokens: tokens of this request sent before."""
+    request, stats = output.request, output.request.stats
+    end = num_sent_tokens + len(output.new_token_ids)
+    chunk: dict[str, Any] = {"token_ids": list(output.new_token_ids), "index": 0}
+    if request.keeps_rows and output.new_token_ids:
+        chunk["log_probs"] = list(request.output_log_probs[num_sent_tokens:end])
+    if output.finish_reason is not None:
+        chunk["finish_reason"] = output.finish_reason.value
+        chunk["completion_usage"] = {
+            "prompt_tokens": request.prompt_len,
+            "completion_tokens": end,
+            "total_tokens": request.prompt_len + end,
+            "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
+        }
+        chunk["engine_data"] = {
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_accepted_tokens": stats.num_accepted_tokens,
+        }
+    return chunk
+
+
+def _part(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = request.get(name) or {}
+    if not isinstance(part, Mapping):
+        raise InvalidArgumentError(f"{name} is {part!r}, it must be an object")
+    return part
+
+
+def _end_ids(request: Mapping[str, Any], stop: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    wanted = set(stop.get("stop_token_ids") or ())
+    if not stop.get("ignore_eos"):
+        hidden = set(stop.get("stop_token_ids_hidden") or ()) | set(request.get("eos_token_ids") or ())
+        wanted |= hidden or set(eos_token_ids)
+    return tuple(sorted(wanted))
+
+
+def _wants_log_probs(output_options: Mapping[str, Any]) -> bool:
+    if output_options.get("prompt_logprobs") is not None:
+        raise InvalidArgumentError("output_options has prompt_logprobs, which is not supported; leave it out")
+    wanted = output_options.get("logprobs")
+    if wanted is None:
+        return False
+    if int(wanted) > 1:  # Dynamo sends 1 for "logprobs: true"
+        raise InvalidArgumentError(
+            f"output_options has logprobs {wanted}, allowed are 0 and 1: only the chosen token has one; lower "
+            "top_logprobs"
+        )
+    return True

@@ -1,0 +1,58 @@
+"""`faser check`: verifies an engine directory, describes it, and compares tokens with and without speculation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from faser_trtllm.builder.cuda_engine_file import CudaFile
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.errors import FaserError
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.serving.launch.engine_report import engine_report
+from faser_trtllm.serving.text.offline import generate_all
+
+PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
+NUM_TOKENS = 24
+
+
+def check_engine_dir(path: Path) -> Iterator[str]:
+    """One line per check that passed; raises FaserError at the first that failed."""
+    engines = EngineDir.load(path, verify_hashes=True)
+    yield f"ok: every file has the size and hash of the manifest ({path})"
+    if engines.backend == "cuda":
+        yield from _cuda_report(engines)
+        return
+    if engines.backend != "cpu":
+        yield from engine_report(engines)
+        yield "note: nothing was run; faser generate --interpret runs these networks on the CPU"
+        return
+    plain = _generate(path, "off")
+    yield f"ok: the target generates ({sum(map(len, plain))} tokens)"
+    if not engines.build_config.max_draft_len:
+        yield "note: there is no draft engine, so speculation stays off"
+        return
+    for num_drafts in sorted({1, engines.build_config.max_draft_len}):
+        if _generate(path, f"fixed:{num_drafts}") != plain:
+            raise FaserError(
+                f"speculation fixed:{num_drafts} changed the greedy tokens of {path}; this is a bug, please report it"
+            )
+        yield f"ok: fixed:{num_drafts} gives the same greedy tokens as the target alone"
+
+
+def _cuda_report(engines: EngineDir) -> Iterator[str]:
+    paths = {"target": engines.target_path} | ({"draft": engines.draft_path} if engines.has_draft else {})
+    for role, path in paths.items():
+        with CudaFile.open(path) as file:
+            layers = " ".join(f"{first}-{last}" for first, last in itertools.pairwise(file.segments))
+            size = path.stat().st_size >> 20
+            yield f"{role}: {file.dtype}, {size} MiB, {file.model['num_layers']} layers in segments {layers}"
+    yield "note: nothing was run; these engines need an NVIDIA GPU, a CUDA build of torch, cuda-python and nvcc"
+
+
+def _generate(path: Path, speculation: str) -> list[tuple[int, ...]]:
+    fields = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "end_ids": ()}
+    with open_executor(path, ExecutorConfig(speculation=speculation)) as executor:
+        return [completion.token_ids for completion in generate_all(executor, path, PROMPTS, fields)]

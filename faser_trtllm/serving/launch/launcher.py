@@ -1,0 +1,316 @@
+"""`faser serve`: starts Triton with our model repository, waits, drains it, and cleans up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.executor.factory import SYNTHETIC_WARNING
+from faser_trtllm.serving.launch.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
+from faser_trtllm.serving.launch.limits import check_limits
+from faser_trtllm.serving.launch.options import (
+    ServeOptions,
+    check_engines,
+    choose_models,
+    default_repository,
+    effective_config,
+)
+from faser_trtllm.serving.launch.ports import check_ports, is_free
+from faser_trtllm.serving.launch.shm import SHM_DIR, ShmPrefix, remove_stale
+from faser_trtllm.serving.launch.tritonserver import TritonInstall, find_tritonserver, spawn
+from faser_trtllm.serving.triton.model import STARTUP_ERROR_FILE
+from faser_trtllm.serving.worker.process import command_line, kill, session_pids
+from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+from faser_trtllm.testing.faults import faults_of_environment
+
+EXIT_TIMEOUT_S = 5
+LOST_STUB_S = 10.0  # a server that notices the end of a model's process exits sooner than this
+STUB_NAME = "triton_python_backend_stub"
+
+
+class Launcher:
+    """One launch of a server. A context manager: leaving it ends everything that was started."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._repository = (options.model_repo or default_repository()).absolute()
+        self.models = choose_models(self._repository, options.models)
+        self._config, self.conversion = effective_config(options, self._repository)
+        self._hash_mismatches: tuple[str, ...] = ()
+        if options.model_repo is None:  # a custom repository may serve something else
+            self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch)
+        faults_of_environment()  # refuses a wrong FASER_FAULT before a server is started
+        self._control_key = None if options.allow_control else control_key()
+        self._install = find_tritonserver(options.tritonserver)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._shm: ShmPrefix | None = None
+        self._run_dir: Path | None = None
+        self._log: IO[bytes] | None = None
+        self._stub_pids: list[int] = []
+        self.hurry = threading.Event()  # set: stop waiting for running requests
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """synthetic_acceptance is on: outputs are not the target's."""
+        return self._config.synthetic_acceptance is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of tritonserver, which is also its session id."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the server; raises FaserError if it cannot work (port in use, wrong environment)."""
+        check_ports(self._options.host, self._options.ports)
+        for mismatch in self._hash_mismatches:
+            print(f"WARNING: {mismatch}; served anyway (--allow_hash_mismatch)", file=sys.stderr, flush=True)
+        for prefix in remove_stale():
+            shutil.rmtree(_run_dir(prefix), ignore_errors=True)
+        check_limits(SHM_DIR)
+        self._shm = ShmPrefix.open()
+        self._run_dir = _run_dir(self._shm.prefix)
+        self._run_dir.mkdir(mode=0o700)
+        if self._options.log_file is not None:
+            self._log = self._options.log_file.open("ab")
+        self._process = spawn(self._command(self._install), self._environment(), self._log)
+
+    def wait_ready(self, stop: threading.Event | None = None) -> bool:
+        """Wait until requests are served; False if stop was set first. Raises FaserError if the start fails."""
+        deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
+        waiting = list(self.models)
+        stubs: dict[int, float] = {}  # process id -> when it was last seen
+        next_check_s = 0.0
+        while stop is None or not stop.is_set():
+            if not self.is_running():
+                raise self._start_error()
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                while waiting:
+                    self._call(f"/v2/models/{waiting[0]}/ready")
+                    waiting.pop(0)
+                self._stub_pids = self._stubs()
+                return True
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(
+                    f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
+                )
+            now_s = time.monotonic()
+            if now_s >= next_check_s:
+                next_check_s = now_s + 0.5
+                stubs |= dict.fromkeys(self._stubs(), now_s)
+                if any(now_s - seen_s > LOST_STUB_S for seen_s in stubs.values()):
+                    raise self._start_error()  # Triton would wait for it forever
+            time.sleep(0.05)
+        return False
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def has_lost_model(self) -> bool:
+        """Whether a process that runs model.py has died: Triton neither fails its requests nor restarts it.
+
+        A process that ended because its model was unloaded does not count.
+        """
+        if all(command_line(pid) for pid in self._stub_pids):
+            return False
+        for _ in range(2):  # a model may be unloaded between the two queries
+            try:
+                index = json.loads(self._call("/v2/repository/index", b"{}"))
+            except (OSError, ValueError):
+                return True
+            stubs = self._stubs()
+            if len(stubs) >= sum(model.get("state") == "READY" for model in index):
+                self._stub_pids = stubs
+                return False
+            time.sleep(0.3)
+        return True
+
+    def stop(self) -> None:
+        """Drain and stop the server: running requests get drain_timeout_s, then they fail as UNAVAILABLE.
+
+        The engine drains before Triton is told to stop, because Triton closes its HTTP port at once and crashes if a
+        stream outlives its exit timeout.
+        """
+        if self.is_running():
+            assert self._process is not None
+            engines = self._find(lambda arguments: any(map(_is_engine_option, arguments)))
+            for pid in engines:
+                kill(pid, signal.SIGTERM)
+            self._wait(lambda: not any(command_line(pid) for pid in engines), self._config.drain_timeout_s + 3)
+            time.sleep(0.1)
+            kill(self._process.pid, signal.SIGTERM)
+            self._wait(lambda: not self.is_running(), EXIT_TIMEOUT_S + 5)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill all processes of the launch and remove its shared memory and files."""
+        process = self._process
+        if process is not None:
+            deadline_s = time.monotonic() + 5
+            while True:
+                pids = session_pids(process.pid)
+                for pid in pids:
+                    kill(pid, signal.SIGKILL)
+                process.poll()
+                if not pids or time.monotonic() > deadline_s:
+                    break
+                time.sleep(0.01)
+            process.wait()
+        if self._shm is not None:
+            self._shm.close()
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+        if self._log is not None:
+            self._log.close()
+
+    def leftovers(self) -> list[str]:
+        """Descriptions of what the launch has left behind; empty after stop() or kill()."""
+        left = [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
+        if self._shm is not None:
+            left += [f"shared memory {name}" for name in self._shm.regions()]
+        return left + [f"port {port}" for port in self._options.ports.values() if not is_free(self._options.host, port)]
+
+    def _command(self, install: TritonInstall) -> list[str]:
+        options = self._options
+        assert self._shm is not None
+        assert self._run_dir is not None
+        command = [
+            str(install.binary),
+            f"--model-repository={self._repository}",
+            "--model-control-mode=explicit",
+            "--disable-auto-complete-config",
+            *(f"--load-model={name}" for name in self.models),
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            f"--http-address={options.host}",
+            f"--http-port={options.http_port}",
+            f"--grpc-address={options.host}",
+            f"--grpc-port={options.grpc_port}",
+            f"--metrics-address={options.host}",
+            f"--metrics-port={options.metrics_port}",
+            "--allow-gpu-metrics=false",
+            f"--backend-config=python,shm-region-prefix-name={self._shm.prefix}",
+            f"--log-info={str(options.verbose).lower()}",
+            f"--log-warning={str(options.verbose).lower()}",
+        ]
+        backends = install.link_backends(self._run_dir / "backends")
+        if backends is not None:
+            command.append(f"--backend-directory={backends}")
+        if self._control_key is not None:
+            command += restriction(self._control_key)
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        assert self._run_dir is not None
+        config = self._run_dir / "faser.yaml"  # JSON is YAML
+        config.write_text(self._config.model_dump_json())
+        environment = self._install.environment()
+        for name in ("FASER_ENGINE_DIR", KEY_VARIABLE, KEY_FILE_VARIABLE):
+            environment.pop(name, None)
+        environment |= {"FASER_CONFIG": str(config), "FASER_RUN_DIR": str(self._run_dir)}
+        package_parent = str(Path(__file__).resolve().parents[3])
+        paths = [package_parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return environment
+
+    def _find(self, is_wanted: Callable[[list[str]], bool]) -> list[int]:
+        """Processes of the launch, by their arguments."""
+        assert self._process is not None
+        pids = ((pid, command_line(pid)) for pid in session_pids(self._process.pid))
+        return [pid for pid, arguments in pids if arguments and is_wanted(arguments)]
+
+    def _stubs(self) -> list[int]:
+        """Processes that run a model.py."""
+        return self._find(lambda arguments: arguments[0].endswith(STUB_NAME))
+
+    def _call(self, path: str, body: bytes | None = None) -> bytes:
+        """GET, or POST of a body, to the server; OSError if it does not answer with 200."""
+        url = f"http://{self._options.host}:{self._options.http_port}{path}"
+        headers = {} if self._control_key is None else {HEADER: self._control_key}
+        with urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers), timeout=2) as response:
+            answer: bytes = response.read()
+            return answer
+
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.hurry.is_set() and time.monotonic() < deadline_s and not is_over():
+            time.sleep(0.02)
+
+    def _start_error(self) -> FaserError:
+        assert self._run_dir is not None
+        with contextlib.suppress(OSError):
+            return UnavailableError(f"the server did not start: {(self._run_dir / STARTUP_ERROR_FILE).read_text()}")
+        where = f"see {self._options.log_file}" if self._options.log_file else "see its messages above"
+        assert self._process is not None
+        status = self._process.returncode
+        what = "the process of a model ended" if status is None else f"status {status}"
+        return UnavailableError(f"the server did not start ({what}); {where}")
+
+
+def _is_engine_option(argument: str) -> bool:
+    return argument.startswith(PARENT_OPTION)
+
+
+def _run_dir(prefix: str) -> Path:
+    """Files of a launch: links to backends, the effective configuration, the reason of a failed start."""
+    return Path(tempfile.gettempdir()) / f"{prefix}run"
+
+
+def serve(options: ServeOptions) -> int:
+    """Run a server until SIGTERM or SIGINT. Returns 0 after a drain, 1 if the server ended by itself.
+
+    A second signal stops it at once. Raises FaserError if the server cannot start.
+    """
+    stop = threading.Event()
+    with Launcher(options) as launcher:
+
+        def on_signal(signum: int, frame: object) -> None:
+            if stop.is_set():
+                launcher.hurry.set()
+            stop.set()
+
+        signums = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
+            signums.append(signal.SIGHUP)
+        previous = {signum: signal.signal(signum, on_signal) for signum in signums}
+        try:
+            if launcher.conversion is not None:
+                print(f"{options.config} is a TensorRT-LLM configuration:", file=sys.stderr)
+                print(launcher.conversion.as_text(), file=sys.stderr, flush=True)
+            launcher.start()
+            if launcher.wait_ready(stop):
+                if launcher.is_synthetic:
+                    print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
+                print(
+                    f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
+                    f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
+                    flush=True,
+                )
+            while not stop.wait(0.2):
+                if not launcher.is_running() or launcher.has_lost_model():
+                    what = "model process" if launcher.is_running() else "server"
+                    print(f"the {what} ended by itself; see its messages", file=sys.stderr, flush=True)
+                    return 1
+            launcher.stop()
+            return 0
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)

@@ -1,0 +1,55 @@
+"""Checks OS limits before the server starts and raises them where permitted."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from faser_trtllm.errors import UnavailableError
+
+MIN_OPEN_FILES = 1024  # one per stream, plus about 200 for Triton and the engine
+MAX_OPEN_FILES = 1 << 16
+MIN_SHM_BYTES = 16 << 20
+# Triton parses JSON bodies on the stack: with the usual stack of 8 MB a body of 4 MB crashes the server.
+STACK_BYTES = 256 << 20
+
+
+def check_limits(shm_dir: Path) -> None:
+    """Raise UnavailableError if a limit would crash the server later. shm_dir: the file system of shared memory."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _at_most(MIN_OPEN_FILES, hard) < MIN_OPEN_FILES:
+        raise UnavailableError(
+            f"this process may open {hard} files, at least {MIN_OPEN_FILES} are needed; raise the limit (ulimit -Hn)"
+        )
+    try:
+        status = os.statvfs(shm_dir)
+    except OSError as error:
+        raise UnavailableError(
+            f"{shm_dir} cannot be used: {error.strerror}; Triton needs shared memory there"
+        ) from None
+    free = status.f_bavail * status.f_frsize
+    if free < MIN_SHM_BYTES:
+        raise UnavailableError(
+            f"{shm_dir} has {free >> 10} KiB free, at least {MIN_SHM_BYTES >> 10} are needed; empty or enlarge it "
+            "(--shm-size of a container)"
+        )
+
+
+def raise_limits() -> Callable[[], None]:
+    """A function for the child to call before exec: raises the limits of its stack and of open files."""
+    _, hard_stack = resource.getrlimit(resource.RLIMIT_STACK)
+    _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    stack = _at_most(STACK_BYTES, hard_stack)
+    files = _at_most(MAX_OPEN_FILES, hard_files)
+
+    def apply() -> None:
+        resource.setrlimit(resource.RLIMIT_STACK, (stack, hard_stack))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard_files))
+
+    return apply
+
+
+def _at_most(wanted: int, hard: int) -> int:
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

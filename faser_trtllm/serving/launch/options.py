@@ -1,0 +1,118 @@
+"""The options of `faser serve`, and what follows from them: effective configuration, models, checked engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faser_trtllm.builder.engine_dir import EngineDir, hash_mismatches
+from faser_trtllm.config import ServiceConfig
+from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
+from faser_trtllm.executor.factory import choose_drafters, choose_policy
+from faser_trtllm.profiling.ensure import ensure_profile
+from faser_trtllm.trtllm.convert.convert import Conversion, read_config
+from faser_trtllm.trtllm.convert.synthetic import with_forced_acceptance
+
+MODEL_NAME = "faser"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The options of `faser serve`.
+
+    engine_dir: None uses config or FASER_ENGINE_DIR. config: a faser.yaml or a TensorRT-LLM configuration; None uses
+    the repository's faser.yaml.
+    model_repo, tritonserver: None searches for them. speculation, drafters: None uses config.
+    models: folders of the repository to load; None loads all. One engine serves them all.
+    allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
+    settings: keys of faser.yaml that override config.
+    allow_control: leave Triton's control APIs open to all clients; otherwise they require the key of control.py.
+    log_file: where messages go; None is this process's stderr. verbose: also Triton's info messages.
+    """
+
+    engine_dir: Path | None = None
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    host: str = "127.0.0.1"
+    config: Path | None = None
+    model_repo: Path | None = None
+    speculation: str | None = None
+    drafters: str | None = None
+    tritonserver: Path | None = None
+    models: tuple[str, ...] | None = (MODEL_NAME,)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    allow_hash_mismatch: bool = False
+    allow_control: bool = False
+    log_file: Path | None = None
+    verbose: bool = False
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
+
+
+def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceConfig, Conversion | None]:
+    """The file's settings overridden by the options, with an absolute engine_dir; and how the file was converted."""
+    own_file = repository / MODEL_NAME / "1" / "faser.yaml"
+    path = options.config or (own_file if own_file.exists() else None)
+    flags = {"speculation": options.speculation, "drafters": options.drafters}
+    given = {key: value for key, value in flags.items() if value is not None}
+    file_config, conversion = read_config(path, {**options.settings, **given})
+    file_config = with_forced_acceptance(file_config, os.environ)
+    engine_dir = options.engine_dir or file_config.engine_dir or os.environ.get("FASER_ENGINE_DIR")
+    if not engine_dir:
+        raise InvalidArgumentError("engine_dir is not set; set it with --engine_dir or in the configuration file")
+    return file_config.model_copy(update={"engine_dir": str(Path(engine_dir).absolute())}), conversion
+
+
+def check_engines(config: ServiceConfig, allow_hash_mismatch: bool) -> tuple[str, ...]:
+    """Raise the errors that the engine process would raise, before a server is started; compares hashes too.
+
+    Returns one clause per file whose hash differs, which is an error unless allow_hash_mismatch.
+    """
+    path = Path(config.engine_dir or "")
+    engines = EngineDir.load(path)
+    drafters = choose_drafters(engines, config)
+    if drafters and engines.build_config.max_draft_len:
+        built = engines.build_config
+        num_threads = config.num_threads or len(config.cores or os.sched_getaffinity(0))
+        max_draft_len, max_batch_size = config.max_draft_len or built.max_draft_len, built.max_batch_size
+        ensure_profile(path, config)
+        choose_policy(path, config.speculation, num_threads, max_draft_len, max_batch_size, drafters=drafters)
+    mismatches = tuple(hash_mismatches(path, engines.manifest["files"]))
+    if mismatches and not allow_hash_mismatch:
+        more = f" ({len(mismatches) - 1} more files differ)" if len(mismatches) > 1 else ""
+        raise EngineFileError(
+            f"{mismatches[0]}{more}; rebuild it with faser build, or serve it anyway with --allow_hash_mismatch"
+        )
+    return mismatches
+
+
+def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Folders of the repository to load; InvalidArgumentError names a missing one."""
+    try:
+        os.listdir(repository)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"model_repo {repository} cannot be read: {reason_of(error)}; name another with --model_repo"
+        ) from error
+    there = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+    for name in wanted or ():
+        if name not in there:
+            raise InvalidArgumentError(
+                f"models has {name!r}, the model repository has {', '.join(there) or 'none'}; name one of these"
+            )
+    return wanted or there
+
+
+def default_repository() -> Path:
+    """The repository of the checkout, or the one installed with the package."""
+    package = Path(__file__).resolve().parents[2]
+    for path in (package.parent / "triton_model_repo", package / "triton_model_repo"):
+        if (path / MODEL_NAME / "config.pbtxt").exists():
+            return path
+    raise InvalidArgumentError("the Triton model repository was not found; name it with --model_repo")

@@ -1,0 +1,15 @@
+"""The finish_reason that clients see; it is marked when the output is not the target's (synthetic_acceptance)."""
+
+from __future__ import annotations
+
+SYNTHETIC = "synthetic_acceptance"
+_MARK = f"; {SYNTHETIC}"
+
+
+def spell_finish(reason: str, is_synthetic: bool) -> str:
+    return reason + _MARK if is_synthetic else reason
+
+
+def read_finish(text: str) -> tuple[str, bool]:
+    """The inverse of spell_finish: (reason, is_synthetic)."""
+    return text.removesuffix(_MARK), text.endswith(_MARK)

@@ -1,0 +1,175 @@
+"""The I/O contract of TensorRT-LLM's Triton models: input names, inputs that are refused and why, and outputs.
+
+Dtypes and dims are declared in triton_model_repo/*/config.pbtxt. The model `faser` is our own; the others have the
+names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import InvalidArgumentError
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+ALIASES = {
+    "min_length": "min_tokens",
+    "random_seed": "seed",
+    "return_kv_cache_reuse_stats": "return_perf_metrics",
+}
+"""Input names of older clients (TensorRT-LLM up to 0.18) and their current names."""
+
+_ENCODER = "encoder-decoder models are not supported"
+_PROMPT_TABLE = "prompt tables are not supported"
+_MULTIMODAL = "images and videos are not supported"
+_LORA = "LoRA is not supported"
+_OTHER_DRAFTS = "drafts come from the engine's own draft model"
+_RETENTION = "priorities of KV cache blocks are not supported"
+_LOOKAHEAD = "lookahead decoding is not supported, drafts come from the engine's own draft model"
+_DISAGGREGATED = "disaggregated serving is not supported"
+
+REFUSED: Mapping[str, str] = {
+    "decoder_text_input": _ENCODER,
+    "decoder_input_ids": _ENCODER,
+    "decoder_input_lengths": _ENCODER,
+    "encoder_input_features": _ENCODER,
+    "encoder_output_lengths": _ENCODER,
+    "cross_attention_mask": _ENCODER,
+    "skip_cross_attn_blocks": _ENCODER,
+    "prompt_embedding_table": _PROMPT_TABLE,
+    "prompt_table_extra_id": _PROMPT_TABLE,
+    "prompt_table_extra_ids": _PROMPT_TABLE,
+    "prompt_vocab_size": _PROMPT_TABLE,
+    "image_input": _MULTIMODAL,
+    "image_bytes_input": _MULTIMODAL,
+    "image_url_input": _MULTIMODAL,
+    "video_bytes_input": _MULTIMODAL,
+    "mrope_rotary_cos_sin": _MULTIMODAL,
+    "mrope_position_deltas": _MULTIMODAL,
+    "lora_task_id": _LORA,
+    "lora_weights": _LORA,
+    "lora_config": _LORA,
+    "draft_input_ids": _OTHER_DRAFTS,
+    "draft_logits": _OTHER_DRAFTS,
+    "draft_acceptance_threshold": "drafts are accepted by an exact test that preserves the target's distribution",
+    "retention_token_range_starts": _RETENTION,
+    "retention_token_range_ends": _RETENTION,
+    "retention_token_range_priorities": _RETENTION,
+    "retention_token_range_durations_ms": _RETENTION,
+    "retention_decode_priority": _RETENTION,
+    "retention_decode_duration_ms": _RETENTION,
+    "lookahead_window_size": _LOOKAHEAD,
+    "lookahead_ngram_size": _LOOKAHEAD,
+    "lookahead_verification_set_size": _LOOKAHEAD,
+    "context_phase_params": _DISAGGREGATED,
+    "return_context_logits": "prompt tokens found in the KV cache have no logits",
+}
+"""Declared because clients may send them. A single 0, false or empty string counts as "not sent"."""
+
+WITHOUT_EFFECT = (
+    "pad_id",
+    "length_penalty",
+    "early_stopping",
+    "beam_search_diversity_rate",
+    "runtime_top_p_min",
+    "runtime_top_p_reset_ids",
+    "use_draft_logits",
+)
+"""Accepted without effect: they concern beam search or top_p_decay only, or ask for what happens anyway."""
+
+CORE_OUTPUTS = (
+    "cum_log_probs",
+    "output_log_probs",
+    "context_logits",
+    "generation_logits",
+    "batch_index",
+    "sequence_index",
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
+    "num_input_tokens",
+    "num_output_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContract:
+    """The rules of one model.
+
+    is_trtllm: use TensorRT-LLM's defaults: greedy unless top_k or top_p is given, top_p 0 means "not given", counts and
+    statistics only on request, max_tokens required.
+    has_text: the model takes and returns text; otherwise token ids only.
+    renames: inputs whose names differ from those of the other models, their name -> ours.
+    """
+
+    name: str
+    outputs: frozenset[str]
+    is_trtllm: bool = True
+    has_text: bool = True
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+    def client_name(self, name: str) -> str:
+        """The name that clients of this model use for an input."""
+        return next((theirs for theirs, ours in self.renames.items() if ours == name), name)
+
+    def client_message(self, message: str) -> str:
+        """The message with its leading input name replaced by the client's name for that input."""
+        first, space, rest = message.partition(" ")
+        return f"{self.client_name(first)}{space}{rest}"
+
+    def canonical(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+        """Tensors by the names that all models share; raises InvalidArgumentError for an input in REFUSED."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        for name, tensor in tensors.items():
+            if name in REFUSED and not _is_none(tensor):
+                raise InvalidArgumentError(f"{name} was sent, but {REFUSED[name]}; leave it out")
+            ours = self.renames.get(name) or ALIASES.get(name, name)
+            if ours in found:
+                raise InvalidArgumentError(f"{ours} was sent twice, also by its other name; send {ours} only")
+            found[ours] = tensor
+        return found
+
+
+FASER = ModelContract(
+    "faser",
+    frozenset(("text_output", "output_ids", "output_is_draft", "finish_reason", *CORE_OUTPUTS)),
+    is_trtllm=False,
+)
+ENSEMBLE = ModelContract("ensemble", frozenset(("text_output", *CORE_OUTPUTS)))
+BLS = ModelContract("tensorrt_llm_bls", ENSEMBLE.outputs)
+TENSORRT_LLM = ModelContract(
+    "tensorrt_llm",
+    frozenset(("output_ids", "sequence_length", *CORE_OUTPUTS)),
+    has_text=False,
+    renames={
+        "request_output_len": "max_tokens",
+        "runtime_top_k": "top_k",
+        "runtime_top_p": "top_p",
+        "streaming": "stream",
+        "len_penalty": "length_penalty",
+    },
+)
+MODELS: Mapping[str, ModelContract] = {model.name: model for model in (FASER, ENSEMBLE, BLS, TENSORRT_LLM)}
+
+
+def contract_of(model_name: str) -> ModelContract:
+    """The rules of a model. An unknown name, such as a renamed copy, gets the rules of `faser`."""
+    return MODELS.get(model_name, FASER)
+
+
+def _is_none(tensor: npt.NDArray[Any]) -> bool:
+    if tensor.dtype == np.object_:
+        return not any(tensor.reshape(-1))
+    return tensor.size == 0 or (tensor.size == tensor.shape[0] and not tensor.any())

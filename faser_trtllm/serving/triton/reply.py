@@ -1,0 +1,86 @@
+"""The output tensors of one Triton request, with TensorRT-LLM's names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.serving.text.finish_reason import spell_finish
+from faser_trtllm.serving.text.request import Statistics
+from faser_trtllm.serving.triton.contract import ModelContract
+from faser_trtllm.serving.triton.request import Part, RequestedStats
+from faser_trtllm.serving.worker.messages import Chunk
+
+NewTensor = Callable[[str, npt.NDArray[Any]], Any]
+
+
+class Reply:
+    """Turns chunks into output tensors. Like TensorRT-LLM, it leaves out what the client did not ask for."""
+
+    def __init__(
+        self, new_tensor: NewTensor, contract: ModelContract, requested: RequestedStats, parts: Sequence[Part]
+    ) -> None:
+        self._new_tensor = new_tensor
+        self._contract = contract
+        self._requested = requested
+        self._parts = parts
+        self._cum_log_probs = [0.0] * len(parts)
+
+    def tensors(self, place: int, chunk: Chunk) -> list[Any]:
+        """The tensors of one response, all of batch size 1. place: index of the part that the chunk belongs to."""
+        part = self._parts[place]
+        request = part.request
+        outputs: dict[str, npt.NDArray[Any]] = {
+            "sequence_index": _int32(part.sequence_index),
+            "batch_index": _int32(part.batch_index),
+        }
+        token_ids = chunk.token_ids
+        if self._contract.has_text:
+            outputs["text_output"] = np.array([chunk.text.encode()], dtype=np.object_)
+        elif not request.stream and not request.exclude_input_in_output:
+            token_ids = (*(request.token_ids or ()), *token_ids)
+        outputs["output_ids"] = np.array([[token_ids]], dtype=np.int32)
+        outputs["sequence_length"] = _int32(len(token_ids))
+        if request.return_log_probs:
+            self._cum_log_probs[place] += sum(chunk.log_probs)
+            outputs["output_log_probs"] = np.array([[chunk.log_probs]], dtype=np.float32)
+            outputs["cum_log_probs"] = np.array([[self._cum_log_probs[place]]], dtype=np.float32)
+        if request.return_is_draft:
+            outputs["output_is_draft"] = np.array([[chunk.is_draft]], dtype=np.bool_)
+        if request.return_generation_logits:
+            logits = np.frombuffer(chunk.logits, np.float32)
+            outputs["generation_logits"] = logits.reshape(1, 1, len(chunk.token_ids), -1 if logits.size else 0)
+        if chunk.statistics is not None:
+            assert chunk.finish_reason is not None
+            finish = spell_finish(chunk.finish_reason, chunk.statistics.is_synthetic)
+            outputs["finish_reason"] = np.array([finish.encode()], dtype=np.object_)
+            outputs |= self._counts(chunk.statistics)
+        return [self._new_tensor(name, array) for name, array in outputs.items() if name in self._contract.outputs]
+
+    def _counts(self, statistics: Statistics) -> dict[str, npt.NDArray[Any]]:
+        requested = self._requested
+        counts: dict[str, npt.NDArray[Any]] = {}
+        if requested.num_input_tokens:
+            counts["num_input_tokens"] = _int32(statistics.num_input_tokens)
+        if requested.num_output_tokens:
+            counts["num_output_tokens"] = _int32(statistics.num_output_tokens)
+        if requested.acceptance:
+            counts["total_draft_tokens"] = _int32(statistics.num_draft_tokens)
+            counts["total_accepted_draft_tokens"] = _int32(statistics.num_accepted_tokens)
+            counts["acceptance_rate"] = np.array([[statistics.acceptance_rate]], np.float32)
+        if requested.perf_metrics:
+            new, reused = statistics.num_new_blocks, statistics.num_reused_blocks
+            counts["kv_cache_alloc_new_blocks"] = _int32(new)
+            counts["kv_cache_reused_blocks"] = _int32(reused)
+            counts["kv_cache_alloc_total_blocks"] = _int32(new + reused)
+            for event in ("arrival", "first_scheduled", "first_token", "last_token"):
+                time_ns = getattr(statistics, f"{event}_time_ns") or 0
+                counts[f"{event}_time_ns"] = np.array([[time_ns]], np.int64)
+        return counts
+
+
+def _int32(value: int) -> npt.NDArray[np.int32]:
+    return np.array([[value]], np.int32)

@@ -1,0 +1,391 @@
+"""What a service refuses to start with, and what it lives through: limits, full disks, clocks that jump."""
+
+import ast
+import contextlib
+import errno
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig, ServiceConfig, load_service_config
+from faser_trtllm.errors import CheckpointError, ConfigError, EngineFileError, FaserError, UnavailableError
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.client import ResponseError, generate_http
+from faser_trtllm.serving.launch import launcher as launcher_module
+from faser_trtllm.serving.launch import limits, shm, tritonserver
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions
+from faser_trtllm.serving.worker import supervisor as supervisor_module
+from faser_trtllm.serving.worker.process import command_line, session_pids
+from faser_trtllm.serving.worker.supervisor import Supervisor
+from tests.support.checkpoints import make_pair, write_tokenizer
+from tests.support.streams import Stream
+from tests.support.triton_server import ROOT, fake_repository, free_ports
+from tests.support.waiting import PATIENCE_S, wait_until
+
+
+@pytest.fixture(scope="module")
+def fake_engine_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fake")
+    write_tokenizer(directory, 320)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pair")
+    target, draft = make_pair(directory, 320)
+    build_engines(BuildOptions(target, draft, directory / "engine", max_batch_size=2, max_seq_len=64, max_draft_len=2))
+    return directory / "engine"
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    """An engine directory to damage."""
+    subprocess.run(["cp", "-r", built, tmp_path / "engine"], check=True)
+    return tmp_path / "engine"
+
+
+def refusal(**options):
+    """The sentence with which `faser serve` refuses to start, before it starts a server."""
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
+    unwanted = mock.patch.object(Launcher, "_command", side_effect=AssertionError("a server would have been started"))
+    with unwanted, pytest.raises(FaserError) as caught, Launcher(ServeOptions(**{**ports, **options})) as launcher:
+        launcher.start()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [(1234, "has 1234 bytes, the manifest says"), (0, "has 0 bytes, the manifest says")]
+)
+def test_an_engine_file_that_was_cut_is_refused_before_a_server_is_started(copy, size, says):
+    os.truncate(copy / "target" / "rank0.engine", size)
+    sentence = refusal(engine_dir=copy)
+    assert f"target/rank0.engine in {copy} {says}" in sentence
+    assert "rebuild it with faser build" in sentence
+
+
+def test_an_engine_file_with_the_wrong_beginning_is_refused(copy):
+    path = copy / "target" / "rank0.engine"
+    with path.open("r+b") as file:
+        file.write(b"not an engine")
+    with pytest.raises(EngineFileError, match=r"rank0\.engine.*(not|no) .*engine"):
+        open_executor(copy, ExecutorConfig(speculation="off"))
+
+
+def change_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_hash_that_is_not_the_manifest_s_is_refused_by_faser_check_and_faser_serve(copy):
+    change_a_byte(copy / "draft" / "rank0.engine")
+    says = r"draft/rank0\.engine in .* has sha256 [0-9a-f]{12}, the manifest says [0-9a-f]{12}"
+    with pytest.raises(EngineFileError, match=f"^{says}; rebuild it with faser build$"):
+        EngineDir.load(copy, verify_hashes=True)
+    assert re.match(f"{says}; rebuild it with faser build, or .* with --allow_hash_mismatch$", refusal(engine_dir=copy))
+    change_a_byte(copy / "tokenizer.json")
+    assert " (1 more files differ); " in refusal(engine_dir=copy)
+
+
+def test_files_of_another_size_are_refused_whatever_hashes_are_allowed(copy):
+    os.truncate(copy / "target" / "rank0.engine", 1234)
+    assert "has 1234 bytes, the manifest says" in refusal(engine_dir=copy, allow_hash_mismatch=True)
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_another_hash_is_served_with_a_warning_where_it_is_allowed(built, copy, capfd):
+    """Another draft changes no token."""
+
+    def serve(engine_dir, **options):
+        ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
+        with Launcher(ServeOptions(engine_dir=engine_dir, **ports, **options)) as launcher:
+            launcher.start()
+            assert launcher.wait_ready()
+            text = generate_http(f"http://127.0.0.1:{ports['http_port']}", "abc", max_tokens=8, end_id=-1).text
+            launcher.stop()
+        return text, [line for line in capfd.readouterr().err.splitlines() if "sha256" in line]
+
+    text, warnings = serve(built)
+    assert warnings == []
+    change_a_byte(copy / "draft" / "rank0.engine")
+    allowed, warnings = serve(copy, allow_hash_mismatch=True)
+    assert allowed == text
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"WARNING: draft/rank0.engine in {copy} has sha256 ")
+    assert warnings[0].endswith("; served anyway (--allow_hash_mismatch)")
+
+
+def test_a_directory_without_its_tokenizer_is_refused(copy):
+    (copy / "tokenizer.json").unlink()
+    says = f"tokenizer.json cannot be read in {copy}: No such file or directory, as uid {os.geteuid()};"
+    assert says in refusal(engine_dir=copy)
+
+
+def test_directories_that_cannot_be_read_say_why(built, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert f"manifest.json cannot be read in {loop} (Too many levels of symbolic links, as uid 4711)" in refusal(
+        engine_dir=loop
+    )
+    (tmp_path / "file").write_text("x")
+    assert "Not a directory" in refusal(engine_dir=tmp_path / "file")
+    assert "No such file or directory" in refusal(engine_dir=tmp_path / "gone")
+    assert f"model_repo {tmp_path / 'gone'} cannot be read: No such file or directory, as uid 4711; " in refusal(
+        engine_dir=built, model_repo=tmp_path / "gone"
+    )
+    read_text = Path.read_text
+
+    def failing(name, code):
+        def read(path, *args, **kwargs):
+            if path.name == name:
+                raise OSError(code, os.strerror(code))
+            return read_text(path, *args, **kwargs)
+
+        return read
+
+    for code in (errno.EACCES, errno.ESTALE, errno.EIO):  # no right to, a network file system that went away
+        monkeypatch.setattr(Path, "read_text", failing("manifest.json", code))
+        says = f"manifest.json cannot be read in {built} ({os.strerror(code)}, as uid 4711)"
+        assert says in refusal(engine_dir=built)
+        monkeypatch.setattr(Path, "read_text", failing("tokenizer.json", code))
+        with pytest.raises(CheckpointError, match=f"cannot be read in {built}: {os.strerror(code)}, as uid 4711$"):
+            Tokenizer.load(built)
+
+
+def test_an_unknown_key_of_the_configuration_gets_a_suggestion(tmp_path):
+    path = tmp_path / "faser.yaml"
+    path.write_text("kv_cache_config:\n  max_token: 100\n")
+    with pytest.raises(
+        ConfigError, match=r"unknown configuration key kv_cache_config\.max_token; did you mean max_tokens\?"
+    ):
+        load_service_config(path)
+
+
+@pytest.mark.parametrize("name", ["../faser", "/etc", "faser/../faser", ".."])
+def test_a_model_name_that_leads_out_of_the_repository_is_refused(built, name):
+    assert f"models has {name!r}, the model repository has " in refusal(engine_dir=built, models=(name,))
+
+
+def test_a_wrong_fault_is_refused_before_a_server_is_started(built, monkeypatch):
+    monkeypatch.setenv("FASER_FAULT", "draft_eror@step5")
+    assert "FASER_FAULT has the kind 'draft_eror', known are draft_error, " in refusal(engine_dir=built)
+
+
+def test_numpy_2_is_refused_with_the_fix(monkeypatch):
+    version = tritonserver.importlib.metadata.version
+    monkeypatch.setattr(
+        tritonserver.importlib.metadata, "version", lambda name: "2.1.3" if name == "numpy" else version(name)
+    )
+    with pytest.raises(UnavailableError, match=r'numpy is 2\.1\.3, .*run `pip install "numpy<2"`'):
+        tritonserver.find_tritonserver()
+
+
+class Space:
+    f_frsize = 4096
+
+    def __init__(self, num_bytes):
+        self.f_bavail = num_bytes // self.f_frsize
+
+
+def test_full_shared_memory_is_a_sentence_at_the_start(built, monkeypatch):
+    monkeypatch.setattr(limits.os, "statvfs", lambda path: Space(1 << 20))
+    assert "/dev/shm has 1024 KiB free, at least 16384 are needed" in refusal(engine_dir=built)
+    monkeypatch.setattr(limits.os, "statvfs", lambda path: Space(1 << 30))
+    monkeypatch.setattr(shm, "SHM_DIR", Path("/proc"))  # nothing can be made there
+    with pytest.raises(UnavailableError, match=r"/proc is not writable: .*; free space or permit it"):
+        shm.ShmPrefix.open()
+
+
+def test_too_few_open_files_are_a_sentence_at_the_start(built, monkeypatch):
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (64, 64))
+    assert "this process may open 64 files, at least 1024 are needed" in refusal(engine_dir=built)
+
+
+@pytest.fixture
+def few_files():
+    """A soft limit of 64, as some service managers set it; the hard one is higher."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter(fake_engine_dir, tmp_path, few_files):
+    """The server's messages go to /dev/full, and the engine is killed, so that there are some."""
+    ports = free_ports()
+    options = ServeOptions(
+        engine_dir=fake_engine_dir,
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+        model_repo=fake_repository(tmp_path / "repository"),
+        log_file=Path("/dev/full"),
+        verbose=True,
+    )
+    url = f"http://127.0.0.1:{ports[0]}"
+    with Launcher(options) as launcher:
+        launcher.start()
+        assert launcher.wait_ready()
+        assert re.search(r"Max open files +(\d+)", Path(f"/proc/{launcher.pid}/limits").read_text())[1] != "64"
+        assert generate_http(url, "abc", max_tokens=3).text == "abcabc"
+        (engine,) = launcher._find(lambda arguments: "tests.support.fake_engine" in arguments)
+        os.kill(engine, signal.SIGKILL)
+
+        def answers():
+            with contextlib.suppress(ResponseError):
+                return generate_http(url, "abc", max_tokens=3).text == "abcabc"
+
+        wait_until(answers)
+        launcher.stop()
+        assert launcher.leftovers() == []
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["at once", "in model.py"])
+def test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time(
+    fake_engine_dir, tmp_path, monkeypatch, when
+):
+    """Triton sees that its model's process died once they have met, and waits for ever before."""
+    monkeypatch.setattr(launcher_module, "LOST_STUB_S", 1.0)
+    repository = fake_repository(tmp_path / "repository")
+    model = repository / "faser" / "1" / "model.py"
+    began = tmp_path / "began"
+    model.write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(120)\n" + model.read_text())
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
+    stubs, pids, names = [], [], []
+
+    def find_stub():
+        stubs[:] = launcher._stubs()  # asked again it may have no name for a moment: a new program takes its place
+        return stubs
+
+    def kill_the_stub():
+        if when == "in model.py":
+            wait_until(began.exists)
+        wait_until(find_stub, poll_s=0.002)
+        if when == "at once":
+            os.kill(stubs[0], signal.SIGSTOP)
+        time.sleep(1.0)  # the launcher looks twice a second
+        pids.extend(session_pids(launcher.pid))
+        names.extend(launcher._shm.regions())
+        os.kill(stubs[0], signal.SIGKILL)
+
+    options = ServeOptions(engine_dir=fake_engine_dir, model_repo=repository, log_file=tmp_path / "log", **ports)
+    with Launcher(options) as launcher:
+        launcher.start()
+        killer = threading.Thread(target=kill_the_stub)
+        killer.start()
+        with pytest.raises(UnavailableError, match=r"the server did not start \("):
+            launcher.wait_ready()
+        killer.join()
+    assert len(pids) >= 2
+    wait_until(lambda: not any(command_line(pid) for pid in pids))
+    assert names
+    assert launcher.leftovers() == []
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_closed_output_does_not_end_the_service(fake_engine_dir, tmp_path):
+    """The terminal is gone: nobody reads what the launcher and the server write."""
+    ports = free_ports()
+    code = (
+        "import os, sys; from pathlib import Path; from faser_trtllm.serving.launch.launcher import serve; "
+        "from faser_trtllm.serving.launch.options import ServeOptions\n"
+        f"sys.exit(serve(ServeOptions(engine_dir=Path({str(fake_engine_dir)!r}), http_port={ports[0]}, "
+        f"grpc_port={ports[1]}, metrics_port={ports[2]}, "
+        f"model_repo=Path({str(fake_repository(tmp_path / 'repository'))!r}))))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert "ready:" in process.stdout.readline()
+        process.stdout.close()
+        process.stderr.close()
+        url = f"http://127.0.0.1:{ports[0]}"
+        for _ in range(3):
+            with pytest.raises(ResponseError):
+                generate_http(url, "abc", max_tokens=-1)
+            assert generate_http(url, "abc", max_tokens=3).text == "abcabc"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+JUMPING = """
+import random, sys, time
+real = time.time
+time.time = lambda: real() + random.choice((-3600.0, 0.0, 3600.0))
+from tests.support.fake_engine import main, open_echo
+main(sys.argv[1:], opener=open_echo)
+"""
+
+
+def test_a_wall_clock_that_jumps_an_hour_to_and_fro_has_no_effect(fake_engine_dir, monkeypatch):
+    real = time.time
+    monkeypatch.setattr(supervisor_module, "PING_PERIOD_S", 0.2)
+    monkeypatch.setattr(time, "time", lambda: real() + 3600.0 * (int(real() * 10) % 3 - 1))
+    supervisor = Supervisor(ServiceConfig(engine_dir=str(fake_engine_dir)), (sys.executable, "-c", JUMPING))
+    supervisor.start()
+    try:
+        until = time.monotonic() + 1.0  # some pings
+        while time.monotonic() < until:
+            stream = Stream(supervisor, max_tokens=20, timeout_ms=60_000.0)
+            assert stream.wait().finish_reason == "length"
+            assert supervisor.is_ready
+        assert supervisor.stats()["num_restarts"] == 0
+    finally:
+        supervisor.close()
+
+
+def _modules_that_call(names):
+    """Modules of the package with a call of one of these, spelled as there."""
+    found = set()
+    for path in (ROOT / "faser_trtllm").rglob("*.py"):
+        text = path.read_text()
+        if any(name in text for name in names):
+            calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+            found |= {str(path.relative_to(ROOT / "faser_trtllm"))} if calls & names else set()
+    return found
+
+
+def test_the_wall_clock_is_read_only_to_be_shown():
+    """Deadlines, back-off and health go by the monotonic clock."""
+    parts = ("core/", "engine/", "executor/", "kvcache/", "policy/", "scheduler/", "serving/")
+    served = {path for path in _modules_that_call({"time.time", "time.time_ns"}) if path.startswith(parts)}
+    shown = {
+        "serving/triton/metrics.py",
+        "serving/openai/app.py",
+        "serving/openai/reply.py",
+        "serving/observe/spans.py",
+    }
+    assert served == shown
+
+
+def test_no_process_is_forked_and_goes_on():
+    """Children are new programs: none inherits the locks of our threads, nor a GPU's context."""
+    assert _modules_that_call({"os.fork", "os.forkpty", "pty.fork"}) == set()
+    pooled = re.compile(r"^\s*(import multiprocessing|from multiprocessing|.*ProcessPoolExecutor)", re.MULTILINE)
+    assert [path for path in (ROOT / "faser_trtllm").rglob("*.py") if pooled.search(path.read_text())] == []

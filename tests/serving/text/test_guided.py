@@ -1,0 +1,181 @@
+"""Guides on their way to the executor: compiled beside the other requests, cancelled, late, wrong."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.guided.spec import GuideSpec
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.text import guide_queue
+from faser_trtllm.serving.text.guide_queue import GuideQueue
+from faser_trtllm.serving.text.request import TextRequest
+from faser_trtllm.serving.text.service import TextGenerator
+from tests.support.checkpoints import write_tokenizer
+from tests.support.fake_engine import EchoExecutor
+
+WAIT_S = 20
+
+
+class GatedCompiler:
+    """Compiles when the test says so; the guide is the spec's text."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.started = threading.Event()
+        self.ready = {}
+
+    def find(self, spec):
+        return self.ready.get(spec)
+
+    def compile(self, spec):
+        self.started.set()
+        assert self.gate.wait(WAIT_S)
+        if spec.guide == "wrong":
+            raise InvalidArgumentError("guided_decoding_guide is wrong")
+        if spec.guide == "bug":
+            raise ZeroDivisionError
+        return self.ready.setdefault(spec, spec.guide)
+
+
+class Case:
+    """A generator over an executor that echoes, whose compiler waits for the gate."""
+
+    def __init__(self, tokenizer):
+        self.executor = EchoExecutor()
+        self.compiler = GatedCompiler()
+        self.generator = TextGenerator(self.executor, tokenizer)
+        self.generator._guides = GuideQueue(self.compiler)
+        self.outputs = {}
+        self.ended = {}
+
+    def submit(self, request_id, guide=None, **fields):
+        outputs, ended = self.outputs.setdefault(request_id, []), self.ended.setdefault(request_id, threading.Event())
+
+        def collect(output):
+            outputs.append(output)
+            if output.is_final:
+                ended.set()
+
+        guided = {} if guide is None else {"guided_decoding_guide_type": "regex", "guided_decoding_guide": guide}
+        request = TextRequest(text="hello", max_tokens=4, **guided, **fields)
+        self.generator.submit(request_id, request, collect)
+
+    def last(self, request_id):
+        deadline_s = time.monotonic() + WAIT_S
+        while not self.ended[request_id].wait(0.005):
+            self.executor.step()
+            assert time.monotonic() < deadline_s
+        return self.outputs[request_id][-1]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory, 320)
+    return Tokenizer.load(directory)
+
+
+@pytest.fixture
+def case(tokenizer):
+    case = Case(tokenizer)
+    yield case
+    case.compiler.gate.set()
+
+
+def test_others_go_on_while_a_guide_is_compiled(case):
+    case.submit("guided", "a+")
+    assert case.compiler.started.wait(WAIT_S)
+    case.submit("plain")
+    assert case.last("plain").finish_reason == "length"
+    assert case.outputs["guided"] == []
+    case.compiler.gate.set()
+    assert case.last("guided").finish_reason == "length"
+    guides = {request.request_id: request.params.guide for request, _ in case.executor.submitted}
+    assert guides == {"plain": None, "guided": "a+"}
+
+
+def test_a_guide_that_is_there_does_not_wait(case):
+    case.compiler.ready[GuideSpec("regex", "a+")] = "a+"
+    case.submit("r", "a+")
+    assert [request.params.guide for request, _ in case.executor.submitted] == ["a+"]
+
+
+def test_a_request_is_cancelled_while_its_guide_is_compiled(case):
+    case.submit("first", "a+")
+    case.submit("second", "b+")
+    assert case.compiler.started.wait(WAIT_S)
+    for request_id in ("second", "first"):
+        case.generator.cancel(request_id)
+        (output,) = case.outputs[request_id]
+        assert (output.finish_reason, output.error) == ("cancelled", None)
+        assert output.statistics.num_input_tokens > 0
+    case.submit("third", "c+")
+    case.compiler.gate.set()
+    assert case.last("third").finish_reason == "length"
+    assert [request.request_id for request, _ in case.executor.submitted] == ["third"]
+    assert GuideSpec("regex", "b+") not in case.compiler.ready, "nobody wanted it any more"
+
+
+def test_cancelling_reaches_a_request_that_runs(case):
+    case.compiler.gate.set()
+    case.submit("r", "a+")
+    while not case.executor.submitted:
+        time.sleep(0.001)
+    case.generator.cancel("r")
+    assert case.last("r").finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("guide", "code", "message"),
+    [
+        ("wrong", "INVALID_ARG", "guided_decoding_guide is wrong"),
+        ("bug", "INTERNAL", "the guide failed with ZeroDivisionError; see the server's log"),
+    ],
+)
+def test_a_wrong_guide_is_the_request_s_only_output(case, guide, code, message):
+    case.compiler.gate.set()
+    case.submit("r", guide)
+    output = case.last("r")
+    assert (output.finish_reason, output.error_code, output.error) == ("error", code, message)
+    assert len(case.outputs["r"]) == 1
+    assert not case.executor.submitted
+
+
+def test_an_executor_that_refuses_late_is_heard(case):
+    case.submit("r", "a+")
+    case.executor.drain(0)
+    case.compiler.gate.set()
+    assert case.last("r").error_code == "UNAVAILABLE"
+
+
+def test_waiting_for_a_guide_counts_for_the_timeout(case):
+    case.submit("r", "a+", timeout_ms=60_000.0)
+    assert case.compiler.started.wait(WAIT_S)
+    time.sleep(0.05)
+    case.compiler.gate.set()
+    case.last("r")
+    ((_, timeout_s),) = case.executor.submitted
+    assert 60 - WAIT_S < timeout_s <= 59.95
+
+
+def test_only_so_many_wait(case, monkeypatch):
+    monkeypatch.setattr(guide_queue, "MAX_WAITING_GUIDES", 2)
+    case.submit("0", "a+")
+    case.submit("1", "b+")
+    with pytest.raises(UnavailableError, match="2 requests wait for their guides, the limit is 2; try again later"):
+        case.submit("2", "c+")
+    with pytest.raises(InvalidArgumentError, match="request id '1' is already in use"):
+        case.submit("1", "d+")
+
+
+def test_a_server_without_the_package_says_what_to_install(tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    case = Case(tokenizer)
+    case.generator = TextGenerator(case.executor, tokenizer)
+    case.submit("r", "a+")
+    output = case.last("r")
+    assert output.error_code == "INVALID_ARG"
+    assert "run pip install 'faser-trtllm[guided]'" in output.error

@@ -1,0 +1,259 @@
+"""Metrics: their table, what is published of which stats, and how the text format is read back."""
+
+import math
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from faser_trtllm.errors import UnavailableError
+from faser_trtllm.executor.stats import HISTOGRAMS
+from faser_trtllm.serving.observe.families import FAMILIES, HISTOGRAM_FAMILIES, Stats
+from faser_trtllm.serving.observe.scrape import parse_metrics, quantile
+from faser_trtllm.serving.triton.metrics import ModelMetrics
+from faser_trtllm.serving.worker.messages import Chunk, Failed
+from tests.serving.observe.fake_metrics import FakeMetricFamily
+from tests.support.counted_run import Run, some_requests
+from tests.support.executor_harness import Setup
+from tests.support.waiting import wait_until
+
+PB_UTILS = SimpleNamespace(MetricFamily=FakeMetricFamily)
+
+
+@pytest.fixture
+def metrics():
+    """Not started: publish() does by hand what its thread would."""
+    FakeMetricFamily.reset()
+    return ModelMetrics(PB_UTILS, "faser", "1")
+
+
+def publish(metrics, stats):
+    metrics.set_stats(stats)
+    metrics._publish()
+
+
+def value(name, **labels):
+    return FakeMetricFamily.values[(name, *sorted(labels.items()))]
+
+
+@pytest.fixture(scope="module")
+def run():
+    return Run(Setup(policy="fixed:3", max_batch_size=4), some_requests(5))
+
+
+def test_what_the_executor_counted_is_published(metrics, run):
+    stats = run.stats
+    publish(metrics, stats)
+    assert value("faser_generation_tokens_total") == stats["num_output_tokens"] > 0
+    assert value("faser_prompt_tokens_total") == stats["num_prompt_tokens"]
+    assert value("faser_spec_decode_num_draft_tokens_total") == stats["num_draft_tokens"] > 0
+    accepted = [value("faser_spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
+    assert sum(accepted) == value("faser_spec_decode_num_accepted_tokens_total") > 0
+    assert sum(value("faser_spec_decode_frontier_len_total", length=str(i)) for i in range(5)) > 0
+    assert value("faser_steps_total", mode="serial") == stats["num_steps"]
+    assert value("faser_steps_total", mode="ping_pong") == 0
+    assert value("nv_trt_llm_request_metrics", request_type="max") == 4
+    assert value("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="tokens_per") == 4
+    assert value("nv_trt_llm_general_metrics", general_type="iteration_counter") == stats["num_steps"]
+    assert abs(value("nv_trt_llm_general_metrics", general_type="timestamp") - time.time()) < 60
+
+
+def test_the_gauges_of_the_last_step_rest_with_the_executor(metrics, run):
+    assert run.stats["num_scheduled"] > 0
+    publish(metrics, run.stats)
+    for kind in ("active", "scheduled", "context", "waiting"):
+        assert value("nv_trt_llm_request_metrics", request_type=kind) == 0
+
+
+def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, run):
+    for _ in range(2):  # the second time nothing is new
+        publish(metrics, run.stats)
+    for family in HISTOGRAM_FAMILIES:
+        found = FakeMetricFamily.histograms[(family.name, *family.labels)]
+        assert found["bounds"] == list(HISTOGRAMS[family.key])
+        assert found["counts"] == run.series(family.key), family.name
+        assert found["sum"] == pytest.approx(sum(run.series(f"{family.key}_sum")))
+        assert sum(found["counts"]) > 0
+    total = sum(run.series("inter_token_latency_s"))
+    bounds = [*map("{:g}".format, HISTOGRAMS["inter_token_latency_s"]), "+Inf"]
+    counts = [value("faser_inter_token_latency_seconds_bucket", le=bound) for bound in bounds]
+    assert counts == sorted(counts), "cumulative"
+    assert counts[-1] == value("faser_inter_token_latency_seconds_count") == total > 0
+    assert value("faser_inter_token_latency_seconds_sum") == pytest.approx(sum(run.series("inter_token_latency_s_sum")))
+
+
+def test_counters_go_on_after_a_restart_of_the_engine(metrics):
+    def tell(tokens, restarts, queued):
+        publish(
+            metrics,
+            {"num_output_tokens": tokens, "num_restarts": restarts}
+            | {f"queue_time_s[{i}]": float(i == 3) * queued for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)}
+            | {f"queue_time_s_sum[{i}]": 0.004 * queued * (i == 3) for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)},
+        )
+
+    tell(100, 0, 5)
+    tell(130, 1, 2)  # a new child that has counted more than the old one
+    tell(150, 1, 2)
+    assert value("faser_generation_tokens_total") == 250
+    assert value("faser_engine_restarts_total") == 1
+    assert FakeMetricFamily.histograms[("faser_request_queue_time_seconds",)]["counts"][3] == 7
+
+
+def test_only_what_changed_is_told_to_triton(metrics, run):
+    publish(metrics, run.stats)
+    before = FakeMetricFamily.num_calls
+    publish(metrics, run.stats)
+    assert FakeMetricFamily.num_calls == before + 1, "the timestamp"
+
+
+def test_a_gauge_is_set_even_to_zero_when_its_model_is_loaded(metrics):
+    """Triton keeps the series of a model that was unloaded, with their values."""
+    publish(metrics, {"num_running": 3.0})
+    again = ModelMetrics(PB_UTILS, "faser", "1")
+    publish(again, {"num_running": 0.0})
+    assert value("faser_num_requests_running") == 0.0
+
+
+def test_a_model_that_no_longer_runs_the_engine_takes_its_gauges_back(metrics):
+    publish(metrics, {"num_running": 3.0, "num_output_tokens": 7.0, "kv_num_blocks": 9.0})
+    publish(metrics, {})
+    assert value("faser_num_requests_running") == 0.0
+    assert value("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max") == 0.0
+    assert value("nv_trt_llm_general_metrics", general_type="timestamp") == 0.0
+    assert value("faser_generation_tokens_total") == 7.0
+    before = FakeMetricFamily.num_calls
+    publish(metrics, {})
+    assert FakeMetricFamily.num_calls == before
+    publish(metrics, {"num_running": 2.0, "num_output_tokens": 1.0, "num_restarts": 1.0})
+    assert value("faser_num_requests_running") == 2.0
+    assert value("faser_generation_tokens_total") == 8.0
+
+
+def test_one_thread_publishes_and_what_is_left_at_the_end_too(metrics, run):
+    metrics.start(lambda: True)
+    for _ in range(20):
+        metrics.set_stats(run.stats)
+        metrics.refused("UNAVAILABLE")
+    metrics.close()
+    assert FakeMetricFamily.threads == {"faser-metrics"}
+    assert value("faser_generation_tokens_total") == run.stats["num_output_tokens"]
+    assert value("faser_request_failures_total", code="UNAVAILABLE") == 20
+    before = FakeMetricFamily.num_calls
+    metrics.refused("UNAVAILABLE")
+    metrics.close()
+    assert FakeMetricFamily.num_calls == before, "nothing is touched after close()"
+
+
+def test_ends_are_counted_by_reason_and_code(metrics):
+    for reason in ("length", "length", "stop", "timeout"):
+        metrics.record(Chunk(1, "", (), reason))
+    metrics.record(Failed(1, "CANCELLED", ""))
+    metrics.record(Failed(1, "NEW_CODE", ""))
+    metrics.refused("INVALID_ARG")
+    metrics._publish()
+    successes = {r: value("faser_request_success_total", finished_reason=r) for r in ("length", "stop", "timeout")}
+    assert successes == {"length": 2, "stop": 1, "timeout": 1}
+    failures = {
+        c: value("faser_request_failures_total", code=c)
+        for c in ("CANCELLED", "INTERNAL", "INVALID_ARG", "UNAVAILABLE")
+    }
+    assert failures == {"CANCELLED": 1, "INTERNAL": 1, "INVALID_ARG": 1, "UNAVAILABLE": 0}
+
+
+def test_a_model_without_stats_publishes_its_own_requests_only():
+    FakeMetricFamily.reset()
+    metrics = ModelMetrics(PB_UTILS, "ensemble", "1")
+    metrics.record(Chunk(1, "", (), "stop"))
+    metrics._publish()
+    names = {key[0] for key in FakeMetricFamily.values}
+    assert names == {"faser_engine_ready", "faser_request_success_total", "faser_request_failures_total"}
+    assert not FakeMetricFamily.histograms
+    assert value("faser_engine_ready") == 0
+
+
+def test_readiness_is_told_even_when_the_engine_is_silent(monkeypatch):
+    FakeMetricFamily.reset()
+    monkeypatch.setattr("faser_trtllm.serving.triton.metrics.PERIOD_S", 0.02)
+    ready = [True]
+    metrics = ModelMetrics(PB_UTILS, "faser", "1")
+    metrics.start(lambda: ready[0])
+    wait_until(lambda: FakeMetricFamily.values.get(("faser_engine_ready",)) == 1)
+    ready[0] = False
+    wait_until(lambda: value("faser_engine_ready") == 0)
+    metrics.close()
+
+
+def test_a_failure_to_publish_does_not_end_publishing(metrics, caplog):
+    metrics.start(lambda: True)
+    metrics.set_stats({"num_running": "?"})
+    wait_until(lambda: "metrics could not be published" in caplog.text)
+    metrics.set_stats({"num_running": 3.0})
+    metrics.close()
+    assert value("faser_num_requests_running") == 3
+
+
+def test_names_are_what_prometheus_expects():
+    names = [family.name for family in (*FAMILIES, *HISTOGRAM_FAMILIES)]
+    assert len(names) == len(set(names))
+    for family in FAMILIES:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
+        assert family.help
+        if family.kind == "counter" and "inter_token" not in family.name:
+            assert family.name.endswith("_total")
+
+
+def test_series_are_read_in_order():
+    stats = Stats({"a[1]": 2.0, "a[0]": 1.0, "a[3]": 9.0})
+    assert stats.series("a") == [1.0, 2.0]
+    assert stats.series("b") == []
+    assert stats["b"] == 0.0
+
+
+TEXT = r"""
+# HELP x_total what x is
+# TYPE x_total counter
+x_total{a="1",b="quote \" backslash \\ newline \n end"} 3
+x_total{b="2",a="1"} 4.5e1
+x_total 7 1700000000000
+# TYPE y_bucket counter
+y_bucket{le="1"} 2
+# TYPE h histogram
+h_bucket{le="0.1"} 2
+h_bucket{le="+Inf"} 6
+h_bucket{le="1"} 6
+nan NaN
+"""
+
+
+def test_the_text_format_is_read():
+    scrape = parse_metrics(TEXT)
+    assert scrape.get("x_total") == 55.0
+    assert scrape.get("x_total", a="1") == 48.0
+    assert scrape.by_label("x_total", "b") == {'quote " backslash \\ newline \n end': 3.0, "2": 45.0}
+    assert scrape.buckets("h") == {0.1: 2.0, 1.0: 6.0, math.inf: 6.0}
+    assert math.isnan(scrape.get("nan"))
+    assert scrape.get("missing") == 0.0
+    assert scrape.get("y_bucket") == 2.0, "a counter keeps its name"
+
+
+@pytest.mark.parametrize("text", ["<html>", "x{", "x y", 'x{a="1"}'])
+def test_other_text_is_refused(text):
+    with pytest.raises(UnavailableError, match="not in Prometheus' text format"):
+        parse_metrics(text)
+
+
+@pytest.mark.parametrize(
+    ("q", "counts", "expected"),
+    [
+        (0.5, {1.0: 10, 2.0: 10, math.inf: 10}, 0.5),
+        (0.9, {1.0: 5, 2.0: 10, math.inf: 10}, 1.8),
+        (0.5, {1.0: 0, 2.0: 4, math.inf: 4}, 1.5),
+        (0.99, {1.0: 1, math.inf: 10}, 1.0),
+        (0.5, {1.0: 0, math.inf: 0}, None),
+        (0.5, {}, None),
+    ],
+)
+def test_quantiles_as_prometheus_has_them(q, counts, expected):
+    found = quantile(q, counts)
+    assert found is None if expected is None else found == pytest.approx(expected)
