@@ -1,4 +1,4 @@
-"""Where and with what a bench ran, so that its numbers can be judged later."""
+"""The environment of a bench run, so that its numbers can be interpreted later."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Any
 
 import faser_trtllm
 
+MAX_FOREIGN_SHARE = 0.03  # above this share, spinning thread pools and barriers suffer disproportionately
+
 
 def describe_environment(command_line: Sequence[str]) -> dict[str, Any]:
-    """Hardware, system and source; versions of the systems under test are added by their workers."""
+    """Hardware, system and source; workers add the versions of the systems under test."""
     commit, dirty = _git_state(Path(faser_trtllm.__file__).parent)
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -32,7 +34,7 @@ def describe_environment(command_line: Sequence[str]) -> dict[str, Any]:
 
 
 def portable(argument: str) -> str:
-    """An argument without the machine's own folders: paths become relative, or their last part."""
+    """An argument without machine-specific folders: paths become relative or are cut to the last component."""
     flag, equals, value = argument.rpartition("=")
     if not os.path.isabs(value):
         return argument
@@ -41,18 +43,18 @@ def portable(argument: str) -> str:
 
 
 class CpuMeter:
-    """What else used the processor since its creation; workers must have ended, so that they count as ours."""
+    """Measures other CPU use since its creation; workers must have ended to be counted as ours."""
 
     def __init__(self) -> None:
         self._start = self._read()
 
     def shares(self) -> dict[str, float]:
-        """Shares of all cores' time: other_share of other processes, steal_share of other virtual machines."""
+        """Shares of total core time: other_share used by other processes, steal_share by other virtual machines."""
         total, busy, steal, own = (end - start for start, end in zip(self._start, self._read(), strict=True))
         return {"other_share": max(0.0, busy - own) / max(total, 1e-9), "steal_share": steal / max(total, 1e-9)}
 
     def _read(self) -> tuple[float, float, float, float]:
-        """Seconds: all cores together, busy, stolen, and of this process and its ended children."""
+        """Seconds of all cores: total, busy, stolen, and used by this process and its ended children."""
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         user, nice, system, idle, iowait, irq, softirq, steal = (
             int(field) / os.sysconf("SC_CLK_TCK") for field in fields
@@ -68,7 +70,7 @@ def _cpu_name() -> str:
 
 
 def _cpu_flags() -> list[str]:
-    """Those that decide which kernels run."""
+    """CPU flags that decide which kernels run."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
     return sorted(f for f in match[1].split() if f.startswith(("avx", "amx", "sve", "bf16"))) if match else []
 

@@ -1,4 +1,4 @@
-"""Real prompts for benches; the rule itself is shared with `faser profile`."""
+"""Real prompts for benches, shared with `faser profile`."""
 
 from faser_trtllm.profiling.prompts import HELD_OUT_STRIDE, PromptSet, draw_prompts, library_files
 

@@ -22,7 +22,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Summary:
-    """Ratios round by round: what slows the machine in one round slows both, and cancels."""
+    """Ratios per round: whatever slows the machine in a round slows both sides and cancels."""
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} rounds against {len(baseline)}, ratios need the same rounds")
     return summarize([value / base for value, base in zip(values, baseline, strict=True)])
@@ -30,17 +30,17 @@ def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class MeanRatio:
-    """A geometric mean of ratios, and its standard error as a share of it (nan of less than two ratios)."""
+    """The geometric mean of ratios and its relative standard error (nan for fewer than two ratios)."""
 
     mean: float
     error: float
 
 
 def ratio_to_best(values: Sequence[float], rivals: Sequence[Sequence[float]]) -> MeanRatio:
-    """Round by round against the rival that is best in the other rounds.
+    """Ratios per round against the rival that is best in the other rounds.
 
-    The best of several in the very rounds that it is compared in is the luckiest too, by about its noise; picked by
-    the other rounds, it is not. Two rounds at least.
+    Picking the best rival in the round that is compared would favour a lucky one; picking it by the other rounds does
+    not. Needs at least two rounds.
     """
     num_rounds = min(len(values), *(len(rival) for rival in rivals))
     if num_rounds < 2:
@@ -56,7 +56,7 @@ def ratio_to_best(values: Sequence[float], rivals: Sequence[Sequence[float]]) ->
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far outputs follow a reference: identical sequences, mean share before the first difference."""
+    """Agreement of outputs with a reference: identical sequences, and the mean share before the first difference."""
 
     num_identical: int
     num_sequences: int

@@ -1,1 +1,1 @@
-"""`faser bench serve`: load on a running service, and what Triton costs beside the executor in process."""
+"""`faser bench serve`: load on a running service, and Triton's overhead over the in-process executor."""

@@ -1,4 +1,4 @@
-"""When requests arrive in an open loop, and how long they are: Poisson, bursty, or from a trace."""
+"""Arrival times and lengths of requests in an open loop: Poisson, bursty, or from a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTPUT_COLUMNS = ("num_output_tokens", "GeneratedTokens")
 
 @dataclass(frozen=True)
 class Arrival:
-    """arrival_s: seconds from the start of the run. Lengths in tokens; None leaves them to the options."""
+    """arrival_s: seconds from the start of the run. Lengths in tokens; None: use the options."""
 
     arrival_s: float
     num_input_tokens: int | None = None
@@ -35,9 +35,10 @@ def poisson(num_requests: int, request_rate: float, seed: int) -> tuple[Arrival,
 
 
 def gamma(num_requests: int, request_rate: float, burstiness: float, seed: int) -> tuple[Arrival, ...]:
-    """Gamma-distributed gaps of mean 1 / request_rate; a burstiness below 1 bunches them, 1 is Poisson.
+    """Gamma-distributed gaps of mean 1 / request_rate; a burstiness below 1 makes them bursty, 1 is Poisson.
 
-    burstiness is the distribution's shape, as in vLLM's benchmark: the gaps vary by burstiness ** -0.5 of their mean.
+    burstiness is the shape parameter, as in vLLM's benchmark: the gaps have a coefficient of variation of burstiness **
+    -0.5.
     """
     gaps = np.random.default_rng(seed).gamma(burstiness, 1.0 / (request_rate * burstiness), num_requests)
     return _at(np.cumsum(gaps) - (gaps[0] if num_requests else 0.0))
@@ -49,7 +50,7 @@ def square_bursts(
     """Poisson arrivals whose rate is peak_ratio times higher in every other half period; request_rate is the mean."""
     low = 2.0 * request_rate / (1.0 + peak_ratio)
     unit = np.cumsum(np.random.default_rng(seed).exponential(1.0, num_requests))
-    # Unit-rate arrivals through the inverse of the summed rate: one period brings request_rate x period_s of them.
+    # Unit-rate arrivals mapped through the inverse cumulative rate: one period has request_rate x period_s of them.
     per_period = request_rate * period_s
     num_periods = math.floor(unit[-1] / per_period) + 1 if num_requests else 0
     edges_s = np.arange(2 * num_periods + 1) * period_s / 2
@@ -62,7 +63,7 @@ def read_trace(path: Path, num_requests: int | None = None, time_scale: float = 
     """Arrivals of a CSV file with a header, sorted by time, the first at 0; gaps are multiplied by time_scale.
 
     Columns: arrival_s in seconds or TIMESTAMP as a date and time; num_input_tokens or ContextTokens, num_output_tokens
-    or GeneratedTokens, each of the two may be missing. num_requests: read so many at most. InvalidArgumentError.
+    or GeneratedTokens, either may be missing. num_requests: maximum number to read. Raises InvalidArgumentError.
     """
     try:
         with path.open(newline="") as file:
@@ -102,7 +103,7 @@ def _column(columns: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _seconds(where: str, name: str, text: str | None) -> float:
-    """A number of seconds or a date and time; fractions of a second may have more digits than datetime takes."""
+    """Seconds, or a date and time whose fraction may have more digits than datetime supports."""
     try:
         seconds = float(text or "")
     except ValueError:

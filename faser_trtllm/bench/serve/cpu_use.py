@@ -1,4 +1,4 @@
-"""Who used the processor during a measurement: the bench, the service, and everybody else."""
+"""CPU use during a measurement, by the bench, the service and everything else."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser_trtllm.bench.markdown import MAX_FOREIGN_SHARE
+from faser_trtllm.bench.environment import MAX_FOREIGN_SHARE
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """Shares of all cores' time. service, other: None where the service's processes are not ours to see.
+    """Shares of total core time. service, other: None if the service's processes are not visible to us.
 
-    other: of further processes, and what other virtual machines took.
+    other: other processes, and time stolen by other virtual machines.
     """
 
     bench: float
@@ -28,9 +28,9 @@ class CpuUse:
 
 
 class CpuMeter:
-    """Counts from its creation. service_cpu_s: processor time of the service so far; None if it is not ours.
+    """Counts from its creation. service_cpu_s: CPU time of the service so far; None if it is not visible to us.
 
-    is_alone: there is no service in this measurement, what is not the bench is others'.
+    is_alone: no service takes part, so everything except the bench counts as other.
     """
 
     def __init__(self, service_cpu_s: Callable[[], float] | None, is_alone: bool = False) -> None:
@@ -45,7 +45,7 @@ class CpuMeter:
         return CpuUse(bench / total, service / total, max(0.0, busy - bench - service) / total)
 
     def _read(self) -> tuple[float, float, float, float]:
-        """Seconds: all cores together, busy or stolen, of this process, of the service."""
+        """Seconds of all cores: total, busy or stolen, used by this process, used by the service."""
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         user, nice, system, idle, iowait, irq, softirq, steal = (
             int(field) / os.sysconf("SC_CLK_TCK") for field in fields

@@ -1,7 +1,7 @@
-"""The load: requests over gRPC to model `faser`, each a stream of its own, in one asyncio loop.
+"""The load generator: gRPC requests to model `faser`, one stream each, in one asyncio loop.
 
-A request's tensors are made before the clock starts, and a response costs this process its timestamp and its token ids
-only; text is not looked at.
+Request tensors are built before the clock starts, and for a response only the timestamp and token ids are recorded;
+text is ignored.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.workload import ServeJob
 from faser_trtllm.errors import UnavailableError
-from faser_trtllm.serving.finish_note import read_finish
+from faser_trtllm.serving.text.finish_reason import read_finish
 
 MODEL_NAME = "faser"
-_LEAD_S = 0.1  # between making the tasks and the first arrival
+_LEAD_S = 0.1  # between creating the tasks and the first arrival
 
 
 def run_open(url: str, jobs: Sequence[ServeJob], temperature: float, timeout_s: float) -> list[Outcome]:
-    """Send each job at its arrival_s, whatever became of those before it; outcomes in the order of the jobs.
+    """Send each job at its arrival_s, regardless of earlier ones; returns outcomes in the order of the jobs.
 
-    timeout_s: of one request. Raises UnavailableError if no service answers at url.
+    timeout_s: per request. Raises UnavailableError if no service answers at url.
     """
     return asyncio.run(_run(url, jobs, None, temperature, timeout_s))
 
 
 def run_closed(url: str, jobs: Sequence[ServeJob], concurrency: int, timeout_s: float) -> list[Outcome]:
-    """Keep `concurrency` jobs in flight until all were sent, greedy; as run_open otherwise."""
+    """Keep `concurrency` greedy jobs in flight until all are sent; otherwise as run_open."""
     return asyncio.run(_run(url, jobs, concurrency, 0.0, timeout_s))
 
 
@@ -98,13 +98,22 @@ class _Load:
         answers = self._client.stream_infer(_once(self._requests[number]), stream_timeout=self._timeout_s)
         try:
             await self._read(answers, outcome, self._jobs[number].cancel_after)
-        except grpc.aio.AioRpcError as error:
-            outcome.error = f"{error.code().name}: {_sentence(error.details())}"
-        except asyncio.CancelledError:  # of the call by ourselves; nobody cancels the task
-            if outcome.ending is not Ending.CANCELLED:
-                raise
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            self._end(outcome, error)
         outcome.ended_s = outcome.ended_s or self._now_s()
         return outcome
+
+    def _end(self, outcome: Outcome, error: Any) -> None:
+        """Note how a call ended that did not end by itself."""
+        if isinstance(error, asyncio.CancelledError) and outcome.ending is Ending.CANCELLED:
+            return
+        # grpc says INTERNAL or cancels the call itself where the deadline meets the request's being sent.
+        if self._now_s() - outcome.sent_s >= self._timeout_s:
+            outcome.error = f"DEADLINE_EXCEEDED: the request took longer than {self._timeout_s:g} s"
+        elif isinstance(error, asyncio.CancelledError):
+            raise error
+        else:
+            outcome.error = f"{error.code().name}: {_sentence(error.details())}"
 
     async def _read(self, answers: Any, outcome: Outcome, cancel_after: int | None) -> None:
         async for result, error in answers:

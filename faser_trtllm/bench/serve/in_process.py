@@ -1,4 +1,4 @@
-"""The same requests on an executor in this process: what `faser generate` does, `concurrency` at a time."""
+"""The same requests on an executor in this process, as in `faser generate`, `concurrency` at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from faser_trtllm.bench.serve.workload import ServeJob
 from faser_trtllm.errors import FaserError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.text import TextGenerator
-from faser_trtllm.serving.text_request import TextOutput, TextRequest
+from faser_trtllm.serving.text.request import TextOutput, TextRequest
+from faser_trtllm.serving.text.service import TextGenerator
 
 
 class InProcess:
-    """Runs jobs on an executor that is not started, in the calling thread, with the text work that the service does."""
+    """Steps an executor in the calling thread, with the same text processing as the service."""
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer) -> None:
         self._executor = executor
@@ -24,7 +24,7 @@ class InProcess:
         self._num_requests = 0
 
     def run_closed(self, jobs: Sequence[ServeJob], concurrency: int) -> list[Outcome]:
-        """Keep `concurrency` jobs in flight until all were sent, greedy; outcomes in the order of the jobs."""
+        """Keep `concurrency` greedy jobs in flight until all are sent; returns outcomes in the order of the jobs."""
         outcomes: list[Outcome] = []
         start_s = time.perf_counter()
         num_running = 0

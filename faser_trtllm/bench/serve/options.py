@@ -1,4 +1,4 @@
-"""What `faser bench serve` asks of a service."""
+"""Options of `faser bench serve`, checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUEST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a request must keep to count as goodput, in ms; None: no bound."""
+    """Latency bounds of goodput in ms; None: no bound."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -29,15 +29,15 @@ class Objectives:
 class ServeBenchOptions:
     """Options of `faser bench serve`.
 
-    url: gRPC address of a running service; None starts one over engine_dir, and ends it.
+    url: gRPC address of a running service; None starts one over engine_dir and stops it afterwards.
     arrivals: one of ARRIVALS. trace: the file for "trace". burstiness: for "gamma". peak_ratio, period_s: for "bursts".
     request_rate: requests per second. time_scale: gaps of a trace are multiplied by it.
-    prompt_len, max_tokens: lengths where the trace has none. end ids are ignored, so that lengths are as wished.
-    cancel_share: so many of the requests are cancelled by the client somewhere in their output.
-    timeout_s: of one request.
-    in_process: measure the service against the executor in this process instead, `concurrency` streams each, `rounds`
-    times by turns after one round that is dropped. speculation: of the service that is started, and of the executor.
-    stream_interval: steps of a request between two responses of that service.
+    prompt_len, max_tokens: lengths if the trace has none. End ids are ignored, so that lengths are exact.
+    cancel_share: share of the requests that the client cancels at some point in their output.
+    timeout_s: per request.
+    in_process: measure the service against the executor in this process instead, `concurrency` streams each, in
+    `rounds` alternating rounds after a dropped warm-up. speculation: for the started service and the executor.
+    stream_interval: steps between two responses of that service.
     """
 
     engine_dir: Path
@@ -67,7 +67,7 @@ class ServeBenchOptions:
     command_line: tuple[str, ...] = ()
 
     def quick(self) -> ServeBenchOptions:
-        """A run of well under a minute on the demo pair that shows the same; too short to quote."""
+        """A run of well under a minute on the demo pair with the same outputs; too short to quote."""
         return replace(
             self,
             num_requests=min(self.num_requests, 24),
@@ -77,7 +77,7 @@ class ServeBenchOptions:
         )
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError, in one sentence, for a run that cannot work or cannot mean anything."""
+        """Raise InvalidArgumentError for a run that cannot work or would be meaningless."""
         if self.arrivals not in ARRIVALS:
             raise InvalidArgumentError(f"arrivals is {self.arrivals!r}, it must be one of {', '.join(ARRIVALS)}")
         if (self.trace is not None) != (self.arrivals == "trace"):

@@ -1,4 +1,4 @@
-"""What became of one request, as its client saw it."""
+"""The outcome of one request as seen by its client."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Ending(str, Enum):
 
 @dataclass
 class Outcome:
-    """Times in seconds of the run's clock.
+    """Times are in seconds on the run's clock.
 
     due_s: when it should have been sent, sent_s: when it was. chunk_s: arrival of each response with tokens, and
-    chunk_tokens: how many it brought. token_ids: the output. num_draft_tokens, num_accepted_tokens: what the service
-    says about the request, None if it does not. is_synthetic: it says that the output is not the target's.
+    chunk_tokens: how many it brought. token_ids: the output. num_draft_tokens, num_accepted_tokens: as reported by the
+    service, or None. is_synthetic: the service reports that the output is not the target's.
     """
 
     due_s: float
@@ -35,7 +35,7 @@ class Outcome:
     is_synthetic: bool = False
 
     def add_chunk(self, now_s: float, token_ids: list[int]) -> None:
-        """Note a response; one without tokens (an empty last one) is no chunk."""
+        """Record a response; one without tokens (an empty last one) is not a chunk."""
         if token_ids:
             self.chunk_s.append(now_s)
             self.chunk_tokens.append(len(token_ids))
@@ -47,17 +47,17 @@ class Outcome:
 
     @property
     def late_s(self) -> float:
-        """How much too late the bench itself was."""
+        """How late the bench itself sent the request."""
         return max(0.0, self.sent_s - self.due_s)
 
     @property
     def ttft_s(self) -> float | None:
-        """From when the request was due: a bench that is late must not make the service look better."""
+        """Measured from the due time: a late bench must not make the service look better."""
         return self.chunk_s[0] - self.due_s if self.chunk_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token behind the first; None if there is none."""
+        """Mean time per token after the first; None with fewer than two tokens."""
         return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     @property
@@ -65,5 +65,5 @@ class Outcome:
         return self.ended_s - self.due_s
 
     def gaps_s(self) -> list[float]:
-        """Between neighbouring responses: what a reader sees as stutter."""
+        """Gaps between consecutive responses, which a reader sees as stutter."""
         return [after - before for before, after in zip(self.chunk_s, self.chunk_s[1:], strict=False)]

@@ -1,4 +1,4 @@
-"""The service against the executor in process, by turns: what Triton, its Python stub and gRPC cost."""
+"""Overhead of Triton, its Python stub and gRPC: the service against the in-process executor, alternating."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RunClosed = Callable[[Sequence[ServeJob], int], list[Outcome]]
 
 @dataclass(frozen=True)
 class Side:
-    """One round of one side. cpu.bench is the client's own work beside the service; in process it is all of it."""
+    """One round of one side. cpu.bench: the client's own work; in process, everything."""
 
     tokens_per_s: float
     seconds: float
@@ -28,8 +28,8 @@ class Side:
 
 @dataclass(frozen=True)
 class OverheadReport:
-    """rounds: (in process, served), each on the same jobs. num_different: requests whose tokens were not the same on
-    both sides, of num_compared."""
+    """rounds: (in process, served) pairs on the same jobs. num_different: requests with different tokens on the two
+    sides, out of num_compared."""
 
     concurrency: int
     num_requests: int
@@ -39,14 +39,14 @@ class OverheadReport:
 
     @property
     def served_share(self) -> Summary:
-        """Throughput of the service over that in process, round by round."""
+        """Throughput of the service relative to in process, per round."""
         return paired_ratio(
             [served.tokens_per_s for _, served in self.rounds], [own.tokens_per_s for own, _ in self.rounds]
         )
 
     @property
     def overhead(self) -> float:
-        """1 - the median of served_share."""
+        """1 minus the median of served_share."""
         return 1.0 - self.served_share.median
 
 
@@ -58,9 +58,10 @@ def compare(
     service_cpu_s: Callable[[], float] | None,
     log: Callable[[str], None],
 ) -> OverheadReport:
-    """Run both sides on each round's jobs; the first round warms up and is dropped, and who begins changes.
+    """Run both sides on each round's jobs; the first round is a dropped warm-up, and the sides alternate in going
+    first.
 
-    Raises FaserError if a request fails: a round with fewer tokens would not compare.
+    Raises FaserError if a request fails: a round with fewer tokens is not comparable.
     """
     pairs: list[tuple[Side, Side]] = []
     num_different = num_compared = 0

@@ -1,4 +1,4 @@
-"""What a run of `faser bench serve` found, as JSON and as Markdown."""
+"""The report of `faser bench serve`, as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faser_trtllm.bench.serve.summary import PERCENTILES, Distribution, LoadSumm
 
 @dataclass(frozen=True)
 class ServeReport:
-    """Either load and load_cpu or overhead is there."""
+    """Either load and load_cpu or overhead is set."""
 
     options: ServeBenchOptions
     environment: dict[str, Any]
@@ -26,7 +26,7 @@ class ServeReport:
     overhead: OverheadReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: paths without the machine's folders, percentiles by name."""
+        """For JSON: paths without machine-specific folders, percentiles by name."""
         options = {
             name: portable(str(value)) if name in ("engine_dir", "output_dir", "trace") and value is not None else value
             for name, value in asdict(self.options).items()

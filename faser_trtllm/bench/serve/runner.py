@@ -24,7 +24,8 @@ from faser_trtllm.config import ExecutorConfig, parse
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.trtllm.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
+from faser_trtllm.profiling.ensure import ensure_profile
+from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
 
 Log = Callable[[str], None]
 
@@ -53,7 +54,7 @@ def run_serve_bench(options: ServeBenchOptions, log: Log) -> ServeReport:
 
 
 def draw_arrivals(options: ServeBenchOptions) -> tuple[Arrival, ...]:
-    """num_requests of them, or fewer of a short trace."""
+    """num_requests arrivals, or fewer from a short trace."""
     count, rate = options.num_requests, options.request_rate
     if options.trace is not None:
         return read_trace(options.trace, count, options.time_scale)
@@ -108,6 +109,7 @@ def _overhead(
     config = parse(ExecutorConfig, {"speculation": options.speculation} if options.speculation else {})
     if with_forced_acceptance(config, os.environ).synthetic_acceptance is not None:
         raise ConfigError(f"{FORCED_ACCEPTANCE} is set, but --in_process compares tokens; unset it")
+    ensure_profile(options.engine_dir, config)
     with open_executor(options.engine_dir, config) as executor:
         overhead = compare(
             [workload.jobs for workload in workloads],

@@ -1,4 +1,4 @@
-"""A service that the bench starts over an engine directory, and what it costs in processor time."""
+"""A service that the bench starts over an engine directory, and its CPU time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from faser_trtllm.serving.launcher import Launcher
-from faser_trtllm.serving.process import session_pids
-from faser_trtllm.serving.serve_options import ServeOptions
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions
+from faser_trtllm.serving.worker.process import session_pids
 
 
 class Served:
@@ -47,7 +47,7 @@ class Served:
             self._launcher.stop()
 
     def cpu_s(self) -> float:
-        """Processor time of all its processes so far."""
+        """CPU time of all its processes so far, in seconds."""
         assert self._launcher.pid is not None
         return sum(map(_cpu_s, session_pids(self._launcher.pid)))
 

@@ -1,4 +1,4 @@
-"""Outcomes of a run to numbers: percentiles, throughput, goodput."""
+"""Summarises the outcomes of a run: percentiles, throughput, goodput."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Distribution:
-    """In ms. percentiles: of PERCENTILES, in order, by linear interpolation."""
+    """In ms. percentiles: those in PERCENTILES, in order, linearly interpolated."""
 
     count: int
     mean_ms: float
@@ -25,13 +25,13 @@ class Distribution:
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """A run in an open loop.
+    """An open-loop run.
 
-    duration_s: from the first request that was due to the end of the last. Latencies are of completed requests, chunk
-    gaps of all. goodput_requests_per_s: completed ones that keep every objective; goodput_share: of those that were not
-    cancelled by the bench; None without objectives. late: how late the bench itself sent. acceptance_rate: accepted of
-    drafted tokens, None where nothing was drafted. errors: messages and how often. num_synthetic: requests whose drafts
-    were accepted by synthetic_acceptance.
+    duration_s: from the first due time to the end of the last request. Latencies cover completed requests, chunk gaps
+    all requests. goodput_requests_per_s: completed requests that meet every objective; goodput_share: their share of
+    the requests that the bench did not cancel; None without objectives. late: how late the bench itself sent.
+    acceptance_rate: accepted / drafted tokens, None if nothing was drafted. errors: messages and counts. num_synthetic:
+    requests whose drafts were accepted by synthetic_acceptance.
     """
 
     num_requests: int
@@ -61,7 +61,7 @@ class LoadSummary:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which percent % of a sample lie, interpolated between its neighbours; values not empty."""
+    """The percentile of a non-empty sample, linearly interpolated."""
     if not values or not 0.0 <= percent <= 100.0:
         raise ValueError(f"percentile {percent:g} of {len(values)} values, it needs 0 to 100 and at least one value")
     ordered = sorted(values)
@@ -72,7 +72,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def distribution(seconds: Sequence[float]) -> Distribution | None:
-    """None of an empty sample."""
+    """None for an empty sample."""
     if not seconds:
         return None
     ms = [1e3 * value for value in seconds]
@@ -80,7 +80,7 @@ def distribution(seconds: Sequence[float]) -> Distribution | None:
 
 
 def keeps(outcome: Outcome, objectives: Objectives) -> bool:
-    """A completed request within every objective. One that has no time per token, as it had one token, keeps that."""
+    """Whether a completed request meets every objective. With a single token, time per token is met trivially."""
     measured = ((objectives.ttft_ms, outcome.ttft_s), (objectives.tpot_ms, outcome.tpot_s))
     return (
         outcome.ending is Ending.COMPLETED
@@ -90,7 +90,7 @@ def keeps(outcome: Outcome, objectives: Objectives) -> bool:
 
 
 def summarize_load(outcomes: Sequence[Outcome], num_input_tokens: int, objectives: Objectives) -> LoadSummary:
-    """Numbers of a run; outcomes not empty. num_input_tokens: of all requests together."""
+    """Summarise a run; outcomes must not be empty. num_input_tokens: total over all requests."""
     endings = Counter(outcome.ending for outcome in outcomes)
     completed = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED]
     duration_s = max(o.ended_s for o in outcomes) - min(o.due_s for o in outcomes)

@@ -1,4 +1,4 @@
-"""The requests of a run: real prompts of the wished lengths, and which of them the client cancels."""
+"""The requests of a run: real prompts of given lengths, and the ones that the client cancels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from faser_trtllm.bench.serve.arrivals import Arrival
 
 @dataclass(frozen=True)
 class ServeJob:
-    """One request. cancel_after: tokens received when the client cancels it; None: it is read to its end."""
+    """One request. cancel_after: tokens received before the client cancels it; None: never."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -23,7 +23,7 @@ class ServeJob:
 
 @dataclass(frozen=True)
 class Workload:
-    """num_shortened: requests whose lengths were cut to what the engine takes."""
+    """num_shortened: requests shortened to the engine's limits."""
 
     jobs: tuple[ServeJob, ...]
     prompt_source: str
@@ -40,7 +40,7 @@ def make_workload(
     cancel_share: float = 0.0,
     seed: int = 0,
 ) -> Workload:
-    """Prompts are windows of Python sources; together with the output they are cut to max_seq_len, output first."""
+    """Prompts are windows of Python sources; prompt and output are cut to max_seq_len, output first."""
     wanted = [(a.num_input_tokens or prompt_len, a.num_output_tokens or max_tokens) for a in arrivals]
     lengths = [fit_lengths(num_input, num_output, max_seq_len) for num_input, num_output in wanted]
     longest = max(num_input for num_input, _ in lengths)
@@ -57,13 +57,13 @@ def make_workload(
 
 
 def fit_lengths(num_input: int, num_output: int, max_seq_len: int) -> tuple[int, int]:
-    """Lengths that fit: the prompt leaves room for one token, the output takes what the prompt left."""
+    """Lengths that fit: the prompt leaves room for at least one output token, the output gets the rest."""
     num_input = min(num_input, max_seq_len - 1)
     return num_input, min(num_output, max_seq_len - num_input)
 
 
 def cancel_points(num_output_tokens: Sequence[int], share: float, seed: int) -> list[int | None]:
-    """For each request the tokens after which it is cancelled, or None; so many as share says, to the nearest one."""
+    """For each request the number of tokens after which it is cancelled, or None; `share` of them, rounded."""
     rng = np.random.default_rng((seed, 1))
     num_requests = len(num_output_tokens)
     chosen = set(rng.permutation(num_requests)[: round(share * num_requests)].tolist())

@@ -1,0 +1,31 @@
+"""A policy that prunes whether it pays or not, so that pruned passes are tested on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from faser_trtllm.core.decision import Decision, Mode, PruneRule, StepView
+from faser_trtllm.core.request import Request
+from faser_trtllm.policy.base import StatelessPolicy
+
+LIKELY = 10.0  # log-odds
+
+
+class PruningPolicy(StatelessPolicy):
+    """A fixed length; at each boundary rows go on up to the first draft that is not its best candidate, and the last
+    draft of a request never does."""
+
+    def __init__(self, num_draft_tokens: int, boundaries: Sequence[int], mode: Mode) -> None:
+        self.name = f"pruned:{num_draft_tokens}"
+        self.boundaries = boundaries
+        self._num_draft_tokens, self._mode = num_draft_tokens, mode
+
+    def plan(self, view: StepView) -> Decision:
+        return Decision([self._num_draft_tokens] * len(view.decoding), exits=self, mode=self._mode)
+
+    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
+        before = np.full(sum(num_drafts), LIKELY, np.float32)
+        before[[end - 1 for end, count in zip(np.cumsum(num_drafts), num_drafts, strict=True) if count]] = -LIKELY
+        return PruneRule(before, rank=-2 * LIKELY, survival=1.0, least=0.5)

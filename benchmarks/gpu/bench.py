@@ -1,0 +1,61 @@
+"""The context of a section."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.options import GpuBenchOptions
+from benchmarks.gpu.report.record import Record
+
+RESULT_FILE = "gpu.json"
+
+
+@dataclass
+class Bench:
+    """The running section. deadline_s: on time.monotonic(); a section that checks it can finish cleanly."""
+
+    options: GpuBenchOptions
+    machine: Machine
+    record: Record
+    deadline_s: float = field(default_factory=lambda: time.monotonic() + 3600.0)
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    def found_before(self, section: str, name: str) -> Any:
+        """A value that an earlier section of this run recorded; None if there is none."""
+        try:
+            sections = json.loads((self.options.output_dir / RESULT_FILE).read_text())["sections"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return sections.get(section, {}).get("values", {}).get(name)
+
+    def ceilings(self) -> Ceilings:
+        """Ceilings measured by the section "environment", else from the data sheet of an H200: 4.8 TB/s and 990
+        TFLOP/s."""
+        found = self.found_before("environment", "ceilings")
+        if found:
+            return Ceilings(found["bytes_per_s"], found["flops_per_s"], measured=True)
+        return Ceilings(4.8e12, 990e12, measured=False)
+
+    def file(self, name: str) -> Path:
+        return self.options.output_dir / name
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second of device memory, bf16 operations per second of the tensor cores."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    measured: bool
+
+    def floor_ms(self, num_bytes: float, num_flops: float = 0.0) -> float:
+        """The roofline time: no implementation can be much faster."""
+        return 1e3 * max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)

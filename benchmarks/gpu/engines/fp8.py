@@ -1,0 +1,166 @@
+"""Section "fp8": the cuda engine in fp8 against bf16: GEMMs, passes, memory, tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.engines.exactness import greedy, policy_of, tokens_of
+from benchmarks.gpu.engines.steps import time_step
+from benchmarks.gpu.kernels.gemms import DRY_SHAPE, matrices
+from benchmarks.gpu.machine import num_copies
+from benchmarks.gpu.models.cuda_engines import PairLimits
+from benchmarks.gpu.models.enlarge import SHAPES, DecoderShape
+from benchmarks.gpu.models.pair import open_pair
+from benchmarks.gpu.models.probe import PairProbe
+from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len
+from benchmarks.gpu.skipped import Skipped
+from benchmarks.policies.workload import Job
+from faser_trtllm.bench.stats import common_prefix
+from faser_trtllm.builder.plan_file import arch_capability
+from faser_trtllm.config import Quantization
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.gpu.fp8 import (
+    check_capability,
+    check_product,
+    scaled_linear,
+    scaled_linear_reference,
+)
+from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.ops.cuda.module import device_arch, device_name
+from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
+from faser_trtllm.profiling.grid import Point
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS_FORM = "1B"
+ROWS, DRY_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (1, 4)
+BATCH_SIZES, DRY_BATCH_SIZES = (1, 4, 16, 64), (1, 2)
+ROWS_EACH = (1, 5)
+CONTEXT, DRY_CONTEXT = 512, 24
+NUM_RUNS, DRY_NUM_RUNS = 15, 2
+CONCURRENCY, DRY_CONCURRENCY = 16, 2
+SETTINGS, DRY_SETTINGS = ("fixed:4", "fixed:8"), ("fixed:2",)
+BOTH = (Quantization.NONE, Quantization.FP8)
+NAMES = {Quantization.NONE: "bf16", Quantization.FP8: "fp8"}
+
+
+def run(bench: Bench) -> None:
+    import torch
+
+    try:
+        if bench.machine.is_gpu:
+            major, minor = map(int, arch_capability(device_arch()).split("."))
+            check_capability((major, minor), device_name())
+        check_product(torch.device(bench.machine.device))
+    except ConfigError as error:
+        raise Skipped(str(error)) from error
+    bench.record.attempt("products", lambda: _products(bench))
+    bench.record.attempt("passes", lambda: _passes(bench))
+    bench.record.attempt("tokens", lambda: _tokens(bench))
+
+
+def _products(bench: Bench) -> None:
+    """One layer's four GEMMs including row quantisation, and whether a row alone gives the same bits."""
+    form = bench.options.forms[0]
+    shape, rows = (SHAPES[form], ROWS) if bench.machine.is_gpu else (DRY_SHAPE, DRY_ROWS)
+    found: dict[int, dict[str, float]] = {n: dict.fromkeys(("bf16", "fp8", "rows", "parted", "apart"), 0) for n in rows}
+    errors = [_matrix(bench, shape, i, found) for i in range(len(matrices(shape)))]
+    bench.record.value("error of a product", max(errors))
+    bench.record.table(
+        f"{form}: one layer's products",
+        ("rows", "bf16 ms", "fp8 ms", "of it quantising", "bf16 rows not as alone", "fp8 rows not as alone"),
+        [
+            (n, *(f"{t[name]:.4f}" for name in ("bf16", "fp8", "rows")), int(t["parted"]), int(t["apart"]))
+            for n, t in found.items()
+        ],
+        "A row that is not as alone has other bits than a product of that row only: the library chose another kernel, "
+        "and tokens may differ with and without speculation where two logits tie.",
+    )
+
+
+def _matrix(bench: Bench, shape: DecoderShape, index: int, found: dict[int, dict[str, float]]) -> float:
+    """Adds one matrix's times and rows -> relative error of its fp8 GEMM against the exact product of the fp8
+    operands."""
+    import torch
+
+    machine = bench.machine
+    num_out, num_in = matrices(shape)[index]
+    generator = machine.generator(bench.options.seed + index)
+    launcher = machine.launcher("quantize_rows")
+    scale, product = quantize_rows, scaled_linear
+    if launcher is not None:
+        ops = KernelOps({"quantize_rows": launcher}, machine.stream, machine.num_sms)
+        scale, product = ops.scaled_rows, ops.scaled_linear
+
+    def random(num_rows: int) -> Tensor:
+        return torch.randn(num_rows, num_in, generator=generator, device=machine.device).bfloat16()
+
+    plain = [random(num_out) / math.sqrt(num_in) for _ in range(num_copies(2 * num_out * num_in, machine.l2_bytes))]
+    scaled = [quantize_rows(weight) for weight in plain]
+    scaled += [quantize_rows(random(num_out)) for _ in range(len(plain))]  # half the size each, so twice as many
+    linear = torch.nn.functional.linear
+    error = 0.0
+    for n, t in found.items():
+        x = random(n)
+        t["bf16"] += machine.time_ms([lambda w=w, x=x: linear(x, w) for w in plain], 5)  # type: ignore[misc]
+        t["fp8"] += machine.time_ms([lambda w=w, x=x: product(x, w, None) for w in scaled], 5)  # type: ignore[misc]
+        t["rows"] += machine.time_ms([lambda x=x: scale(x)], 5)  # type: ignore[misc]
+        t["parted"] += _rows_not_as_alone(linear(x, plain[0]), lambda row: linear(row, plain[0]), x)
+        y = product(x, scaled[0], None)
+        t["apart"] += _rows_not_as_alone(y, lambda row: product(row, scaled[0], None), x)
+        wanted = scaled_linear_reference(x.float(), scaled[0], None)
+        error = max(error, float(torch.linalg.norm(y.float() - wanted) / torch.linalg.norm(wanted)))
+    return error
+
+
+def _rows_not_as_alone(together: Tensor, product: Any, x: Tensor) -> int:
+    return sum(not bool((product(x[i : i + 1])[0] == together[i]).all()) for i in range(min(len(x), 32)))
+
+
+def _passes(bench: Bench) -> None:
+    """Target passes with their free test, as in the section "steps", and the size of the weights."""
+    gpu, form = bench.machine.is_gpu, bench.options.forms[0]
+    sizes, context = (BATCH_SIZES, CONTEXT) if gpu else (DRY_BATCH_SIZES, DRY_CONTEXT)
+    limits = PairLimits(max(sizes), context + 32, max(1024 if gpu else 64, max(sizes) * max(ROWS_EACH)))
+    times: dict[tuple[int, int], list[float]] = {}
+    memory = []
+    for quantization in BOTH:
+        with open_pair(bench, form, limits, quantization=quantization) as pair:
+            sizes_gib = [engine.weight_bytes / (1 << 30) for engine in (pair.target, pair.draft)]
+            memory.append((NAMES[quantization], *(f"{size:.6f}" for size in sizes_gib)))
+            probe = PairProbe(pair, context)
+            probe.fill()
+            for batch_size in sizes:
+                for each in ROWS_EACH:
+                    point = Point("verify", "all", batch_size * each, batch_size, probe.limits.max_context)
+                    ms = time_step(probe.runner(point), NUM_RUNS if gpu else DRY_NUM_RUNS)
+                    times.setdefault((batch_size, each), []).append(ms)
+    rows = [
+        (*key, *(f"{ms:.3f}" for ms in pair_ms), f"{pair_ms[0] / pair_ms[1]:.2f}") for key, pair_ms in times.items()
+    ]
+    header = ("requests", "rows each", "bf16 ms", "fp8 ms", "bf16 over fp8")
+    bench.record.table(f"{form}: target passes with their acceptance test", header, rows, f"Context {context}.")
+    bench.record.table(
+        f"{form}: weights in device memory",
+        ("", "target GiB", "draft GiB"),
+        memory,
+        "Embedding and LM head stay in bf16.",
+    )
+
+
+def _tokens(bench: Bench) -> None:
+    """Greedy tokens in fp8: with speculation against without, and their agreement with bf16."""
+    gpu = bench.machine.is_gpu
+    concurrency, settings = (CONCURRENCY, SETTINGS) if gpu else (DRY_CONCURRENCY, DRY_SETTINGS)
+    limits = PairLimits(concurrency, prompt_len(bench) + max_tokens(bench) + 16, 2048 if gpu else 64)
+    with open_pair(bench, TOKENS_FORM, limits, quantization=Quantization.FP8) as pair:
+        scaled = greedy(bench, pair, concurrency, {spelling: policy_of(pair, spelling) for spelling in settings})
+    jobs = [Job(prompt, SamplingParams(max_tokens=max_tokens(bench))) for prompt in bench_prompts(bench).token_ids]
+    with open_pair(bench, TOKENS_FORM, limits) as pair:
+        plain = tokens_of(pair, "off", jobs, concurrency)
+    common = sum(common_prefix(left, right) for left, right in zip(scaled, plain, strict=True))
+    bench.record.value("tokens as in bf16", common / sum(map(len, plain)))

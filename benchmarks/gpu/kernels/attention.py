@@ -1,0 +1,222 @@
+"""Cases of append_kv and verify_attention: decode, frontiers, a context chunk; torch's attention as the peer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.kernels.case import KernelCase
+from benchmarks.gpu.machine import num_copies
+from faser_trtllm.ops.cuda import append_kv, verify_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS_PER_BLOCK = 32
+# Relative to the size of the result: P is rounded to bf16 before the product with V, and the result again.
+BF16_ERROR = 2e-2
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """batch_size requests of context_len tokens each, the last num_rows of which are new."""
+
+    batch_size: int
+    num_rows: int
+    context_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def label(self) -> str:
+        heads = f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
+        return f"{self.batch_size} x {self.num_rows} rows, context {self.context_len}, {heads}"
+
+
+_HEADS = ((32, 8, 128), (32, 8, 64))  # 8B, 1B
+CASES = (
+    *(
+        AttentionCase(batch, rows, context, *heads)
+        for heads in _HEADS[:1]
+        for batch, context in ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (32, 1024), (128, 1024))
+        for rows in (1, 5)
+    ),
+    *(AttentionCase(batch, rows, 1024, *_HEADS[1]) for batch in (1, 8, 64) for rows in (1, 5)),
+    AttentionCase(16, 9, 2048, *_HEADS[0]),
+    AttentionCase(1, 512, 512, *_HEADS[0]),
+    AttentionCase(1, 2048, 4096, *_HEADS[0]),
+)
+DRY_CASES = (AttentionCase(2, 1, 40, 4, 2, 64), AttentionCase(1, 5, 20, 4, 2, 64))
+
+
+def attention_cases(bench: Bench) -> Iterator[KernelCase]:
+    for case in CASES if bench.machine.is_gpu else DRY_CASES:
+        yield _verify_case(bench, case)
+
+
+def append_cases(bench: Bench) -> Iterator[KernelCase]:
+    heads = _HEADS[0] if bench.machine.is_gpu else (4, 2, 64)
+    for batch_size, num_rows in ((1, 1), (8, 5), (128, 5), (1, 2048)) if bench.machine.is_gpu else ((2, 3),):
+        yield _append_case(bench, AttentionCase(batch_size, num_rows, max(1024, num_rows), *heads))
+
+
+@dataclass
+class _Inputs:
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    cu_q_lens: Tensor
+    kv_lens: Tensor
+    out: Tensor
+    keys: Tensor  # [batch_size, num_kv_heads, context_len, head_dim]: the same cache, contiguous, for the peer
+    values: Tensor
+
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.q, self.k_cache, self.v_cache, self.block_table, self.cu_q_lens, self.kv_lens
+
+
+def _inputs(bench: Bench, case: AttentionCase, seed: int) -> _Inputs:
+    import torch
+
+    machine = bench.machine
+    generator = machine.generator(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=machine.device).bfloat16()
+
+    blocks_per_seq = -(-case.context_len // TOKENS_PER_BLOCK)
+    num_blocks = case.batch_size * blocks_per_seq
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).to(machine.device)
+    table = order.view(case.batch_size, blocks_per_seq).to(torch.int32)
+    caches: Any = [noise(num_blocks, case.num_kv_heads, TOKENS_PER_BLOCK, case.head_dim) for _ in range(2)]
+    dense: Any = [
+        cache[table.long()].transpose(1, 2).flatten(2, 3)[:, :, : case.context_len].contiguous() for cache in caches
+    ]
+    q = noise(case.batch_size * case.num_rows, case.num_heads, case.head_dim)
+    starts = torch.arange(case.batch_size + 1, device=machine.device, dtype=torch.int32) * case.num_rows
+    lens = torch.full((case.batch_size,), case.context_len, dtype=torch.int32, device=machine.device)
+    return _Inputs(q, caches[0], caches[1], table, starts, lens, torch.full_like(q, float("nan")), dense[0], dense[1])
+
+
+def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
+    import torch
+
+    machine = bench.machine
+    cache_bytes = 4 * case.batch_size * case.context_len * case.num_kv_heads * case.head_dim
+    num_q = case.batch_size * case.num_rows * case.num_heads * case.head_dim
+    sets = [_inputs(bench, case, i) for i in range(min(16, num_copies(cache_bytes, machine.l2_bytes)))]
+    launcher = machine.launcher("verify_attention", {"FASER_HEAD_DIM": case.head_dim})
+    shape = verify_attention.shape_of(*sets[0].arguments())
+    tile_rows = verify_attention.choose_tile_rows(shape, case.num_rows)
+    num_splits = verify_attention.choose_num_splits(shape, tile_rows, case.context_len, machine.num_sms)
+    size = max(4, verify_attention.workspace_bytes(shape, num_splits))
+    workspace = torch.empty(size // 4, device=machine.device)
+
+    def launch(inputs: _Inputs) -> None:
+        assert launcher is not None
+        verify_attention.launch(
+            launcher,
+            *inputs.arguments(),
+            inputs.out,
+            tile_rows=tile_rows,
+            num_splits=num_splits,
+            workspace=workspace,
+            stream=machine.stream(),
+        )
+
+    def check() -> float:
+        inputs = sets[0]
+        wanted = verify_attention.verify_attention_reference(*inputs.arguments())
+        if launcher is None:
+            inputs.out.copy_(wanted)
+        else:
+            launch(inputs)
+        machine.synchronize()
+        return relative_error(inputs.out, wanted) / BF16_ERROR
+
+    seen = case.context_len - (case.num_rows - 1) / 2  # positions that a row attends to, on average
+    return KernelCase(
+        "verify_attention",
+        f"{case.label}, tile {tile_rows}, {num_splits} split(s)",
+        check,
+        _calls(launch, sets) if launcher is not None else None,
+        cache_bytes + 4 * num_q,
+        4 * num_q * seen,
+        tuple(_peer(case, inputs) for inputs in sets),
+    )
+
+
+def _peer(case: AttentionCase, inputs: _Inputs) -> Callable[[], object]:
+    """scaled_dot_product_attention over a contiguous cache, which no server has."""
+    import torch
+    from torch.nn.attention.bias import causal_lower_right
+
+    q = inputs.q.view(case.batch_size, case.num_rows, case.num_heads, case.head_dim).transpose(1, 2).contiguous()
+    bias = causal_lower_right(case.num_rows, case.context_len) if case.num_rows > 1 else None
+    group = case.num_heads // case.num_kv_heads
+    if bias is None:
+        # The heads of a group share keys: as queries of one head, keys are read once.
+        packed = q.view(case.batch_size, case.num_kv_heads, group, case.head_dim)
+        return lambda: torch.nn.functional.scaled_dot_product_attention(packed, inputs.keys, inputs.values)
+    return lambda: torch.nn.functional.scaled_dot_product_attention(
+        q, inputs.keys, inputs.values, attn_mask=bias, enable_gqa=group > 1
+    )
+
+
+def _append_case(bench: Bench, case: AttentionCase) -> KernelCase:
+    import torch
+
+    machine = bench.machine
+    inputs = _inputs(bench, case, 0)
+    num_rows = case.batch_size * case.num_rows
+    width = (case.num_heads + 2 * case.num_kv_heads) * case.head_dim
+    copies = num_copies(2 * num_rows * width, machine.l2_bytes)
+    generator = machine.generator(1)
+    qkvs = [torch.randn(num_rows, width, generator=generator, device=machine.device).bfloat16() for _ in range(copies)]
+    angles = torch.outer(torch.arange(case.context_len).float(), 1e4 ** -torch.linspace(0, 1, case.head_dim // 2))
+    cos, sin = angles.cos().to(machine.device), angles.sin().to(machine.device)
+    first = case.context_len - case.num_rows
+    positions = (torch.arange(num_rows, device=machine.device) % case.num_rows + first).to(torch.int32)
+    launcher = machine.launcher("append_kv")
+    where = (cos, sin, positions, inputs.cu_q_lens, inputs.block_table, inputs.kv_lens)
+
+    def launch(qkv: Tensor) -> None:
+        assert launcher is not None
+        outputs = (inputs.out, inputs.k_cache, inputs.v_cache)
+        append_kv.launch(launcher, qkv, *where, *outputs, stream=machine.stream())
+
+    def check() -> float:
+        wanted = [torch.empty_like(inputs.out), inputs.k_cache.clone(), inputs.v_cache.clone()]
+        append_kv.append_kv_reference(qkvs[0], *where, *wanted)
+        found = [inputs.out, inputs.k_cache, inputs.v_cache]
+        if launcher is None:
+            for to, of in zip(found, wanted, strict=True):
+                to.copy_(of)
+        else:
+            launch(qkvs[0])
+        machine.synchronize()
+        return max(relative_error(to, of) for to, of in zip(found, wanted, strict=True)) / BF16_ERROR
+
+    return KernelCase(
+        "append_kv",
+        case.label,
+        check,
+        _calls(launch, qkvs) if launcher is not None else None,
+        4.0 * num_rows * width,
+    )
+
+
+def _calls(launch: Callable[..., None], sets: list[_Inputs] | list[Tensor]) -> tuple[Callable[[], object], ...]:
+    return tuple(lambda item=item: launch(item) for item in sets)
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm; infinite if `found` contains NaN."""
+    difference = (found.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-20)
+    value = float(difference)
+    return value if math.isfinite(value) else math.inf

@@ -1,0 +1,51 @@
+"""One kernel at one shape: launches, check, and minimum memory traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.gpu.bench import Bench
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """launches: on rotating input sets, so that they are not in the L2 cache; None in a dry run without kernels.
+
+    check: launches once and compares with the reference -> the largest error as a multiple of the tolerance (at most 1
+    passes). num_bytes, num_flops: minimum per launch. peer: another implementation, if any.
+    """
+
+    op: str
+    shape: str
+    check: Callable[[], float]
+    launches: tuple[Callable[[], object], ...] | None
+    num_bytes: float
+    num_flops: float = 0.0
+    peer: tuple[Callable[[], object], ...] | None = None
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    op: str
+    shape: str
+    error: float
+    ms: float | None
+    floor_ms: float
+    peer_ms: float | None
+
+    @property
+    def roofline_share(self) -> float | None:
+        return self.floor_ms / self.ms if self.ms else None
+
+
+def measure_case(bench: Bench, case: KernelCase) -> KernelResult:
+    """Check, then time. A wrong kernel is timed too, with its error in the result."""
+    error = case.check()
+    bench.machine.synchronize()
+    ms = bench.machine.time_ms(case.launches) if case.launches is not None else None
+    peer_ms = None
+    if case.peer is not None:
+        peer_ms = bench.record.attempt(f"{case.op} {case.shape}, peer", lambda: bench.machine.time_ms(case.peer or ()))
+    floor_ms = bench.ceilings().floor_ms(case.num_bytes, case.num_flops)
+    return KernelResult(case.op, case.shape, error, ms, floor_ms, peer_ms)

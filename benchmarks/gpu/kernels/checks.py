@@ -1,0 +1,77 @@
+"""Section "kernels": every kernel of plugins/cuda against its reference, its roofline and torch's attention."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.kernels import attention
+from benchmarks.gpu.kernels import rows as row_kernels
+from benchmarks.gpu.kernels.case import KernelCase, KernelResult, measure_case
+
+FAMILIES: dict[str, Callable[[Bench], Iterator[KernelCase]]] = {
+    "verify_attention": attention.attention_cases,
+    "append_kv": attention.append_cases,
+    "accept": row_kernels.accept_cases,
+    "early_exit": row_kernels.early_exit_cases,
+    "compact_rows": row_kernels.compact_rows_cases,
+    "quantize_rows": row_kernels.quantize_rows_cases,
+}
+HEAD_DIMS = (128, 64)  # of the forms
+
+
+def run(bench: Bench) -> None:
+    """A kernel that does not compile or is wrong is an error of the section; the next kernel still runs."""
+    start = time.monotonic()
+    heads = [{"FASER_HEAD_DIM": size} for size in HEAD_DIMS]
+    bench.machine.compile([*(("verify_attention", size) for size in heads), *((op, None) for op in list(FAMILIES)[1:])])
+    bench.record.value("compile_s", round(time.monotonic() - start, 1))
+    for op, cases in FAMILIES.items():
+        bench.record.attempt(op, lambda op=op, cases=cases: _family(bench, op, cases))  # type: ignore[misc]
+        if bench.left_s < 0:
+            bench.record.error(f"the time was over after {op}")
+            return
+
+
+def _family(bench: Bench, op: str, cases: Callable[[Bench], Iterator[KernelCase]]) -> None:
+    results: list[KernelResult] = []
+    for case in cases(bench):
+        result = bench.record.attempt(f"{op} {case.shape}", lambda case=case: measure_case(bench, case))  # type: ignore[misc]
+        if result is None:
+            continue
+        results.append(result)
+        if result.error > 1.0:
+            bench.record.error(f"{op} {case.shape} is WRONG: {result.error:.2g} times the error allowed")
+        _write(bench, op, results)
+        if bench.left_s < 0:
+            break
+
+
+def _write(bench: Bench, op: str, results: list[KernelResult]) -> None:
+    rows = []
+    for r in results:
+        share = r.roofline_share
+        rows.append(
+            (
+                r.shape,
+                f"{r.error:.2g}",
+                None if r.ms is None else f"{1e3 * r.ms:.1f}",
+                f"{1e3 * r.floor_ms:.1f}",
+                None if share is None else f"{100 * share:.0f}%",
+                None if r.peer_ms is None else f"{1e3 * r.peer_ms:.1f}",
+            )
+        )
+    note = "error: 1 is the most allowed (exact kernels: 0 or inf)."
+    if op == "verify_attention":
+        note += " torch: scaled_dot_product_attention over a cache in one piece."
+    if not bench.machine.is_gpu:
+        note += " Dry run: without a time the reference ran in the kernel's place."
+    bench.record.table(op, ("shape", "error", "us", "roofline us", "of roofline", "torch us"), rows, note)
+    bench.record.value(
+        op,
+        [
+            {"shape": r.shape, "error": r.error, "ms": r.ms, "floor_ms": r.floor_ms, "peer_ms": r.peer_ms}
+            for r in results
+        ],
+    )

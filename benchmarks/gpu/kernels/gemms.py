@@ -1,0 +1,72 @@
+"""Section "gemms": torch's bf16 GEMMs with a model's matrices by rows, a lower bound for any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.machine import num_copies
+from benchmarks.gpu.models.enlarge import SHAPES, DecoderShape
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
+DRY_ROWS = (1, 4)
+DRY_SHAPE = DecoderShape(32, 48, 2, 2, 1, 16)
+
+
+def run(bench: Bench) -> None:
+    ceilings, dry = bench.ceilings(), not bench.machine.is_gpu
+    rows = DRY_ROWS if dry else ROWS
+    times: dict[str, dict[float, float]] = {}
+    shares: dict[str, dict[float, float]] = {}
+    for name in bench.options.forms:
+        shape = DRY_SHAPE if dry else SHAPES[name]
+        measured = bench.record.attempt(f"{name} matrices", lambda s=shape: layer_times(bench, s, rows))  # type: ignore[misc]
+        if measured is None:
+            continue
+        weights = sum(out * width for out, width in matrices(shape))
+        times[name] = {n: shape.num_layers * ms for n, ms in measured.items()}
+        shares[name] = {n: ceilings.floor_ms(2 * weights, 2 * n * weights) / ms for n, ms in measured.items()}
+        bench.record.value("pass_ms", {form: dict(values) for form, values in times.items()})
+        bench.record.table(
+            "Matrix products of one pass",
+            ("rows", *(f"{form} ms (of roofline)" for form in times)),
+            [(n, *(f"{times[form][n]:.3f} ({100 * shares[form][n]:.0f}%)" for form in times)) for n in rows],
+            "Layers without the LM head: attention, norms and gaps between kernels come on top.",
+        )
+        bench.record.plot("Matrix products: share of the roofline", "rows", "share", shares)
+
+
+def matrices(shape: DecoderShape) -> list[tuple[int, int]]:
+    """(outputs, inputs) of one layer, as an engine fuses them: qkv, o, gate and up, down."""
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return [
+        (q + 2 * kv, shape.hidden_size),
+        (shape.hidden_size, q),
+        (2 * shape.intermediate_size, shape.hidden_size),
+        (shape.hidden_size, shape.intermediate_size),
+    ]
+
+
+def layer_times(bench: Bench, shape: DecoderShape, rows: tuple[int, ...]) -> dict[int, float]:
+    """Rows -> ms of one layer's GEMMs, on weights that are not in the L2 cache."""
+    import torch
+
+    machine = bench.machine
+    generator = machine.generator(bench.options.seed)
+    total = dict.fromkeys(rows, 0.0)
+    for num_out, num_in in matrices(shape):
+        copies = num_copies(2 * num_out * num_in, machine.l2_bytes)
+        weights = [
+            (torch.randn(num_out, num_in, generator=generator, device=machine.device) / math.sqrt(num_in)).bfloat16()
+            for _ in range(copies)
+        ]
+        for n in rows:
+            x = torch.randn(n, num_in, generator=generator, device=machine.device).bfloat16()
+            out = torch.empty(n, num_out, dtype=torch.bfloat16, device=machine.device)
+
+            def product(weight: torch.Tensor, x: torch.Tensor = x, out: torch.Tensor = out) -> Callable[[], object]:
+                return lambda: torch.mm(x, weight.T, out=out)
+
+            total[n] += machine.time_ms([product(weight) for weight in weights], 5)
+    return total

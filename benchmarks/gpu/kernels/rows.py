@@ -1,0 +1,317 @@
+"""Cases of the kernels over rows: accept, early_exit and compact_rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.kernels.case import KernelCase
+from benchmarks.gpu.machine import Machine, num_copies
+from faser_trtllm import native
+from faser_trtllm.core.request import NUM_CANDIDATES
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.cuda import accept, compact_rows, early_exit, quantize_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODES = {"greedy": native.GREEDY, "seeded": native.SEEDED, "sampled": native.SAMPLED}
+SCORE_ERROR = 1e-2  # relative, of scores: bf16 products summed in another order
+
+
+class AcceptCase:
+    """Requests of one mode with max_draft_len pending drafts each, on the device and on the host.
+
+    logits: host fp32 [num_requests * (max_draft_len + 1), vocab_size]. drafts [num_requests, max_draft_len];
+    draft_probs: the probabilities they were drawn from, fp32 [num_requests, max_draft_len, vocab_size].
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        mode: int,
+        logits: npt.NDArray[Any],
+        drafts: npt.NDArray[Any],
+        draft_probs: npt.NDArray[Any],
+        keys: Sequence[int],
+        **sampling: float,
+    ) -> None:
+        import torch
+
+        self._machine = machine
+        n, max_draft_len = drafts.shape
+        self.max_draft_len, self.vocab_size = max_draft_len, logits.shape[1]
+        tokens = np.concatenate([np.zeros((n, 1), np.int32), drafts.astype(np.int32)], 1)
+        host = [np.ascontiguousarray(tokens), np.ascontiguousarray(draft_probs, np.float32)]
+        device = [torch.from_numpy(array).to(machine.device) for array in host]
+        self._kept = (host, device)
+        self.host_table = self._table(mode, keys, [array.ctypes.data for array in host], sampling)
+        table = self._table(mode, keys, [tensor.data_ptr() for tensor in device], sampling)
+        bytes_of = np.ascontiguousarray(table).view(np.uint8).reshape(n, SAMPLING_DTYPE.itemsize)
+        self.device_table = torch.from_numpy(bytes_of).to(machine.device)
+        ints = (
+            np.arange(n, dtype=np.int32),
+            np.arange(n + 1, dtype=np.int32) * (max_draft_len + 1),
+            np.ones(n, np.int32),
+            np.full(n, max_draft_len, np.int32),
+        )
+        self.host_logits, self.host_ints = logits, ints
+        self.logits = torch.from_numpy(logits).to(machine.device)
+        self._ints = [torch.from_numpy(array).to(machine.device) for array in ints]
+        shapes = [(n, max_draft_len + 1), *[(n,)] * 4]
+        outputs: list[Any] = [torch.zeros(s, dtype=torch.int32, device=machine.device) for s in shapes]
+        self.result = AcceptResult(*outputs)
+        self._verdicts = torch.empty((logits.shape[0], 3), dtype=torch.int32, device=machine.device)
+
+    def _table(
+        self, mode: int, keys: Sequence[int], addresses: list[int], sampling: dict[str, float]
+    ) -> npt.NDArray[Any]:
+        table = np.zeros(len(keys), SAMPLING_DTYPE)
+        for name in ("temperature", "top_p", "repetition_penalty", "prompt_len"):
+            table[name] = 1
+        table["mode"] = mode
+        table["key"] = keys
+        row_bytes = (4 * (self.max_draft_len + 1), 4 * self.max_draft_len * self.vocab_size)
+        for name, address, stride in zip(("tokens", "draft_probs"), addresses, row_bytes, strict=True):
+            table[name] = address + stride * np.arange(len(keys), dtype=np.uint64)
+        for name, value in sampling.items():
+            table[name] = value
+        return table
+
+    def launch(self, launcher: Any, logits: Tensor | None = None) -> None:
+        slots, cu_rows, num_tokens, num_drafts = self._ints
+        accept.accept(
+            launcher,
+            self.device_table,
+            slots,
+            self.logits if logits is None else logits,
+            self.vocab_size,
+            cu_rows,
+            num_tokens,
+            num_drafts,
+            self.max_draft_len,
+            result=self.result,
+            verdicts=self._verdicts,
+            stream=self._machine.stream(),
+        )
+
+    def reference(self) -> AcceptResult:
+        slots, cu_rows, num_tokens, num_drafts = self.host_ints
+        return accept.accept_reference(
+            self.host_table,
+            slots,
+            self.host_logits,
+            self.vocab_size,
+            cu_rows,
+            num_tokens,
+            num_drafts,
+            self.max_draft_len,
+        )
+
+    def found(self) -> AcceptResult:
+        self._machine.synchronize()
+        return AcceptResult(*(getattr(self.result, field.name).cpu().numpy() for field in fields(AcceptResult)))
+
+
+def accept_cases(bench: Bench) -> Iterator[KernelCase]:
+    """4 drafts per request; top_k and top_p need extra passes."""
+    gpu = bench.machine.is_gpu
+    sizes = ((8, 128_256), (64, 128_256), (64, 4096)) if gpu else ((3, 50),)
+    for num_requests, vocab_size in sizes:
+        for label, mode in MODES.items():
+            yield _accept_case(bench, num_requests, vocab_size, label, mode)
+        yield _accept_case(bench, num_requests, vocab_size, "sampled, top_p 0.9", native.SAMPLED, top_p=0.9)
+
+
+def _accept_case(
+    bench: Bench, num_requests: int, vocab_size: int, label: str, mode: int, **sampling: float
+) -> KernelCase:
+    machine, max_draft_len = bench.machine, 4
+    rng = np.random.default_rng(bench.options.seed)
+    num_rows = num_requests * (max_draft_len + 1)
+    logits = (3 * rng.standard_normal((num_rows, vocab_size))).astype(np.float32)
+    drafts = logits.reshape(num_requests, max_draft_len + 1, -1)[:, :max_draft_len].argmax(-1)
+    drafts[::3, -1] = 0  # some drafts are rejected, at different places
+    draft_probs = np.full((num_requests, max_draft_len, vocab_size), 1.0 / vocab_size, np.float32)
+    keys = rng.integers(1, 2**62, num_requests).tolist()
+    case = AcceptCase(machine, mode, logits, drafts, draft_probs, keys, **sampling)
+    launcher = machine.launcher("accept")
+    copies = [case.logits, *(case.logits.clone() for _ in range(num_copies(logits.nbytes, machine.l2_bytes) - 1))]
+
+    def check() -> float:
+        if launcher is None:
+            return 0.0
+        case.launch(launcher)
+        found, wanted = case.found(), case.reference()
+        same = all(np.array_equal(getattr(found, f.name), getattr(wanted, f.name)) for f in fields(AcceptResult))
+        return 0.0 if same else float("inf")
+
+    calls: tuple[Callable[[], object], ...] | None = None
+    if launcher is not None:
+        calls = tuple(lambda logits=copy: case.launch(launcher, logits) for copy in copies)
+    shape = f"{num_requests} requests x {max_draft_len} drafts, vocabulary {vocab_size}, {label}"
+    draft_probs_bytes = num_requests * max_draft_len * vocab_size * 4 if mode == native.SAMPLED else 0
+    return KernelCase("accept", shape, check, calls, logits.nbytes + draft_probs_bytes)
+
+
+def early_exit_cases(bench: Bench) -> Iterator[KernelCase]:
+    sizes = ((8, 4096, 128_256), (64, 4096, 128_256)) if bench.machine.is_gpu else ((3, 64, 50),)
+    for num_rows, hidden_size, vocab_size in sizes:
+        yield _early_exit_case(bench, num_rows, hidden_size, vocab_size)
+
+
+def _early_exit_case(bench: Bench, num_rows: int, hidden_size: int, vocab_size: int) -> KernelCase:
+    import torch
+
+    machine = bench.machine
+    generator = machine.generator(bench.options.seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=machine.device).bfloat16()
+
+    hidden, norm, head = noise(num_rows, hidden_size), noise(hidden_size), noise(vocab_size, hidden_size)
+    rows = torch.arange(num_rows, dtype=torch.int32, device=machine.device)
+    places = torch.zeros(num_rows, dtype=torch.int32, device=machine.device)
+
+    def draw() -> Tensor:
+        candidates = torch.randint(
+            0, vocab_size, (num_rows, NUM_CANDIDATES), generator=generator, device=machine.device
+        )
+        return candidates.to(torch.int32)
+
+    num_bytes = 2 * num_rows * NUM_CANDIDATES * hidden_size
+    sets = [draw() for _ in range(min(16, num_copies(num_bytes, machine.l2_bytes)))]
+    scores = torch.empty((num_rows, NUM_CANDIDATES), device=machine.device)
+    rank, gap = torch.empty_like(places), torch.empty(num_rows, device=machine.device)
+    launcher = machine.launcher("early_exit")
+
+    def launch(candidates: Tensor) -> None:
+        assert launcher is not None
+        early_exit.early_exit(
+            launcher,
+            *(hidden, rows, norm, head, candidates, places, 1e-5),
+            scores=scores,
+            rank=rank,
+            gap=gap,
+            stream=machine.stream(),
+        )
+
+    def check() -> float:
+        host = [tensor.float().cpu().numpy() for tensor in (hidden, norm, head)]
+        wanted, _, _ = early_exit.early_exit_reference(
+            host[0], rows.cpu().numpy(), host[1], host[2], sets[0].cpu().numpy(), places.cpu().numpy(), 1e-5
+        )
+        if launcher is None:
+            return 0.0
+        launch(sets[0])
+        machine.synchronize()
+        found = scores.cpu().numpy()
+        error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted) / SCORE_ERROR
+        return float(error) if np.isfinite(found).all() else float("inf")
+
+    calls: tuple[Callable[[], object], ...] | None = None
+    if launcher is not None:
+        calls = tuple(lambda c=candidates: launch(c) for candidates in sets)
+    shape = f"{num_rows} rows x {NUM_CANDIDATES} candidates, hidden {hidden_size}"
+    return KernelCase("early_exit", shape, check, calls, num_bytes)
+
+
+def compact_rows_cases(bench: Bench) -> Iterator[KernelCase]:
+    for num_requests, hidden_size in ((64, 4096), (256, 4096)) if bench.machine.is_gpu else ((3, 64),):
+        yield _compact_case(bench, num_requests, hidden_size)
+
+
+def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCase:
+    import torch
+
+    machine, rows_each = bench.machine, 5
+    generator = machine.generator(bench.options.seed)
+    num_rows, max_seq_len = num_requests * rows_each, 2048
+    kept_each = np.arange(num_requests) % rows_each + 1
+    listed = np.concatenate([rows_each * i + np.arange(n) for i, n in enumerate(kept_each)]).astype(np.int32)
+    rows = np.full(-(-listed.size // 16) * 16, -1, np.int32)
+    rows[: listed.size] = listed
+    positions = np.tile(np.arange(100, 100 + rows_each, dtype=np.int32), num_requests)
+    cu_q_lens = np.arange(num_requests + 1, dtype=np.int32) * rows_each
+    kv_lens = np.full(num_requests, 100 + rows_each, np.int32)
+    host = (positions, rows, cu_q_lens, kv_lens)
+    on_device: Any = [torch.from_numpy(array).to(machine.device) for array in host]
+    num_bytes = 4 * rows.size * hidden_size
+    sets = [
+        torch.randn(num_rows, hidden_size, generator=generator, device=machine.device).bfloat16()
+        for _ in range(min(16, num_copies(num_bytes, machine.l2_bytes)))
+    ]
+    shapes = ((rows.size,), (rows.size,), (num_requests + 1,), (num_requests,))
+    kept = compact_rows.CompactedRows(
+        torch.empty((rows.size, hidden_size), dtype=torch.bfloat16, device=machine.device),
+        *(torch.empty(shape, dtype=torch.int32, device=machine.device) for shape in shapes),
+    )
+    launcher = machine.launcher("compact_rows")
+
+    def launch(hidden: Tensor) -> None:
+        assert launcher is not None
+        arguments: Any = (launcher, hidden, *on_device, max_seq_len)
+        compact_rows.compact_rows(*arguments, kept=kept, stream=machine.stream())
+
+    def check() -> float:
+        wanted = compact_rows.compact_rows_reference(sets[0].float().cpu().numpy(), *host, max_seq_len)
+        if launcher is None:
+            return 0.0
+        launch(sets[0])
+        machine.synchronize()
+        found = [tensor.float().cpu().numpy() if i == 0 else tensor.cpu().numpy() for i, tensor in enumerate(kept)]
+        same = all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+        return 0.0 if same else float("inf")
+
+    calls: tuple[Callable[[], object], ...] | None = None
+    if launcher is not None:
+        calls = tuple(lambda h=hidden: launch(h) for hidden in sets)
+    shape = f"{num_rows} rows of {num_requests} requests to {listed.size} in {rows.size}, hidden {hidden_size}"
+    return KernelCase("compact_rows", shape, check, calls, num_bytes)
+
+
+def quantize_rows_cases(bench: Bench) -> Iterator[KernelCase]:
+    for num_rows, width in ((1, 4096), (64, 4096), (64, 14336)) if bench.machine.is_gpu else ((3, 64),):
+        yield _quantize_case(bench, num_rows, width)
+
+
+def _quantize_case(bench: Bench, num_rows: int, width: int) -> KernelCase:
+    import torch
+
+    machine = bench.machine
+    generator = machine.generator(bench.options.seed)
+    num_bytes = 3 * num_rows * width
+    sets = [
+        torch.randn(num_rows, width, generator=generator, device=machine.device).bfloat16()
+        for _ in range(num_copies(num_bytes, machine.l2_bytes))
+    ]
+    found = quantize_rows.ScaledRows(
+        torch.zeros((num_rows, width), device=machine.device).to(torch.float8_e4m3fn),
+        torch.zeros((num_rows, 1), device=machine.device),
+    )
+    launcher = machine.launcher("quantize_rows")
+
+    def launch(x: Tensor) -> None:
+        assert launcher is not None
+        quantize_rows.launch(launcher, x, found, stream=machine.stream())
+
+    def check() -> float:
+        wanted = quantize_rows.quantize_rows(sets[0])
+        if launcher is None:
+            return 0.0
+        launch(sets[0])
+        machine.synchronize()
+        same = torch.equal(found.scales, wanted.scales) and torch.equal(found.values.float(), wanted.values.float())
+        return 0.0 if same else float("inf")
+
+    calls: tuple[Callable[[], object], ...] | None = None
+    if launcher is not None:
+        calls = tuple(lambda x=x: launch(x) for x in sets)
+    peer = tuple(lambda x=x: quantize_rows.quantize_rows(x) for x in sets)
+    return KernelCase("quantize_rows", f"{num_rows} rows of {width}", check, calls, num_bytes, peer=peer)

@@ -1,0 +1,28 @@
+"""The prompts of the sections that decode: held-out Python text in the pair's own tokens."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.bench import Bench
+from faser_trtllm.bench.prompts import PromptSet, draw_prompts
+from faser_trtllm.models.tokenizer import Tokenizer
+
+NUM_PROMPTS, DRY_NUM_PROMPTS = 48, 3
+DRY_PROMPT_LEN = 12
+
+
+def bench_prompts(bench: Bench) -> PromptSet:
+    tokenizer = Tokenizer.load(bench.options.checkpoint_dir)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    count = NUM_PROMPTS if bench.machine.is_gpu else DRY_NUM_PROMPTS
+    return draw_prompts(encode, count, prompt_len(bench), bench.options.seed)
+
+
+def prompt_len(bench: Bench) -> int:
+    return bench.options.prompt_len if bench.machine.is_gpu else min(DRY_PROMPT_LEN, bench.options.prompt_len)
+
+
+def max_tokens(bench: Bench) -> int:
+    return bench.options.max_tokens if bench.machine.is_gpu else min(16, bench.options.max_tokens)

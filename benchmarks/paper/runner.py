@@ -1,0 +1,57 @@
+"""`faser bench paper`: the sections one after the other; results are written after each setting."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.paper.case import Result, run_case
+from benchmarks.paper.markdown import render_markdown
+from benchmarks.paper.sections import SECTIONS
+from faser_trtllm.bench.environment import describe_environment
+from faser_trtllm.costmodel.anchors import anchors_version
+from faser_trtllm.errors import InvalidArgumentError
+
+JSON_FILE, TEXT_FILE = "paper.json", "paper.md"
+
+
+def run_paper_bench(
+    output_dir: Path,
+    sections: Sequence[str],
+    minutes: float,
+    command_line: Sequence[str] = (),
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Result]:
+    """Settings that do not fit into the time are left out, and named at the end."""
+    for name in sections:
+        if name not in SECTIONS:
+            raise InvalidArgumentError(f"section is {name!r}, there are {', '.join(SECTIONS)}")
+    if not minutes > 0:
+        raise InvalidArgumentError(f"minutes is {minutes}, it must be more than 0")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    environment = describe_environment(tuple(command_line)) | {"anchors": anchors_version(), "times": "modelled"}
+    deadline_s = time.monotonic() + 60.0 * minutes
+    results: list[Result] = []
+    left_out = 0
+    for name in sections:
+        section = SECTIONS[name]
+        for setting in section.settings:
+            if time.monotonic() > deadline_s:
+                left_out += 1
+                continue
+            for system, speculation in section.systems.items():
+                found = run_case(name, setting, system, speculation, section.max_draft_len)
+                results.append(found)
+                say(
+                    f"{name}: {setting.gpu} {setting.pair} at {setting.load_name}, {system}: "
+                    f"{found.tokens_per_s:.0f} tokens/s, {found.wall_s:.1f} s"
+                )
+            data = {"environment": environment, "results": [asdict(result) for result in results]}
+            (output_dir / JSON_FILE).write_text(json.dumps(data, indent=1) + "\n")
+            (output_dir / TEXT_FILE).write_text(render_markdown(results, environment))
+    if left_out:
+        say(f"{left_out} settings did not fit into {minutes:g} minutes")
+    return results

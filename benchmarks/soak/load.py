@@ -1,0 +1,162 @@
+"""The load of a soak: workers that each keep one request in flight, most over gRPC streams, some over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from benchmarks.soak.jobs import Cancellation, Plan, Planner
+from benchmarks.soak.ledger import Answer, Ending, Ledger
+from faser_trtllm.serving.client import INPUT_DTYPES, MODEL_NAME, ResponseError, stream_http, to_tensor
+
+WORKERS_PER_CONNECTION = 8
+_PAUSE_S = 0.1  # after a refusal while the engine child is down
+
+
+class GrpcLoad:
+    """gRPC workers with their own connections: one stream per request, all in one event loop."""
+
+    def __init__(self, url: str, ledger: Ledger, timeout_s: float) -> None:
+        self._url = url
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+
+    def run(self, planners: list[Planner], stop: threading.Event) -> None:
+        """Work until stop is set and every request has ended."""
+        asyncio.run(self._run(planners, stop))
+
+    async def _run(self, planners: list[Planner], stop: threading.Event) -> None:
+        import tritonclient.grpc.aio as grpcclient
+
+        clients = [
+            grpcclient.InferenceServerClient(self._url) for _ in range(-(-len(planners) // WORKERS_PER_CONNECTION))
+        ]
+        try:
+            await asyncio.gather(
+                *(self._work(clients[i // WORKERS_PER_CONNECTION], planner, stop) for i, planner in enumerate(planners))
+            )
+        finally:
+            for client in clients:
+                await client.close()
+
+    async def _work(self, client: Any, planner: Planner, stop: threading.Event) -> None:
+        while not stop.is_set():
+            plan = planner.next(self._ledger.usual_s)
+            answer = await self._ask(client, plan)
+            if self._ledger.close("grpc", plan, answer) is Ending.LOST:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _ask(self, client: Any, plan: Plan) -> Answer:
+        import grpc
+
+        request = _grpc_request(plan.fields)
+        answer = Answer(time.monotonic())
+        # Without the header triton_grpc_error: streams that end in errors then crash Triton 2.51.
+        answers = client.stream_infer(_once(request), stream_timeout=self._timeout_s)
+        timer = None
+        if plan.cancellation is not None and plan.cancellation.after_s is not None:
+            timer = asyncio.get_running_loop().call_later(plan.cancellation.after_s, _cancel, answers, answer)
+        try:
+            await self._read(answers, answer, plan.cancellation)
+        except grpc.aio.AioRpcError as error:
+            if not answer.was_cancelled:
+                answer.error = f"{error.code().name} {' '.join((error.details() or '').split())}"
+        except asyncio.CancelledError:  # the call was cancelled by us, perhaps too late; the task never is
+            if not answer.was_cancelled and answer.finish_reason is None:
+                raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        answer.ended_s = time.monotonic()
+        return answer
+
+    async def _read(self, answers: Any, answer: Answer, cancellation: Cancellation | None) -> None:
+        num_responses = 0
+        async for result, error in answers:
+            if error is not None:
+                answer.error = str(error.message())
+                return
+            if answer.first_s is None:
+                answer.first_s = time.monotonic()
+                self._ledger.first_token(answer)
+            answer.text += result.as_numpy("text_output").reshape(-1)[0].decode()
+            answer.num_tokens += result.as_numpy("output_ids").size
+            reason = result.as_numpy("finish_reason")
+            if reason is not None:
+                answer.finish_reason = reason.reshape(-1)[0].decode()
+                answer.was_cancelled = False  # too late
+            num_responses += 1
+            if cancellation is not None and num_responses == cancellation.after_responses:
+                _cancel(answers, answer)
+
+
+class HttpWorker:
+    """Sequential requests over HTTP, each on its own connection, which the client drops to cancel."""
+
+    def __init__(self, url: str, ledger: Ledger, timeout_s: float, planner: Planner) -> None:
+        self._url = url
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+        self._planner = planner
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until stop is set."""
+        while not stop.is_set():
+            plan = self._planner.next(self._ledger.usual_s)
+            if self._ledger.close("http", plan, self._ask(plan)) is Ending.LOST:
+                stop.wait(_PAUSE_S)
+
+    def _ask(self, plan: Plan) -> Answer:
+        answer = Answer(time.monotonic())
+        cancellation = plan.cancellation or Cancellation()
+        timeout_s = self._timeout_s if cancellation.after_s is None else cancellation.after_s
+        try:
+            self._read(stream_http(self._url, timeout_s=timeout_s, **plan.fields), answer, cancellation)
+        except ResponseError as error:
+            answer.error = str(error)
+        except (OSError, http.client.HTTPException) as error:
+            is_timeout = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+            answer.was_cancelled = is_timeout and cancellation.after_s is not None
+            answer.error = None if answer.was_cancelled else f"{type(error).__name__}: {error}"
+        answer.ended_s = time.monotonic()
+        return answer
+
+    def _read(self, responses: Any, answer: Answer, cancellation: Cancellation) -> None:
+        for number, response in enumerate(responses, 1):
+            now_s = time.monotonic()
+            if answer.first_s is None:
+                answer.first_s = now_s
+                self._ledger.first_token(answer)
+            answer.text += response.text
+            answer.num_tokens += len(response.token_ids)
+            answer.finish_reason = response.finish_reason
+            is_late = cancellation.after_s is not None and now_s - answer.sent_s > cancellation.after_s
+            if response.finish_reason is None and (is_late or number == cancellation.after_responses):
+                answer.was_cancelled = True
+                responses.close()
+                return
+
+
+def _cancel(answers: Any, answer: Answer) -> None:
+    if answer.finish_reason is None:
+        answer.was_cancelled = True
+        answers.cancel()
+
+
+def _grpc_request(fields: Mapping[str, Any]) -> dict[str, Any]:
+    import tritonclient.grpc as grpcclient
+
+    inputs = []
+    for name, value in fields.items():
+        array = to_tensor(name, value)
+        inputs.append(grpcclient.InferInput(name, list(array.shape), INPUT_DTYPES[name]))
+        inputs[-1].set_data_from_numpy(array)
+    return {"model_name": MODEL_NAME, "inputs": inputs}
+
+
+async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request

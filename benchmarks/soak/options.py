@@ -1,0 +1,81 @@
+"""Options of `faser bench soak`, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from faser_trtllm.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class SoakOptions:
+    """Options of `faser bench soak`.
+
+    minutes: duration of the load after the warm-up, which takes warmup_s and includes one kill.
+    url, http_url, metrics_url: of a running service over the same engines; None starts one over engine_dir. For a
+    service that was not started here, nothing is killed and no process is watched unless launcher_pid names its `faser
+    serve`.
+    late_share: share of requests whose deadline is shorter than a request takes.
+    concurrency: requests in flight, None: one and a half times the engine's max_batch_size. http_share: share of them
+    over HTTP.
+    kill_period_s: time between kills of the engine child; 0: no kills.
+    max_growth_mib: limit for the growth of a process' resident memory over the run, by its slope.
+    max_recovery_s: from a kill to the first token of a request sent after it.
+    """
+
+    engine_dir: Path
+    output_dir: Path
+    minutes: float = 20.0
+    url: str | None = None
+    http_url: str | None = None
+    metrics_url: str | None = None
+    launcher_pid: int | None = None
+    models: tuple[str, ...] | None = None
+    speculation: str | None = None
+    concurrency: int | None = None
+    http_share: float = 0.15
+    cancel_share: float = 0.2
+    bad_share: float = 0.05
+    late_share: float = 0.1
+    kill_period_s: float = 120.0
+    warmup_s: float = 40.0
+    sample_period_s: float = 1.0
+    request_timeout_s: float = 60.0
+    max_growth_mib: float = 16.0
+    max_recovery_s: float = 15.0
+    seed: int = 0
+    command_line: tuple[str, ...] = ()
+
+    @property
+    def is_own_service(self) -> bool:
+        return self.url is None
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError for a run that cannot work or would be meaningless."""
+        for name in ("minutes", "warmup_s", "sample_period_s", "request_timeout_s", "max_growth_mib", "max_recovery_s"):
+            value = getattr(self, name)
+            if not 0.0 < value < math.inf:
+                raise InvalidArgumentError(f"{name} is {value:g}, it must be more than 0")
+        if not 0.0 <= self.kill_period_s < math.inf:
+            raise InvalidArgumentError(f"kill_period_s is {self.kill_period_s:g}, it must be 0 (no kills) or more")
+        for name in ("http_share", "cancel_share", "bad_share", "late_share"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise InvalidArgumentError(f"{name} is {value:g}, allowed is 0 to 1")
+        others = self.cancel_share + self.bad_share + self.late_share
+        if others >= 1.0:
+            raise InvalidArgumentError(
+                f"cancel_share, bad_share and late_share are {others:g} together, they must leave room for requests "
+                "that finish; lower one"
+            )
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InvalidArgumentError(f"concurrency is {self.concurrency}, it must be 1 or more")
+        addresses = (self.url, self.http_url, self.metrics_url)
+        if any(addresses) and not all(addresses):
+            raise InvalidArgumentError("--url, --http_url and --metrics_url go together; give all of them or none")
+        if self.launcher_pid is not None and self.is_own_service:
+            raise InvalidArgumentError("--launcher_pid is for a service at --url; leave it out, or give --url too")
+        if not self.is_own_service and (self.models is not None or self.speculation is not None):
+            raise InvalidArgumentError("--models and --speculation are for a service that the soak starts; drop --url")

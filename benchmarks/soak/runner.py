@@ -1,0 +1,186 @@
+"""Runs `faser bench soak` and writes soak.json, soak.md, soak.png and the server's log."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.soak.growth import measure_growth
+from benchmarks.soak.jobs import BadInput, Job, Planner, make_bad_inputs, make_jobs
+from benchmarks.soak.ledger import Ledger
+from benchmarks.soak.load import GrpcLoad, HttpWorker
+from benchmarks.soak.options import SoakOptions
+from benchmarks.soak.plot import write_plot
+from benchmarks.soak.report import SoakReport, render_markdown
+from benchmarks.soak.service import Service, wait_idle
+from benchmarks.soak.verdict import Resting, are_counts_back, judge_run
+from benchmarks.soak.watch import Sample, Watch
+from faser_trtllm.bench.environment import describe_environment
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.models.tokenizer import Tokenizer
+
+Log = Callable[[str], None]
+
+_IDLE_S = 20.0  # time for the engine's gauges to show that nothing is left
+_MAX_REST_S = 60.0  # time for the load's descriptors and threads to disappear
+_STEADY_S = 5.0
+_TELL_S = 30.0
+
+
+def run_soak(options: SoakOptions, log: Log) -> SoakReport:
+    """Load the service, write the report to output_dir and return it; FaserError if the service cannot start."""
+    options.validate()
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    log("asking the target alone for the texts")
+    jobs = make_jobs(options.engine_dir, options.seed)
+    with Service(options, options.output_dir / "server.log") as service:
+        report = _Soak(options, service, jobs, log).run()
+    (options.output_dir / "soak.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+    (options.output_dir / "soak.md").write_text(render_markdown(report))
+    write_plot(report, options.output_dir / "soak.png")
+    return report
+
+
+class _Soak:
+    def __init__(self, options: SoakOptions, service: Service, jobs: tuple[Job, ...], log: Log) -> None:
+        engines = EngineDir.load(options.engine_dir)
+        built = engines.build_config
+        vocab_size = Tokenizer.load(engines.tokenizer_dir).vocab_size
+        self._options = options
+        self._service = service
+        self._jobs = jobs
+        self._bad_inputs: tuple[BadInput, ...] = make_bad_inputs(vocab_size, built.max_seq_len)
+        self._concurrency = options.concurrency or max(2, 3 * built.max_batch_size // 2)
+        self._log = log
+
+    def run(self) -> SoakReport:
+        options, service = self._options, self._service
+        kills = options.kill_period_s > 0 and service.processes is not None
+        self._log(f"warming up for {options.warmup_s:g} s, {self._concurrency} requests in flight")
+        warmup = Ledger()
+        self._load(warmup, options.warmup_s, options.warmup_s / 2 if kills else 0.0, options.seed + 1)
+        baseline = self._rest(None)
+        ledger = Ledger()
+        start_s = time.monotonic()
+        self._log(f"load for {options.minutes:g} minutes")
+        samples: list[Sample] = []
+        if service.processes is None:
+            self._load(ledger, 60 * options.minutes, 0.0, options.seed + 2)
+        else:
+            with Watch(service.processes, options.sample_period_s, lambda: ledger.num_tokens) as watch:
+                self._load(ledger, 60 * options.minutes, options.kill_period_s, options.seed + 2)
+            samples = watch.samples
+        seconds = time.monotonic() - start_s
+        end = self._rest(baseline)
+        leftovers = service.stop()
+        growths = measure_growth(samples)
+        return SoakReport(
+            options,
+            describe_environment(options.command_line),
+            seconds,
+            start_s,
+            self._concurrency,
+            warmup,
+            ledger,
+            tuple(judge_run(options, warmup, ledger, baseline, end, growths, leftovers)),
+            baseline,
+            end,
+            tuple(growths),
+            samples,
+        )
+
+    def _load(self, ledger: Ledger, seconds: float, kill_period_s: float, seed: int) -> None:
+        """Load for this long, with kills, until every request has ended."""
+        options = self._options
+        planners = [
+            Planner(
+                self._jobs,
+                self._bad_inputs,
+                cancel_share=options.cancel_share,
+                bad_share=options.bad_share,
+                late_share=options.late_share,
+                seed=seed * 1009 + number,
+            )
+            for number in range(self._concurrency)
+        ]
+        num_http = round(options.http_share * self._concurrency)
+        stop = threading.Event()
+        workers = [
+            HttpWorker(self._service.http_url, ledger, options.request_timeout_s, planner)
+            for planner in planners[:num_http]
+        ]
+        grpc_load = GrpcLoad(self._service.url, ledger, options.request_timeout_s)
+        failures: list[BaseException] = []
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+                stop.set()
+
+        works = [partial(worker.run, stop) for worker in workers]
+        works.append(partial(grpc_load.run, planners[num_http:], stop))
+        threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        try:
+            self._wait(ledger, seconds, kill_period_s, stop)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+    def _wait(self, ledger: Ledger, seconds: float, kill_period_s: float, stop: threading.Event) -> None:
+        """Kill and report progress until the time is over."""
+        start_s = time.monotonic()
+        next_kill_s = start_s + kill_period_s if kill_period_s else float("inf")
+        next_tell_s = start_s + _TELL_S
+        while not stop.is_set() and (now_s := time.monotonic()) < start_s + seconds:
+            # The last kill leaves time to recover from it.
+            if now_s >= next_kill_s and now_s < start_s + seconds - min(kill_period_s / 2, 10.0):
+                next_kill_s += kill_period_s
+                self._kill_engine(ledger)
+            if now_s >= next_tell_s:
+                next_tell_s += _TELL_S
+                self._log(f"{now_s - start_s:.0f} s: {ledger.summary()}")
+            if not self._service.is_running():
+                self._log("the service has ended")
+                stop.set()
+            stop.wait(0.05)
+
+    def _kill_engine(self, ledger: Ledger) -> None:
+        assert self._service.processes is not None
+        pid = self._service.processes.engine_pid()
+        if pid is not None:
+            ledger.kill(pid)
+
+    def _rest(self, baseline: Resting | None) -> Resting:
+        """Wait until the service is idle and descriptors and threads are steady or at the baseline."""
+        gauges = wait_idle(self._service, _IDLE_S)
+        processes = self._service.processes
+        if processes is None:
+            return Resting(gauges, None)
+        deadline_s = time.monotonic() + _MAX_REST_S
+        last, steady_s = processes.sample(), time.monotonic()
+        while time.monotonic() < deadline_s:
+            time.sleep(0.25)
+            now = processes.sample()
+            if _counts(now) != _counts(last):
+                last, steady_s = now, time.monotonic()
+            if baseline is not None and baseline.sample is not None:
+                if are_counts_back(baseline.sample, now):
+                    break
+            elif time.monotonic() - steady_s > _STEADY_S:
+                break
+        return Resting(gauges, processes.sample())
+
+
+def _counts(sample: Sample) -> tuple[object, ...]:
+    processes = sorted((role, p.num_fds, p.num_threads) for role, p in sample.processes.items())
+    return sample.num_shm_regions, sample.shm_bytes, *processes

@@ -1,0 +1,131 @@
+"""Watches the processes of a service from outside: memory, file descriptors, threads, shared memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from faser_trtllm.serving.launch.launcher import STUB_NAME
+from faser_trtllm.serving.launch.shm import SHM_DIR
+from faser_trtllm.serving.worker.process import command_line, session_pids
+from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+
+ENGINE, LAUNCHER, SERVER, STUB = "engine", "launcher", "tritonserver", "stub"
+_PREFIX_OPTION = "shm-region-prefix-name="
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class ProcessSample:
+    """rss_bytes: resident memory, including shared pages."""
+
+    pid: int
+    rss_bytes: int
+    num_fds: int
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample. processes: by role, such as "stub faser". shm: regions with the service's prefix."""
+
+    at_s: float
+    processes: dict[str, ProcessSample]
+    num_shm_regions: int
+    shm_bytes: int
+    num_tokens: int = 0
+
+
+class ServiceProcesses:
+    """The processes of one running `faser serve`, identified by their command lines."""
+
+    def __init__(self, launcher_pid: int) -> None:
+        self.launcher_pid = launcher_pid
+
+    def pids(self) -> dict[str, int]:
+        """Processes by role, without missing ones."""
+        found = {LAUNCHER: self.launcher_pid} if command_line(self.launcher_pid) else {}
+        server_pid = self._server_pid()
+        if server_pid is None:
+            return found
+        for pid in session_pids(server_pid):
+            arguments = command_line(pid)
+            if pid == server_pid:
+                found[SERVER] = pid
+            elif any(argument.startswith(PARENT_OPTION) for argument in arguments):
+                found[ENGINE] = pid
+            elif arguments and arguments[0].endswith(STUB_NAME):
+                found[f"{STUB} {_model_of(arguments)}"] = pid
+        return found
+
+    def engine_pid(self) -> int | None:
+        return self.pids().get(ENGINE)
+
+    def shm_regions(self) -> list[Path]:
+        """Files with the service's prefix."""
+        server_pid = self._server_pid()
+        options = command_line(server_pid) if server_pid is not None else []
+        prefix = next((o.partition(_PREFIX_OPTION)[2] for o in options if _PREFIX_OPTION in o), None)
+        return sorted(SHM_DIR.glob(f"{prefix}*")) if prefix else []
+
+    def sample(self, num_tokens: int = 0) -> Sample:
+        regions = [size for path in self.shm_regions() if (size := _file_bytes(path)) is not None]
+        processes = {role: found for role, pid in self.pids().items() if (found := _sample(pid)) is not None}
+        return Sample(time.monotonic(), processes, len(regions), sum(regions), num_tokens)
+
+    def _server_pid(self) -> int | None:
+        """tritonserver is the launcher's only child."""
+        try:
+            children = Path(f"/proc/{self.launcher_pid}/task/{self.launcher_pid}/children").read_text().split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
+
+
+class Watch:
+    """Samples in a thread between start and stop."""
+
+    def __init__(self, processes: ServiceProcesses, period_s: float, num_tokens: Callable[[], int]) -> None:
+        self.samples: list[Sample] = []
+        self._processes = processes
+        self._period_s = period_s
+        self._num_tokens = num_tokens
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soak-watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self.samples.append(self._processes.sample(self._num_tokens()))
+
+
+def _sample(pid: int) -> ProcessSample | None:
+    try:
+        rss_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        num_fds, num_threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    except (OSError, IndexError):  # it has just ended
+        return None
+    return ProcessSample(pid, rss_pages * _PAGE_BYTES, num_fds, num_threads)
+
+
+def _model_of(arguments: list[str]) -> str:
+    """A stub's first argument is its model.py, in <repository>/<model>/<version>/."""
+    return Path(arguments[1]).parent.parent.name if len(arguments) > 1 else "?"
+
+
+def _file_bytes(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

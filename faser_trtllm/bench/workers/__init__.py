@@ -1,1 +1,0 @@
-"""One process per system under test; they import nothing of this package but each other."""

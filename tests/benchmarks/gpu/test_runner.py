@@ -1,0 +1,182 @@
+"""The GPU suite's runner: sections in processes of their own, partial results, whatever they do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.bench import Ceilings
+from benchmarks.gpu.models.enlarge import SHAPES
+from benchmarks.gpu.options import DRAFT_OF, GpuBenchOptions
+from benchmarks.gpu.report.markdown import render_markdown
+from benchmarks.gpu.report.record import Record
+from benchmarks.gpu.runner import run_gpu_bench
+from benchmarks.gpu.section_process import run_entry
+from benchmarks.gpu.sections import SECTIONS, Section, chosen
+from faser_trtllm.errors import InvalidArgumentError
+
+
+def options(output_dir: Path, **values: Any) -> GpuBenchOptions:
+    return GpuBenchOptions(Path("target"), Path("draft"), output_dir, **({"dry_run": True} | values))
+
+
+def section(name: str, limit_s: float = 60.0) -> Section:
+    return Section(name, f"the section {name}", f"tests.benchmarks.gpu.gpu_sections:{name}", limit_s)
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A finished run of one section, and the seconds that it took."""
+    output, started_s = tmp_path_factory.mktemp("gpu"), time.monotonic()
+    run_gpu_bench(options(output), sections=[section("fine")])
+    return output, time.monotonic() - started_s
+
+
+@pytest.fixture(scope="module")
+def limit_s(earlier: tuple[Path, float]) -> int:
+    """Time enough for a section to start, which is to import torch, on this machine as busy as it is."""
+    return math.ceil(1 + 2 * earlier[1])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, limit_s: int) -> tuple[dict[str, Any], Path]:
+    """A run over sections that do everything that can go wrong."""
+    output = tmp_path_factory.mktemp("gpu")
+    names = ("fine", "one_measurement_fails", "raises", "refuses", "skips", "crashes", "reads_what_was_before")
+    plan = [*map(section, names), section("hangs", limit_s)]
+    return run_gpu_bench(options(output), sections=plan), output
+
+
+def test_every_section_is_reported_with_what_it_had(report: tuple[dict[str, Any], Path], limit_s: int) -> None:
+    found = report[0]["sections"]
+    status = {name: data["status"] for name, data in found.items()}
+    assert status["fine"] == "ok"
+    assert status["one_measurement_fails"] == "1 measurement(s) failed"
+    assert found["one_measurement_fails"]["errors"] == ["division: ZeroDivisionError: division by zero"]
+    assert found["one_measurement_fails"]["values"] == {"after": 1}
+    assert status["raises"] == "failed: RuntimeError: broken"
+    assert status["refuses"] == "not run: a thing is missing; install it"
+    assert status["skips"] == "skipped: a tool is not installed"
+    assert status["crashes"] == "crashed with SIGSEGV, with what it had"
+    assert status["hangs"] == f"stopped after {limit_s} s, with what it had"
+    for name in ("raises", "crashes", "hangs"):
+        assert found[name]["values"] == {"before": 1}
+    assert found["reads_what_was_before"]["values"] == {"seen": "a device"}
+
+
+def test_files_hold_the_report(report: tuple[dict[str, Any], Path]) -> None:
+    found, output = report
+    assert json.loads((output / "gpu.json").read_text()) == found
+    text = (output / "gpu.md").read_text()
+    assert text == render_markdown(found)
+    assert text.startswith("# faser bench gpu\n\nFailed: 5 of 8 sections\n\n1. `one_measurement_fails`: 1 measurement")
+    assert "Dry run" in text
+    assert "| - | x\\|y |" in text
+    assert "A note." in text
+    assert "- division: ZeroDivisionError: division by zero" in text
+    assert (output / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    assert "RuntimeError: broken" in (output / "gpu.log").read_text()
+    assert str(output) not in (output / "gpu.json").read_text()
+
+
+def test_sections_of_an_earlier_run_stay_and_say_so(earlier: tuple[Path, float]) -> None:
+    output, _ = earlier
+    found = run_gpu_bench(options(output), sections=[section("reads_what_was_before")])["sections"]
+    assert found["fine"]["status"] == "earlier run: ok"
+    assert found["reads_what_was_before"]["values"] == {"seen": "a device"}
+    again = run_gpu_bench(options(output), sections=[section("raises")])["sections"]
+    assert again["fine"]["status"] == "earlier run: ok"
+
+
+def test_sections_without_time_are_not_run(tmp_path: Path) -> None:
+    found = run_gpu_bench(options(tmp_path, minutes=0.01), sections=[section("fine")])
+    assert found["sections"]["fine"]["status"] == "not run: the 0.01 minutes were over"
+
+
+def test_sections_are_chosen_by_name_in_the_suites_order() -> None:
+    assert [s.name for s in chosen(("kernels", "environment"))] == ["environment", "kernels"]
+    assert len(chosen(())) == len(SECTIONS)
+    with pytest.raises(InvalidArgumentError, match="section speed is unknown, there are environment, kernels"):
+        chosen(("speed",))
+
+
+def test_the_default_time_is_enough_for_every_section(tmp_path: Path) -> None:
+    assert sum(s.limit_s for s in SECTIONS) <= 60 * options(tmp_path).minutes
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"forms": ("7B",)}, "form 7B is unknown, there are 1B, 8B, 32B"),
+        ({"forms": ()}, "forms is empty"),
+        ({"concurrency": (0,)}, "concurrency has 0"),
+        ({"minutes": 0.0}, "minutes is 0.0"),
+        ({"max_tokens": 1}, "max_tokens is 1"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        options(tmp_path, **values).validate()
+
+
+def test_options_survive_the_way_to_a_section(tmp_path: Path) -> None:
+    given = options(tmp_path, forms=("1B",), concurrency=(2, 4), sections=("kernels",))
+    assert GpuBenchOptions.from_json(given.to_json()) == given
+
+
+def test_every_form_and_its_draft_have_a_shape() -> None:
+    assert set(DRAFT_OF) | set(DRAFT_OF.values()) <= set(SHAPES)
+
+
+def test_a_record_replaces_tables_of_the_same_title(tmp_path: Path) -> None:
+    record = Record(tmp_path / "r.json")
+    record.table("t", ("a",), [(1,)])
+    record.table("t", ("a",), [(2,)])
+    record.value("nan", float("nan"))
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [table["rows"] for table in found["tables"]] == [[["2"]]]
+    assert found["values"] == {"nan": None}
+
+
+def test_ceilings_are_the_slower_of_bytes_and_arithmetic() -> None:
+    ceilings = Ceilings(4e12, 800e12, measured=True)
+    assert ceilings.floor_ms(4e9) == 1.0
+    assert ceilings.floor_ms(4e9, 1.6e12) == 2.0
+
+
+def test_without_a_gpu_sections_say_what_is_missing(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    record = Record()
+    run_entry(SECTIONS[0].entry, dataclasses.replace(options(tmp_path), dry_run=False), record, 10.0)
+    assert record.data["status"].endswith("--dry_run shows without a GPU that the suite runs")
+
+
+def test_the_command_writes_a_report(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "faser_trtllm.cli", "bench", "gpu", "--output_dir", str(tmp_path), "--dry_run"]
+    done = subprocess.run([*command, "--sections", "environment"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "| environment |" in done.stdout
+    assert done.stdout.startswith("# faser bench gpu\n\nNothing failed.\n")
+    bad = subprocess.run([*command, "--sections", "nothing"], capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("faser: section nothing is unknown")
+
+
+@pytest.mark.parametrize("command", [["faser_trtllm.cli", "bench", "gpu"], ["benchmarks.gpu"]], ids=lambda c: c[0])
+def test_the_exit_code_says_that_a_section_failed(tmp_path: Path, command: list[str]) -> None:
+    """Here for want of time."""
+    given = ["--output_dir", str(tmp_path), "--sections", "environment", "--minutes", "0.01"]
+    done = subprocess.run([sys.executable, "-m", *command, *given], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "1. `environment`: not run: the 0.01 minutes were over" in done.stdout

@@ -1,0 +1,35 @@
+"""Every section of the GPU suite, walked through on the CPU with tiny shapes; kernels by the emulator where it matters.
+
+What this cannot show: that it works on a GPU, and any time. The gpu-marked test at the end has not been run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks.gpu.options import GpuBenchOptions
+from benchmarks.gpu.report.record import Record
+from benchmarks.gpu.section_process import run_entry
+from tests.benchmarks.gpu.harness import ENTRIES, walk
+
+
+@pytest.mark.parametrize("name", ["environment", "gemms", "steps", "partitions"])
+def test_sections_walk_their_plan(options: GpuBenchOptions, name: str) -> None:
+    found = walk(name, options)
+    assert found["tables"]
+    assert all(table["rows"] for table in found["tables"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(ENTRIES))
+def test_on_a_gpu(options: GpuBenchOptions, name: str) -> None:
+    """Every section as it is meant, on a form that is quick. Not run yet."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    given = dataclasses.replace(options, dry_run=False, concurrency=(1, 4), prompt_len=16, max_tokens=16)
+    record = Record()
+    run_entry(ENTRIES[name], given, record, 100.0)
+    assert record.data["status"].startswith(("ok", "skipped: ")), record.data["errors"]

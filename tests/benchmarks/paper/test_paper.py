@@ -1,0 +1,105 @@
+"""The simulated experiment: cases repeat themselves, sections are whole, and the report divides by the right base."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.paper import runner
+from benchmarks.paper.case import OFF, Result, Setting, run_case
+from benchmarks.paper.markdown import over_base, render_markdown
+from benchmarks.paper.runner import JSON_FILE, TEXT_FILE, run_paper_bench
+from benchmarks.paper.sections import SECTIONS, Section
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.policy.registry import make_policy
+from tests.support.executor_harness import toy_costs
+
+SMALL = Setting("h100", "llama-3.1-8b", "llama-3.2-1b", 2, output_len=32)
+ENVIRONMENT = {"anchors": "tables", "command_line": "faser bench paper", "git_commit": "abc"}
+
+
+def result(setting, system, rate, **changes):
+    fields = {
+        "section": "adaptive",
+        "setting": setting,
+        "system": system,
+        "tokens_per_s": rate,
+        "ttft_p99_ms": 1.0,
+        "tpot_p50_ms": 1.0,
+        "tpot_p99_ms": 1.0,
+        "accepted": 0.5,
+        "pruned": 0.0,
+        "overlapped": 0.0,
+        "wall_s": 1.0,
+    }
+    return Result(**(fields | changes))
+
+
+def test_a_case_repeats_itself_and_drafting_pays_for_two_requests():
+    first, again = (run_case("static", SMALL, "fixed:2", "fixed:2") for _ in range(2))
+    assert replace(first, wall_s=0.0) == replace(again, wall_s=0.0)
+    off = run_case("static", SMALL, OFF, "off")
+    assert first.tokens_per_s > 1.2 * off.tokens_per_s
+    assert (off.accepted, off.overlapped) == (0.0, 0.0)
+    assert first.accepted > 0.4
+
+
+def test_lanes_overlap_where_they_are_told_to():
+    found = run_case("overlap", replace(SMALL, draft_sms=32), "ping_pong", "fixed:3,mode=ping_pong")
+    assert found.overlapped > 0.5
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_has_its_base_and_spellings_that_are_policies(name):
+    section = SECTIONS[name]
+    assert section.base in section.systems
+    assert len(set(section.settings)) == len(section.settings)
+    for spelling in section.systems.values():
+        make_policy(spelling, section.max_draft_len, toy_costs(), 8)
+
+
+def test_systems_are_held_against_the_base_of_their_setting():
+    other = replace(SMALL, load=4)
+    section = SECTIONS["adaptive"]
+    found = over_base(
+        section,
+        [
+            result(SMALL, "fixed:7", 100.0),
+            result(SMALL, "price", 150.0),
+            result(other, "price", 300.0),
+            result(other, "fixed:7", 400.0),
+        ],
+    )
+    assert found == {SMALL: {"fixed:7": 1.0, "price": 1.5}, other: {"fixed:7": 1.0, "price": 0.75}}
+
+
+def test_the_report_says_that_times_are_modelled_and_what_was_pruned():
+    text = render_markdown(
+        [result(SMALL, "fixed:7", 100.0), result(SMALL, "price", 150.0, pruned=0.12, overlapped=0.5)], ENVIRONMENT
+    )
+    assert "*modelled* (tables)" in text
+    assert "| 1.000 | 1.500 (p 12%, o 50%) |" in text
+
+
+def test_results_are_written_and_what_does_not_fit_is_named(tmp_path, monkeypatch):
+    said = []
+    section = Section("tiny", "tiny", (SMALL, replace(SMALL, load=3)), {OFF: "off"})
+    monkeypatch.setitem(runner.SECTIONS, "tiny", section)
+    monkeypatch.setattr(
+        runner, "run_case", lambda name, setting, system, *_: result(setting, system, 1.0, section=name)
+    )
+    clock = iter([0.0, 10.0, 100.0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
+    found = run_paper_bench(tmp_path, ["tiny"], 1.0, say=said.append)
+    assert [r.setting for r in found] == [SMALL]
+    assert said[-1] == "1 settings did not fit into 1 minutes"
+    assert len(json.loads((tmp_path / JSON_FILE).read_text())["results"]) == 1
+    assert "## tiny" in (tmp_path / TEXT_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("sections", "minutes", "words"), [(["x"], 1.0, "section is 'x'"), ([], 0.0, "minutes is 0.0")]
+)
+def test_what_cannot_be_asked_is_refused(tmp_path, sections, minutes, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        run_paper_bench(tmp_path, sections, minutes)

@@ -1,0 +1,133 @@
+"""The GGUF file holds the checkpoint's weights, in llama.cpp's order."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.peers.gguf import quantize_q8_0, write_gguf
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.expand import ExpandedWeights, expand_config
+from faser_trtllm.models.weights import CheckpointWeights
+from tests.benchmarks.peers.gguf_reader import read_gguf
+from tests.support.checkpoints import make_checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "model", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32)
+
+
+def write(checkpoint: Path, dtype: str) -> Path:
+    path = checkpoint.parent / f"{dtype}.gguf"
+    with CheckpointWeights(checkpoint) as weights:
+        write_gguf(path, load_model_config(checkpoint), weights, dtype)
+    return path
+
+
+def test_bf16_round_trip(checkpoint: Path) -> None:
+    metadata, tensors = read_gguf(write(checkpoint, "bf16"))
+    config = load_model_config(checkpoint)
+    assert metadata["general.architecture"] == "llama"
+    assert metadata["llama.block_count"] == 2
+    assert metadata["llama.attention.key_length"] == 32
+    assert metadata["llama.rope.freq_base"] == config.rope.theta
+    weights = CheckpointWeights(checkpoint)
+
+    def wanted(name: str) -> np.ndarray:
+        return weights.float32(name, weights.shape(name))
+
+    same = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output.weight": "lm_head.weight",
+        "output_norm.weight": "model.norm.weight",
+        "blk.1.attn_v.weight": "model.layers.1.self_attn.v_proj.weight",
+        "blk.1.attn_output.weight": "model.layers.1.self_attn.o_proj.weight",
+        "blk.0.ffn_down.weight": "model.layers.0.mlp.down_proj.weight",
+        "blk.0.ffn_gate.weight": "model.layers.0.mlp.gate_proj.weight",
+        "blk.0.ffn_norm.weight": "model.layers.0.post_attention_layernorm.weight",
+    }
+    for name, source in same.items():
+        np.testing.assert_array_equal(tensors[name].values(), wanted(source))
+    assert len(tensors) == 3 + 9 * 2
+
+
+@pytest.mark.parametrize(("name", "source", "num_heads"), [("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)])
+def test_rotated_halves_become_neighbours(checkpoint: Path, name: str, source: str, num_heads: int) -> None:
+    _, tensors = read_gguf(write(checkpoint, "bf16"))
+    weights = CheckpointWeights(checkpoint)
+    source = f"model.layers.0.self_attn.{source}.weight"
+    theirs = weights.float32(source, weights.shape(source))
+    ours = tensors[f"blk.0.{name}.weight"].values()
+    for head in range(num_heads):
+        for i in range(16):
+            np.testing.assert_array_equal(ours[32 * head + 2 * i], theirs[32 * head + i])
+            np.testing.assert_array_equal(ours[32 * head + 2 * i + 1], theirs[32 * head + 16 + i])
+
+
+def test_tied_output_is_not_written_twice(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "model", tie=True)
+    _, tensors = read_gguf(write(checkpoint, "bf16"))
+    assert "output.weight" not in tensors
+
+
+def test_q8_0_is_close_and_norms_are_exact(checkpoint: Path) -> None:
+    exact = read_gguf(write(checkpoint, "bf16"))[1]
+    rounded = read_gguf(write(checkpoint, "q8_0"))[1]
+    assert rounded["blk.0.attn_q.weight"].kind == 8
+    for name, tensor in rounded.items():
+        values = exact[name].values()
+        if tensor.kind == 0:
+            np.testing.assert_array_equal(tensor.values(), values)
+            continue
+        limit = (
+            np.abs(values).reshape(-1, 32).max(axis=1, keepdims=True) / 127 * 0.57
+        )  # half a step, and fp16's own rounding of the scale
+        error = np.abs(tensor.values() - values).reshape(-1, 32)
+        assert (error <= limit).all()
+        assert error.max() > 0
+
+
+def test_q8_0_of_zeros_and_of_halves() -> None:
+    assert not quantize_q8_0(np.zeros((2, 32), np.float32)).any()
+    # The scale is 1, so 0.5 and -0.5 round away from zero as ggml's roundf has it.
+    values = np.array([[127.0, 0.5, -0.5, 1.5, -126.4] + [0.0] * 27], np.float32)
+    assert quantize_q8_0(values)[0, 0, 2:7].view(np.int8).tolist() == [127, 1, -1, 2, -126]
+
+
+def test_enlarged_form(checkpoint: Path) -> None:
+    path = checkpoint.parent / "large.gguf"
+    with CheckpointWeights(checkpoint) as weights:
+        config = expand_config(load_model_config(checkpoint), 3)
+        write_gguf(path, config, ExpandedWeights(weights, 3), "bf16")
+    metadata, tensors = read_gguf(path)
+    assert metadata["llama.block_count"] == 6
+    assert not tensors["blk.1.ffn_down.weight"].values().any()
+    assert tensors["blk.3.ffn_down.weight"].values().any()
+
+
+def test_what_llamacpp_would_misread_is_refused(checkpoint: Path) -> None:
+    config = load_model_config(checkpoint)
+    with CheckpointWeights(checkpoint) as weights:
+        for wrong in (
+            replace(config, architecture="Qwen3ForCausalLM"),
+            replace(config, qkv_bias=True),
+            replace(config, rope=replace(config.rope, rope_type="yarn")),
+        ):
+            with pytest.raises(CheckpointError):
+                write_gguf(checkpoint.parent / "x.gguf", wrong, weights, "bf16")
+
+
+def test_reference_reader_agrees(checkpoint: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = write(checkpoint, "q8_0")
+    ours = read_gguf(path)[1]
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(values.reshape(ours[tensor.name].shape), ours[tensor.name].values())
+        if tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0:
+            exact = read_gguf(write(checkpoint, "bf16"))[1][tensor.name].values()
+            theirs = gguf.quantize(exact, tensor.tensor_type)
+            assert theirs.tobytes() == ours[tensor.name].data

@@ -1,0 +1,178 @@
+"""The order of rounds, the check of tokens, and what happens to systems that fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import contestant as contestants
+from benchmarks.peers import runner
+from benchmarks.peers.contestant import Contestant, Workplace
+from benchmarks.peers.options import BenchOptions
+from benchmarks.peers.report import FASER, BenchReport
+from benchmarks.peers.worker_process import WorkerError
+from tests.support.checkpoints import make_pair
+
+Tokens = Callable[[str, int], int]  # setting and batch size -> the token that every output repeats
+Log = list[tuple[str, str, int]]
+
+
+class FakeContestant(Contestant):
+    """Answers without a process. fail_at: the number of the run that fails, from 1."""
+
+    def __init__(self, name: str, log: Log, tokens: Tokens = lambda setting, size: 7, fail_at: int = 0) -> None:
+        self.name = name
+        self.versions = {name: "1.0"}
+        self.has_steps = name != "transformers"
+        self.closed = False
+        self._log = log
+        self._tokens = tokens
+        self._fail_at = fail_at
+        self._num_runs = 0
+
+    def run(
+        self, setting: str, batch_size: int, prompts: tuple[tuple[int, ...], ...], max_tokens: int
+    ) -> dict[str, Any]:
+        self._num_runs += 1
+        if self._num_runs == self._fail_at:
+            raise WorkerError("it broke")
+        self._log.append((self.name, setting, batch_size))
+        return {
+            "seconds": [0.5] * (len(prompts) // batch_size),
+            "token_ids": [[self._tokens(setting, batch_size)] * max_tokens for _ in prompts],
+            "num_target_passes": len(prompts) * max_tokens,
+            "num_draft_tokens": 0,
+            "num_accepted_tokens": 0,
+            "times_ms": {"draft_ms": 100.0} if self.name == FASER else {},
+        }
+
+    def steps_ms(self, num_rows: tuple[int, ...], num_repeats: int) -> dict[int, float]:
+        return {rows: float(rows) for rows in num_rows}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchOptions:
+    monkeypatch.setattr(runner, "write_plot", lambda report, path: True)
+    target, draft = make_pair(tmp_path / "pair")
+    return BenchOptions(
+        checkpoint_dir=target,
+        draft_checkpoint_dir=draft,
+        output_dir=tmp_path / "out",
+        expand=(1,),
+        batch_sizes=(1, 2),
+        speculation=("off", "fixed:2"),
+        prompt_len=8,
+        max_tokens=4,
+        num_prompts=2,
+        rounds=3,
+        assisted_draft_lens=(3,),
+        llamacpp_dtypes=("bf16",),
+        step_rows=(1, 4),
+    )
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **openers: Callable[..., Contestant]) -> None:
+    for name in ("open_faser", "open_transformers", "open_llamacpp"):
+        monkeypatch.setattr(contestants, name, openers[name])
+
+
+def peers(log: Log) -> dict[str, Callable[..., Contestant]]:
+    return {
+        "open_faser": lambda workplace: FakeContestant(FASER, log),
+        "open_transformers": lambda workplace: FakeContestant("transformers", log),
+        "open_llamacpp": lambda workplace, dtype, extra: FakeContestant(f"llama.cpp {dtype}", log),
+    }
+
+
+def settings(report: BenchReport, system: str) -> set[tuple[str, int]]:
+    return {(case.setting, case.batch_size) for case in report.cases if case.system == system}
+
+
+def test_rounds_are_interleaved_and_warm_up_is_dropped(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: Log = []
+    install(monkeypatch, **peers(log))
+    report = runner.run_bench(options)
+    assert settings(report, FASER) == {("off", 1), ("fixed:2", 1), ("off", 2), ("fixed:2", 2)}
+    assert settings(report, "transformers") == {("generate", 1), ("assisted:3", 1), ("generate", 2)}
+    assert settings(report, "llama.cpp bf16") == {("generate", 1), ("generate", 2)}
+    runs = log[1:]  # the first is llama.cpp's trial
+    warm_up, *rounds = (runs[i : i + 9] for i in range(0, len(runs), 9))
+    assert len(rounds) == options.rounds
+    assert len(set(warm_up)) == 9
+    assert rounds[0] == warm_up == list(reversed(rounds[1])) == rounds[2]
+    case = report.cases[0]
+    assert len(case.tokens_per_s) == options.rounds
+    assert case.tokens_per_s[0] == 8.0  # two prompts of 4 tokens, 0.5 s each
+    assert case.times_ms["draft_ms"] == 300.0
+    assert {(s.system, s.num_rows) for s in report.steps} == {
+        (system, rows) for system in (FASER, "llama.cpp bf16") for rows in (1, 4)
+    }
+    assert report.is_exact
+    assert not report.absences
+    assert {path.name for path in options.output_dir.iterdir()} >= {"bench.json", "bench.md"}
+
+
+def test_one_other_token_is_found(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokens(setting: str, batch_size: int) -> int:
+        return 8 if (setting, batch_size) == ("fixed:2", 2) else 7
+
+    log: Log = []
+    openers = peers(log) | {"open_faser": lambda workplace: FakeContestant(FASER, log, tokens)}
+    install(monkeypatch, **openers)
+    report = runner.run_bench(options)
+    assert not report.is_exact
+    assert report.exactness[0].difference == "fixed:2 at batch size 2, prompt 0, token 0"
+    assert "NOT IDENTICAL" in (options.output_dir / "bench.md").read_text()
+
+
+def test_missing_peer_is_reported_with_its_fix(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(workplace: Workplace, dtype: str, extra: bool) -> Contestant:
+        raise WorkerError("No module named 'llama_cpp'", missing=True)
+
+    install(monkeypatch, **peers([]) | {"open_llamacpp": missing})
+    report = runner.run_bench(options)
+    (absence,) = report.absences
+    assert absence.system == "llama.cpp bf16"
+    assert "llama_cpp" in absence.reason
+    assert "pip install" in absence.fix
+    assert not settings(report, "llama.cpp bf16")
+    assert settings(report, "transformers")
+
+
+def test_peer_that_breaks_midway_is_out(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: Log = []
+    broken = FakeContestant("transformers", log, fail_at=5)
+    install(monkeypatch, **peers(log) | {"open_transformers": lambda workplace: broken})
+    report = runner.run_bench(options)
+    assert [(a.system, a.reason) for a in report.absences] == [("transformers", "it broke")]
+    assert broken.closed
+    assert not settings(report, "transformers")
+    assert all(len(case.tokens_per_s) == options.rounds for case in report.cases)
+
+
+def test_llamacpp_runs_without_repacking_where_that_crashes(
+    options: BenchOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: Log = []
+
+    def crashing(workplace: Workplace, dtype: str, extra: bool) -> Contestant:
+        return FakeContestant(f"llama.cpp {dtype}", log, fail_at=1 if extra else 0)
+
+    install(monkeypatch, **peers(log) | {"open_llamacpp": crashing})
+    report = runner.run_bench(options)
+    assert [a.system for a in report.absences] == ["llama.cpp bf16"]
+    assert "without repacked weights" in report.absences[0].reason
+    assert settings(report, "llama.cpp bf16")
+
+
+def test_our_own_failure_is_an_error(options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: Log = []
+    ours = FakeContestant(FASER, log, fail_at=6)
+    install(monkeypatch, **peers(log) | {"open_faser": lambda workplace: ours})
+    with pytest.raises(WorkerError, match="it broke"):
+        runner.run_bench(options)
+    assert ours.closed

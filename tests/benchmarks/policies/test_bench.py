@@ -1,0 +1,113 @@
+"""The whole policy bench on a tiny pair; no time is asserted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.policies import runner
+from benchmarks.policies.options import PolicyBenchOptions
+from benchmarks.policies.runner import run_policy_bench
+from faser_trtllm.errors import InvalidArgumentError
+from tests.support.checkpoints import make_pair
+from tests.support.effort import pick
+from tests.support.executor_harness import toy_costs
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PolicyBenchOptions:
+    make_options = runner.ProfileOptions
+    monkeypatch.setattr(
+        runner,
+        "ProfileOptions",
+        lambda *args, **kwargs: make_options(*args, **kwargs, time_budget_s=0.2, num_prompts=4, max_tokens=16),
+    )
+    target, draft = make_pair(tmp_path / "pair", num_layers=4)
+    return PolicyBenchOptions(
+        target,
+        draft,
+        tmp_path / "out",
+        expand=(1,),
+        concurrency=(1, 3),
+        fixed=(1, 2, 3),
+        num_fixed_kept=1,
+        minutes=30.0,  # never reached: a busy machine must not cost a round
+        max_rounds=1,
+        prompt_len=8,
+        min_tokens=4,
+        max_tokens=12,
+        jobs_per_stream=2,
+        num_bursty_jobs=12,
+    )
+
+
+@pytest.mark.slow
+def test_every_policy_gives_the_same_tokens(options: PolicyBenchOptions) -> None:
+    lines: list[str] = []
+    report = run_policy_bench(options, lines.append)
+    assert report.is_exact, report.differences
+    assert not report.absences
+    assert report.workloads(1) == ["concurrency 1", "concurrency 3", "bursty"]
+    for workload in report.workloads(1):
+        cases = report.select(1, workload)
+        assert set(options.systems()) - set(cases) <= {"fixed:1", "fixed:2", "fixed:3"}
+        assert sum(name.startswith("fixed:") for name in cases) == 1  # the others were slower in the warm-up round
+        for case in cases.values():
+            assert len(case.rounds) == 1
+            assert not case.warm_up_only
+            assert 0 < case.rounds[0].oracle <= 1.0
+            assert sum(case.rounds[0].modes.values()) == pytest.approx(1.0)
+            assert case.rounds[0].rows_per_token >= 1.0
+    assert {t.system for t in report.timelines} == set(options.systems())
+    data = json.loads((options.output_dir / "policies.json").read_text())
+    assert len(data["cases"]) == len(report.cases)
+    assert str(options.output_dir) not in json.dumps(data)
+    assert "## Goals" in (options.output_dir / "policies.md").read_text()
+
+
+@pytest.mark.slow
+def test_no_time_left_shows_the_warm_up_round(options: PolicyBenchOptions) -> None:
+    report = run_policy_bench(replace(options, minutes=1e-6, policies=("price",), bursty=False))
+    assert {case.system for case in report.cases} == {"off", "fixed:1", "fixed:2", "fixed:3", "price"}
+    assert all(case.warm_up_only and len(case.rounds) == 1 for case in report.cases)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policies": ("best",)}, "policy best is unknown"),
+        ({"minutes": 0.0}, "minutes is 0"),
+        ({"swing": 0.5}, "swing is 0.5"),
+        ({"expand": ()}, "expand is empty"),
+        ({"max_tokens": 3}, "max_tokens is 3"),
+        ({"slowdown": 0.5}, "slowdown is 0.5"),
+        ({"slowdown": 1.5}, "add --simulated"),
+    ],
+)
+def test_wrong_options(options: PolicyBenchOptions, change: dict, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        run_policy_bench(replace(options, **change))
+
+
+@pytest.mark.slow
+def test_a_simulated_run_repeats_itself(options: PolicyBenchOptions, tmp_path: Path) -> None:
+    table = tmp_path / "profile.json"
+    curves = dict(toy_costs().curves)
+    curves["segment:2@all"] = curves["segment:1@all"]
+    replace(toy_costs(), curves=curves).save(table)
+    rates = []
+    some = replace(options, simulated=True, cost_table=table, policies=pick(("price", "price again"), options.policies))
+    for name in ("a", "b"):
+        report = run_policy_bench(replace(some, output_dir=tmp_path / name))
+        assert report.is_exact
+        assert not report.absences
+        rates.append({(c.workload, c.system): c.rates() for c in report.cases})
+        assert "SIMULATED" in (tmp_path / name / "policies.md").read_text()
+    assert rates[0] == rates[1]
+    assert rates[0]["concurrency 3", "price"] == rates[0]["concurrency 3", "price again"]
+
+
+def test_a_cost_table_is_for_simulation(options: PolicyBenchOptions) -> None:
+    with pytest.raises(InvalidArgumentError, match="add --simulated"):
+        run_policy_bench(replace(options, cost_table=Path("profile.json")))
