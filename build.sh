@@ -17,7 +17,8 @@ usage() {
 usage: ./build.sh COMMAND
   setup     make .venv, compile the native library, install the package (needs Python 3.10 to 3.12 and a C++17 compiler)
   demo      serve the bundled draft/target pair behind a real Triton server and stream text through tritonclient
-  test      lint, type checks and the whole test suite
+  test      lint, type checks and the tests, on all cores (takes pytest's arguments);
+            --all repeats every property, architecture and instruction set in full, as CI does
   lint      ruff, mypy and clang-format only
   sanitize  tests that reach native code, with it compiled by gcc for AddressSanitizer and UBSan (takes pytest's arguments)
   clean     remove .venv and what was built
@@ -57,7 +58,7 @@ setup() {
     "$base" -m venv "$VENV"
   fi
   local sources
-  sources=$(stamp_of pyproject.toml constraints.txt plugins/CMakeLists.txt plugins/cpu/*)
+  sources=$(stamp_of pyproject.toml constraints.txt plugins/CMakeLists.txt $(find plugins/cpu -type f | LC_ALL=C sort))
   if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
     check_compiler
     echo "build.sh: installing the package and compiling the native library"
@@ -81,15 +82,43 @@ setup_tests() {
   fi
 }
 
-lint() {
+check_style() {
   "$PYTHON" -m ruff check .
   "$PYTHON" -m ruff format --check .
-  "$PYTHON" -m mypy
   local sources
   sources=$(git ls-files 'plugins/*.cpp' 'plugins/*.h' 'plugins/*.inl' 'plugins/*.cu' 'plugins/*.cuh' 2>/dev/null ||
     find plugins -name '*.cpp' -o -name '*.h' -o -name '*.inl')
   # shellcheck disable=SC2086
   "$VENV/bin/clang-format" --dry-run --Werror $sources
+}
+
+check_types() { "$PYTHON" -m mypy; }
+
+# Style first, since it takes seconds; types beside the tests. One worker more than cores, as tests wait for servers; each
+# takes whole files, whose tests share their servers and engines.
+run_tests() {
+  local argument arguments=() workers status=0 report
+  for argument in "$@"; do
+    if [ "$argument" = --all ]; then
+      export FASER_TEST_ALL=1
+    else
+      arguments+=("$argument")
+    fi
+  done
+  check_style
+  report=$(mktemp)
+  # shellcheck disable=SC2064
+  trap "rm -f '$report'" EXIT
+  check_types >"$report" 2>&1 &
+  local types=$!
+  workers=$(($(nproc) + 1))
+  "$PYTHON" -m pytest -n "$((workers < 12 ? workers : 12))" --dist loadfile --no-loadscope-reorder \
+    ${arguments[@]+"${arguments[@]}"} || status=$?
+  wait "$types" || {
+    cat "$report" >&2
+    die "the types do not fit (mypy, above)"
+  }
+  return "$status"
 }
 
 # The sanitized library takes the usual one's place until the tests have ended.
@@ -112,12 +141,12 @@ case "${1:-}" in
   test)
     setup_tests
     shift
-    lint
-    exec "$PYTHON" -m pytest "$@"
+    run_tests "$@"
     ;;
   lint)
     setup_tests
-    lint
+    check_style
+    check_types
     ;;
   sanitize)
     setup_tests

@@ -16,7 +16,11 @@ from faser_trtllm.errors import ConfigError, reason_of
 DEFAULT_SPECULATION = "auto"
 SPELLINGS = (
     "off, fixed:K, schedule, schedule:1=4,8=0 (from batch size 1 on 4, from 8 on 0), gp_lcb, price, or auto "
-    "(price after `faser profile`, else fixed:4)"
+    "(price where costs were measured, as `faser build` does for the CPU, else fixed:4)"
+)
+DRAFTERS = (
+    "who drafts: model (the draft model), suffix (what followed in the request's own text), or suffix,model; default: "
+    "model, or suffix where CPU engines have no draft model"
 )
 
 
@@ -39,6 +43,11 @@ class SchedulerKind(str, enum.Enum):
     TRTLLM = "trtllm"
 
 
+class DrafterName(str, enum.Enum):
+    MODEL = "model"
+    SUFFIX = "suffix"
+
+
 class Quantization(str, enum.Enum):
     NONE = "none"
     FP8 = "fp8"
@@ -46,7 +55,10 @@ class Quantization(str, enum.Enum):
 
 class KvCacheConfig(_Strict):
     max_tokens: int | None = Field(
-        None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len"
+        None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len, as far as memory allows"
+    )
+    free_gpu_memory_fraction: float = Field(
+        0.9, gt=0.0, le=1.0, description="of GPU memory beside weights and buffers; max_tokens is an upper limit"
     )
     enable_block_reuse: bool = Field(True, description="off where scheduler is trtllm")
 
@@ -55,7 +67,7 @@ class SchedulerConfig(_Strict):
     capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
     enable_chunked_context: bool = True
     chunk_unit_size: int = Field(
-        16, ge=1, description="context chunks that do not finish the prompt are multiples of it"
+        16, ge=1, description="chunks that do not finish the prompt have a multiple of this size"
     )
     context_chunking_policy: ContextChunkingPolicy = Field(
         ContextChunkingPolicy.FIRST_COME_FIRST_SERVED, description="EQUAL_PROGRESS needs scheduler trtllm"
@@ -63,13 +75,14 @@ class SchedulerConfig(_Strict):
 
 
 class ExecutorConfig(_Strict):
-    """Everything the executor needs besides the engines; None means "what the engine was built for"."""
+    """The executor's settings; None means "as the engine was built"."""
 
     max_batch_size: int | None = Field(None, ge=1)
     max_num_tokens: int | None = Field(None, ge=1)
     max_seq_len: int | None = Field(None, ge=2)
     max_draft_len: int | None = Field(None, ge=0)
     speculation: str = Field(DEFAULT_SPECULATION, description=SPELLINGS)
+    drafters: tuple[DrafterName, ...] | None = Field(None, description=DRAFTERS)
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     scheduler: SchedulerKind = Field(
         SchedulerKind.NATIVE, description="native, or trtllm: TensorRT-LLM's own schedulers and KV cache manager"
@@ -80,15 +93,28 @@ class ExecutorConfig(_Strict):
     cores: tuple[int, ...] | None = None
     quantization: Quantization = Field(
         Quantization.NONE,
-        description="fp8: the layers' matrices in e4m3, quantised when loaded; cuda engines, GPUs from 8.9 on",
+        description="fp8: layer matrices in e4m3, quantized at load time; cuda engines on compute capability 8.9+",
     )
     synthetic_acceptance: float | tuple[float, ...] | None = Field(
         None,
-        description="for measuring systems, OUTPUTS ARE NOT THE TARGET'S: the mean number of accepted drafts per step, "
-        "or a list: how likely the draft at each place is accepted if those before it are",
+        description="for benchmarks only, OUTPUTS ARE NOT THE TARGET'S: the mean number of accepted drafts per step, "
+        "or a list: the acceptance probability at each position, given that the drafts before it were accepted",
     )
     synthetic_acceptance_seed: int = Field(0, ge=0, lt=1 << 64)
     max_queue_size: int = Field(4096, ge=1, description="requests waiting or running; more are refused as UNAVAILABLE")
+
+    @field_validator("drafters", mode="before")
+    @classmethod
+    def _check_drafters(cls, value: Any) -> Any:
+        names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+        known = [name.value for name in DrafterName]
+        if names is not None and (
+            not isinstance(names, (list, tuple)) or not names or any(name not in known for name in names)
+        ):
+            raise ValueError(f"it must be a list of {' and '.join(known)}, or one of them")
+        if names is not None and len(set(names)) < len(names):
+            raise ValueError("it names a drafter twice")
+        return names
 
     @field_validator("synthetic_acceptance", mode="before")
     @classmethod
@@ -105,25 +131,25 @@ class ServiceConfig(ExecutorConfig):
 
     engine_dir: str | None = None
     startup_timeout_s: float = Field(120.0, gt=0)
-    drain_timeout_s: float = Field(10.0, ge=0, description="on SIGTERM, running requests get so long to finish")
-    restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is started again")
+    drain_timeout_s: float = Field(10.0, ge=0, description="time for running requests to finish after SIGTERM")
+    restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is restarted")
     restart_backoff_max_s: float = Field(10.0, gt=0)
     health_timeout_s: float = Field(
         4.0,
         gt=0,
-        description="not ready while the engine has not answered, or one step has taken, so long, or 4 times what slow "
-        "steps take if that is longer",
+        description="not ready after this time without an answer of the engine or in one step, or after 4 times the "
+        "duration of slow steps if that is longer",
     )
-    hang_timeout_s: float = Field(60.0, gt=0, description="an engine child that hangs so long is started again")
+    hang_timeout_s: float = Field(60.0, gt=0, description="an engine child that hangs for this time is restarted")
     cancellation_check_period_ms: int = Field(5, ge=1)
     draft_timeout_ms: float = Field(
-        2000.0, gt=0, description="a slower draft call (one without prompts to read) turns speculation off for a while"
+        2000.0, gt=0, description="a slower draft call (without prefill) turns speculation off for a while"
     )
     stream_interval: int = Field(
-        1, ge=1, description="steps of a request between two of its streamed responses; its first and last come at once"
+        1, ge=1, description="steps between two streamed responses of a request; the first and last are sent at once"
     )
     otlp_traces_endpoint: str | None = Field(
-        None, description="OTLP/HTTP collector for spans of requests; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
+        None, description="OTLP/HTTP collector for request spans; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
     )
 
 

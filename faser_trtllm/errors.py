@@ -32,7 +32,7 @@ class CancelledError(FaserError):
 
 
 class EngineFileError(FaserError):
-    """An engine directory or checkpoint is missing, truncated, or does not fit; `faser build` mends it."""
+    """An engine directory or checkpoint is missing, truncated, or does not fit; run `faser build`."""
 
     code = "INVALID_ARG"
 
@@ -46,5 +46,5 @@ class ConfigError(InvalidArgumentError):
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file could not be used; what the system says goes with the user: "Permission denied, as uid 1000"."""
+    """The system's reason why a file could not be used, and the user: "Permission denied, as uid 1000"."""
     return f"{error.strerror}, as uid {os.geteuid()}" if isinstance(error, OSError) else str(error)

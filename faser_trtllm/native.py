@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 6
+ABI_VERSION = 8
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -31,6 +31,10 @@ FAILED = 3
 GREEDY = 0
 SEEDED = 1
 SAMPLED = 2
+
+BY_MODEL = 0
+BY_SUFFIX = 1
+NUM_SOURCES = 2
 
 
 class FaserLayer(Structure):
@@ -91,13 +95,14 @@ class FaserBatch(Structure):
 
 
 class FaserSampling(Structure):
-    """struct faser_sampling: what one request samples with."""
+    """struct faser_sampling: one request's sampling parameters."""
 
     _fields_ = [
         ("tokens", c_void_p),
         ("draft_probs", c_void_p),
         ("draft_margins", c_void_p),
         ("draft_candidates", c_void_p),
+        ("draft_sources", c_void_p),
         ("end_ids", c_void_p),
         ("bias_ids", c_void_p),
         ("bias_values", c_void_p),
@@ -105,6 +110,8 @@ class FaserSampling(Structure):
         ("cu_bad_words", c_void_p),
         ("key", c_uint64),
         ("draft_counter", c_uint64),
+        ("num_tested", c_int64 * NUM_SOURCES),
+        ("num_passed", c_int64 * NUM_SOURCES),
         ("num_end_ids", c_int32),
         ("num_bias", c_int32),
         ("num_bad_words", c_int32),
@@ -129,7 +136,7 @@ FillMasks = ctypes.CFUNCTYPE(None, c_int32, POINTER(c_int32), POINTER(c_int32))
 
 
 class FaserDraftStop(Structure):
-    """struct faser_draft_stop: when drafting ends early."""
+    """struct faser_draft_stop: when drafting stops early."""
 
     _fields_ = [
         ("slope", c_void_p),
@@ -141,24 +148,37 @@ class FaserDraftStop(Structure):
     ]
 
 
-class FaserFrontierRule(Structure):
-    """struct faser_frontier_rule: which pending drafts get a row."""
+class FaserSlotCosts(Structure):
+    """struct faser_slot_costs: what slots of a pass cost."""
+
+    _fields_ = [
+        ("verify_ms", c_void_p),
+        ("draft_first_ms", c_void_p),
+        ("draft_step_ms", c_void_p),
+        ("fixed_ms", c_double),
+        ("base_tokens", c_double),
+        ("price", c_double),
+        ("num_costs", c_int32),
+        ("multiple", c_int32),
+    ]
+
+
+class FaserAcceptance(Structure):
+    """struct faser_acceptance: how likely drafts are accepted."""
 
     _fields_ = [
         ("slope", c_void_p),
         ("intercept", c_void_p),
-        ("draft_margins", c_void_p),
-        ("modes", c_void_p),
         ("offset", c_void_p),
-        ("weight", c_void_p),
-        ("prior", c_void_p),
-        ("verify_ms", c_void_p),
-        ("price", c_double),
         ("max_margin", c_double),
-        ("num_requests", c_int32),
         ("stride", c_int32),
-        ("num_ahead", c_int32),
     ]
+
+
+class FaserTestSums(Structure):
+    """struct faser_test_sums: sums over tested drafts."""
+
+    _fields_ = [("cells", c_void_p), ("slots", c_void_p), ("bins", c_void_p), ("num_bins", c_int32)]
 
 
 # name: (result, arguments); addresses of arrays are passed as integers or c_void_p.
@@ -241,7 +261,33 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # out_num_new
         ],
     ),
-    "faser_frontier": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "faser_suffix_create": (c_void_p, [c_int32, c_int32, POINTER(c_int32)]),
+    "faser_suffix_destroy": (None, [c_void_p]),
+    "faser_suffix_memory_bytes": (c_int64, [c_void_p]),
+    "faser_suffix_reset": (c_int32, [c_void_p, c_int32]),
+    "faser_suffix_draft": (
+        c_int32,
+        [
+            c_void_p,  # suffix
+            c_int32,  # num_requests
+            c_void_p,  # slots
+            c_void_p,  # sampling
+            c_void_p,  # num_tokens
+            c_void_p,  # num_drafts
+            c_void_p,  # num_new_drafts
+            c_void_p,  # num_model
+            c_void_p,  # out_num_new
+        ],
+    ),
+    "faser_best_slots": (c_int32, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "faser_frontier": (
+        c_int32,
+        [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "faser_add_tests": (
+        c_int32,
+        [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
 }
 
 _LIBRARY = Path(__file__).parent / "_native" / "libfaser_cpu.so"
@@ -256,9 +302,9 @@ _STATUS_SENTENCES = {
 
 
 def address_of_buffer(buffer: Any) -> int:
-    """The address of a numpy array's first element, in a quarter of the time that numpy takes to tell it.
+    """The address of a numpy array's first element, four times as fast as numpy's own accessor.
 
-    Only of arrays that are writable, C-contiguous and not empty; others are asked themselves.
+    The fast path needs a writable, C-contiguous, non-empty array; others take the slow one.
     """
     try:
         return ctypes.addressof(c_char.from_buffer(buffer))
@@ -274,7 +320,7 @@ def address_of_function(function: Any) -> int:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded library, signatures declared; raises FaserError if it is missing or of another version."""
+    """The loaded library with signatures declared; FaserError if it is missing or has another version."""
     if not _LIBRARY.exists():
         raise FaserError("native library not found, run ./build.sh setup")
     try:

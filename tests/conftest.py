@@ -4,15 +4,29 @@ by the same examples every time, so that a failure is the change's; FASER_RANDOM
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.effort import examples
+
+# Before torch is loaded: tiny tensors in many threads take twenty times as long on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; some tests interrupt themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "faser",
+    max_examples=examples(100),
     deadline=None,
     derandomize=not os.environ.get("FASER_RANDOM"),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("faser")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where workers share the files out, those with slow tests come first: none begins one when the others are done."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 
 from faser_trtllm.cli import main
+from faser_trtllm.commands.checkout import use_benchmarks
+from faser_trtllm.commands.table import COMMANDS, import_command
+from faser_trtllm.errors import FaserError
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import CheckpointWeights
-from tests.builder.network.networks import load_trt
-from tests.checkpoints import make_pair
+from tests.support.checkpoints import make_pair
+from tests.support.networks import load_trt
 
 load_trt()
 PROMPT = "and then"
@@ -74,8 +78,74 @@ def engine_dirs(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
             *("--backend", name, *sizes, *more),
         )
         assert done.returncode == 0, done.stderr
-        assert done.stderr == f"built {root / name}\n"
+        assert done.stderr.splitlines()[0] == f"built {root / name}"
     return {name: root / name for name in ("cpu", "tensorrt_rtx")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_says_what_the_command_says(name: str) -> None:
+    function = import_command(name)[1]
+    assert function.__doc__ is not None
+    assert function.__doc__.splitlines()[0] == COMMANDS[name].help
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["bench", "--help"]])
+def test_quick_commands_import_little(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from faser_trtllm.cli import main\n"
+        f"sys.argv = ['faser', *{arguments!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "slow = {'numpy', 'pydantic', 'yaml', 'typer', 'rich', 'faser_trtllm.config', 'faser_trtllm.engine'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_lists_every_command_and_fits_a_terminal(faser_here: Callable[..., Done]) -> None:
+    for group in ("", "bench"):
+        done = faser_here(*group.split(), "--help")
+        assert done.returncode == 0
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        listed = {line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")}
+        names = {name.removeprefix(f"{group} ") for name in COMMANDS if name.rpartition(" ")[0] == group}
+        assert listed == names | ({"bench"} if not group else set())
+
+
+def test_what_is_no_command_is_named(refused: Callable[..., str], faser_here: Callable[..., Done]) -> None:
+    assert refused("bild") == "faser: there is no command 'bild'; `faser --help` lists the commands"
+    assert "no command 'bench speed'" in refused("bench", "speed")
+    assert "no option '--bild'" in refused("--bild")
+    nothing = faser_here()
+    assert nothing.returncode == 2
+    assert "Commands:" in nothing.stdout
+    assert faser_here("version", "loud").returncode == 2
+    assert faser_here("bench", "gpu", "--bild").returncode == 2
+
+
+def test_benchmarks_outside_a_checkout_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FaserError, match="clone the repository"):
+        use_benchmarks(tmp_path)
+
+
+def test_benchmarks_are_found_from_any_directory(tmp_path: Path) -> None:
+    """As the console script runs them: the repository is not on sys.path."""
+    code = (
+        "import os, subprocess, sys\n"
+        "from faser_trtllm.commands.checkout import use_benchmarks\n"
+        "use_benchmarks()\n"
+        "import benchmarks.policies.options\n"
+        "subprocess.run([sys.executable, '-c', 'import benchmarks.policies.options'], check=True)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_check_explains_a_tensorrt_directory(engine_dirs: dict[str, Path]) -> None:
@@ -156,8 +226,8 @@ def test_what_cannot_be_interpreted_is_named(
     rtx, cpu = engine_dirs["tensorrt_rtx"], engine_dirs["cpu"]
     assert "checkpoint_dir is missing" in refused(*generate, rtx, "--interpret")
     assert "draft_checkpoint_dir is missing" in refused(*generate, rtx, "--interpret", "--checkpoint_dir", target)
-    assert "add that or leave the checkpoint out" in refused(*generate, rtx, "--checkpoint_dir", target)
-    assert "holds cpu engines" in refused(*generate, cpu, "--interpret", "--checkpoint_dir", target)
+    assert "add --interpret or leave checkpoint_dir out" in refused(*generate, rtx, "--checkpoint_dir", target)
+    assert "can be interpreted" in refused(*generate, cpu, "--interpret", "--checkpoint_dir", target)
     other = refused(*generate, rtx, "--interpret", "--checkpoint_dir", draft, "--speculation", "off")
     assert "exit_layers has 2" in other or "is not the one that" in other
     swapped = refused(*generate, rtx, "--interpret", "--checkpoint_dir", target, "--draft_checkpoint_dir", target)

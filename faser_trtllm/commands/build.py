@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from faser_trtllm.commands.options import is_given, numbers, own_flags
+from faser_trtllm.backends import BACKENDS
+from faser_trtllm.commands.options import FOREIGN_FLAGS, is_given, numbers, own_flags
 from faser_trtllm.commands.progress import ProgressBar
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import FaserError, InvalidArgumentError
 
+if TYPE_CHECKING:
+    from faser_trtllm.builder.engine_dir import EngineDir
+
+CONTEXT = FOREIGN_FLAGS
 EXAMPLES = (
     "Examples: faser build --checkpoint_dir engines/demo/target --draft_checkpoint_dir engines/demo/draft "
     "--output_dir engines/built/demo; the same with --backend tensorrt_rtx --output_dir engines/built/demo_rtx. "
@@ -22,7 +27,7 @@ EXAMPLES = (
 
 def build(
     ctx: typer.Context,
-    output_dir: Annotated[Path, typer.Option("--output_dir", help="where the engines go")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", help="directory that the engines are written to")],
     checkpoint_dir: Annotated[
         Path | None, typer.Option("--checkpoint_dir", help="target checkpoint, Hugging Face format")
     ] = None,
@@ -33,32 +38,37 @@ def build(
         str,
         typer.Option(
             "--backend",
-            help="cpu; tensorrt_rtx: built on any machine, for RTX GPUs; tensorrt: built on the GPU it is for",
+            help="; ".join(b.name + (f" ({b.note})" if b.note else "") for b in BACKENDS),
         ),
     ] = "cpu",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="bfloat16; TensorRT also: float16, float32 (to compare with)")
+        str, typer.Option("--dtype", help="bfloat16; also float16 for cuda and TensorRT, float32 for TensorRT")
     ] = "bfloat16",
     max_batch_size: Annotated[int, typer.Option("--max_batch_size", help="requests in one pass")] = 32,
     max_num_tokens: Annotated[int, typer.Option("--max_num_tokens", help="rows in one pass")] = 2048,
     max_seq_len: Annotated[
-        int | None, typer.Option("--max_seq_len", help="prompt and output; default: the model's, at most 4096")
+        int | None,
+        typer.Option("--max_seq_len", help="tokens of prompt and output; default: the model's, at most 4096"),
     ] = None,
-    max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="pending drafts per request")] = 8,
+    max_draft_len: Annotated[int, typer.Option("--max_draft_len", help="draft tokens per request and step")] = 8,
     tokens_per_block: Annotated[
         int | None,
         typer.Option("--tokens_per_block", help="a multiple of 16; default: 32, and max_seq_len for tensorrt_rtx"),
     ] = None,
     exit_layers: Annotated[
-        str, typer.Option("--exit_layers", help="layer boundaries where rows may be pruned, as 2,4")
+        str, typer.Option("--exit_layers", help="layer boundaries where drafts may be pruned, such as 2,4")
     ] = "",
     expand: Annotated[
-        int, typer.Option("--expand", help="N times the target's layers with the same function: a cost knob")
+        int,
+        typer.Option(
+            "--expand", help="give the target N times its layers with the same outputs, to stand for a larger model"
+        ),
     ] = 1,
     compute_capability: Annotated[
         str,
         typer.Option(
-            "--compute_capability", help="GPUs that tensorrt_rtx builds for, as 8.6,12.0; default: its own set"
+            "--compute_capability",
+            help="GPUs that tensorrt_rtx builds for, such as 8.6,12.0; default: all that it supports",
         ),
     ] = "",
     config: Annotated[
@@ -67,15 +77,21 @@ def build(
             "--config",
             "--extra_llm_api_options",
             "--build_config",
-            help="a configuration of TensorRT-LLM; what is typed goes before it",
+            help="a configuration of TensorRT-LLM; flags on the command line win over it",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry_run", help="check everything, write nothing")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace whatever is in output_dir")] = False,
+    no_profile: Annotated[
+        bool, typer.Option("--no_profile", help="leave out the quick profile, by which speculation auto decides")
+    ] = False,
 ) -> None:
-    """Compile a target and a draft checkpoint into engines."""
+    """Compile a target and a draft checkpoint into engines.
+
+    A pair for the CPU is profiled for a few seconds, so that speculation auto knows what drafts cost on this machine.
+    """
     from faser_trtllm.builder.build import BuildOptions, build_engines
-    from faser_trtllm.trtllm.tokenizer import check_tokenizer
+    from faser_trtllm.trtllm.convert.tokenizer import check_tokenizer
 
     given = _from_trtllm(ctx, config)
     tokenizer = given.pop("tokenizer", None)
@@ -102,8 +118,28 @@ def build(
     )
     options = dataclasses.replace(options, **given)
     with ProgressBar() as progress:
-        build_engines(options, progress)
+        engines = build_engines(options, progress)
     print(f"{'checked' if dry_run else 'built'} {output_dir}", file=sys.stderr)
+    if engines is not None and not no_profile:
+        _profile(engines)
+
+
+def _profile(engines: EngineDir) -> None:
+    """The engines stay built whatever becomes of their profile."""
+    from faser_trtllm.profiling.ensure import can_measure, measure_once
+
+    if not can_measure(engines):
+        return
+    try:
+        seconds = measure_once(engines.path)
+    except KeyboardInterrupt:
+        print(f"not profiled; `faser profile --quick --engine_dir {engines.path}` makes up for it", file=sys.stderr)
+        raise
+    except (FaserError, OSError) as error:
+        print(f"not profiled ({error}); speculation auto will be fixed:4", file=sys.stderr)
+        return
+    if seconds is not None:
+        print(f"profiled in {seconds:.0f} s", file=sys.stderr)
 
 
 def _from_trtllm(ctx: typer.Context, config: Path | None) -> dict[str, Any]:
@@ -112,8 +148,8 @@ def _from_trtllm(ctx: typer.Context, config: Path | None) -> dict[str, Any]:
     What was typed as our own flag is not among them.
     """
     from faser_trtllm.config import read_mapping
-    from faser_trtllm.trtllm.convert import convert
-    from faser_trtllm.trtllm.flags import BUILD_FLAGS, judge_flags
+    from faser_trtllm.trtllm.convert.convert import convert
+    from faser_trtllm.trtllm.convert.flags import BUILD_FLAGS, judge_flags
 
     flags = judge_flags(ctx.args, BUILD_FLAGS, own_flags(ctx))
     if flags.positional:

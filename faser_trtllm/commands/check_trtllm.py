@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from faser_trtllm.config import CapacitySchedulerPolicy, SchedulerKind
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.trtllm.conformance import compare
-from faser_trtllm.trtllm.contract import load_contract
-from faser_trtllm.trtllm.gate import Bindings, load_bindings, require_tensorrt_llm
-from faser_trtllm.trtllm.tiny_model import run_tiny_model
-from faser_trtllm.trtllm.vectors import Vector, load_vectors, run_on_tensorrt_llm
+from faser_trtllm.trtllm.check.api_surface import DRAFTER, SCHEDULER, ApiSurface, load_api_surface
+from faser_trtllm.trtllm.check.conformance import compare
+from faser_trtllm.trtllm.check.tiny_model import run_tiny_model
+from faser_trtllm.trtllm.check.vectors import Vector, load_vectors, run_on_tensorrt_llm
+from faser_trtllm.trtllm.gate import Bindings, installed_version, is_accepted, load_bindings, require_drafter
 
 LABELS = {True: "ok", False: "DIFFERS"}
 
@@ -26,7 +26,7 @@ class Line:
     notes: str = ""
 
     def __str__(self) -> str:
-        text = f"{LABELS[not self.problem]:8}{self.kind:10}{self.name}"
+        text = f"{LABELS[not self.problem]:8}{self.kind:11}{self.name}"
         return (
             text + (f": {self.problem}" if self.problem else "") + (f" (not seen: {self.notes})" if self.notes else "")
         )
@@ -34,10 +34,18 @@ class Line:
 
 def check_tensorrt_llm() -> int:
     """Print a table and a verdict; 0 if all is as recorded, 1 if not. ConfigError if there is no such package."""
-    version = require_tensorrt_llm()
-    print(f"TensorRT-LLM {version}, against the contract recorded for 1.2", flush=True)
+    version = installed_version("the check")
+    release = require_drafter()
+    surfaces = [load_api_surface(DRAFTER, release)]
+    if is_accepted(version):
+        surfaces.insert(0, load_api_surface(SCHEDULER, release))
+    print(f"TensorRT-LLM {version}, against the contracts recorded for {release}", flush=True)
+    for surface in surfaces:
+        print(f"{surface.name}: recorded from {surface.recorded_from}", flush=True)
+    if len(surfaces) == 1:
+        print(f"scheduler: none is recorded for {release}; scheduler: trtllm is for 1.2", flush=True)
     lines: list[Line] = []
-    for line in _check():
+    for line in _check(surfaces):
         print(line, flush=True)
         lines.append(line)
     wrong = [line for line in lines if line.problem]
@@ -45,16 +53,25 @@ def check_tensorrt_llm() -> int:
         first = wrong[0]
         print(
             f"verdict: {len(wrong)} of {len(lines)} checks differ from what was recorded, first {first.name} "
-            f"({first.problem}); do not use scheduler: trtllm with this version"
+            f"({first.problem}); do not use {_concerned(wrong)} with this version"
         )
         return 1
-    print(f"verdict: all {len(lines)} checks are as recorded for TensorRT-LLM 1.2")
+    print(f"verdict: all {len(lines)} checks are as recorded for TensorRT-LLM {release}")
     return 0
 
 
-def _check() -> Iterator[Line]:
-    for finding in compare(load_contract()):
-        yield Line("contract", finding.name, "; ".join(finding.problems), "; ".join(finding.unseen))
+def _concerned(wrong: list[Line]) -> str:
+    only_drafter = all(line.kind == DRAFTER for line in wrong)
+    only_scheduler = all(line.kind != DRAFTER for line in wrong)
+    return "FaserDrafter" if only_drafter else "scheduler: trtllm" + ("" if only_scheduler else " and FaserDrafter")
+
+
+def _check(surfaces: list[ApiSurface]) -> Iterator[Line]:
+    for surface in surfaces:
+        for finding in compare(surface.entries):
+            yield Line(surface.name, finding.name, "; ".join(finding.problems), "; ".join(finding.unseen))
+    if surfaces[0].name != SCHEDULER:
+        return
     try:
         bindings = load_bindings()
     except ConfigError as error:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 EXAMPLES = "Example: faser convert --config trtllm.yaml --json; faser convert --config trtllm.yaml --output faser.yaml"
 
@@ -21,13 +20,18 @@ def convert(
             help="YAML of the LLM API, an engine's config.json, or a build_config",
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="the report as one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option("--output", help="write the faser.yaml that it becomes")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as one JSON object")] = False,
+    output: Annotated[Path | None, typer.Option("--output", help="write the resulting faser.yaml")] = None,
 ) -> None:
-    """Report what faser build and faser serve make of a TensorRT-LLM configuration; exit code 2 if a key is refused."""
+    """Report what becomes of a TensorRT-LLM configuration.
+
+    Each key is taken over by faser build or faser serve, ignored with a reason, or refused; the exit code is then 2.
+    """
+    import yaml
+
     from faser_trtllm.config import ServiceConfig, parse, read_mapping
     from faser_trtllm.errors import ConfigError, reason_of
-    from faser_trtllm.trtllm.convert import convert as convert_mapping
+    from faser_trtllm.trtllm.convert.convert import convert as convert_mapping
 
     conversion = convert_mapping(read_mapping(config))
     print(json.dumps(conversion.as_dict()) if as_json else conversion.as_text())

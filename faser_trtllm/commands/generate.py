@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from faser_trtllm.commands.options import EngineDirOption
-from faser_trtllm.config import DEFAULT_SPECULATION, SPELLINGS, ExecutorConfig, parse
+from faser_trtllm.config import DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
 from faser_trtllm.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from faser_trtllm.executor.tensorrt_engines import Interpretation
+    from faser_trtllm.engine.opening import Interpretation
 
 _MAX_PATH_CHARS = 4096
 EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
@@ -44,34 +44,41 @@ def generate(
         str | None, typer.Option("--guided_regex", help="a regex, or a file that holds one: the output matches it")
     ] = None,
     speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
+    drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
     num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
     quantization: Annotated[
-        str, typer.Option("--quantization", help="none, or fp8: cuda engines on GPUs of compute capability 8.9 on")
+        str,
+        typer.Option("--quantization", help="none, or fp8 for cuda engines on GPUs of compute capability 8.9 or more"),
     ] = "none",
     trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     interpret: Annotated[
         bool,
-        typer.Option("--interpret", help="run a TensorRT engine's networks on the CPU, slowly; needs its checkpoints"),
+        typer.Option(
+            "--interpret", help="run the networks of a TensorRT engine on the CPU, slowly; needs the checkpoints"
+        ),
     ] = False,
     checkpoint_dir: Annotated[
-        Path | None, typer.Option("--checkpoint_dir", help="with --interpret: the target the engine was built from")
+        Path | None, typer.Option("--checkpoint_dir", help="for --interpret: the target that the engine was built from")
     ] = None,
     draft_checkpoint_dir: Annotated[
-        Path | None, typer.Option("--draft_checkpoint_dir", help="with --interpret: the draft")
+        Path | None,
+        typer.Option("--draft_checkpoint_dir", help="for --interpret: the draft that the engine was built from"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per prompt")] = False,
 ) -> None:
-    """Generate text in process, without a server; prompts run as one batch."""
+    """Generate text without a server; all prompts run as one batch."""
     from faser_trtllm.executor.factory import open_executor
-    from faser_trtllm.serving.offline import generate_all
-    from faser_trtllm.trtllm.synthetic import with_forced_acceptance
+    from faser_trtllm.profiling.ensure import ensure_profile
+    from faser_trtllm.serving.text.offline import generate_all
+    from faser_trtllm.trtllm.convert.synthetic import with_forced_acceptance
 
     prompts = read_prompts(prompt, prompt_file)
     config = parse(
         ExecutorConfig,
         {
             "speculation": speculation,
+            "drafters": drafters,
             "num_threads": num_threads,
             "quantization": quantization,
             "trace_file": trace and str(trace),
@@ -92,6 +99,7 @@ def generate(
         **read_guide(guided_json, guided_regex),
     }
     interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)
+    ensure_profile(engine_dir, config)
     with open_executor(engine_dir, config, interpretation=interpretation) as executor:
         for completion in generate_all(executor, engine_dir, prompts, fields):
             print(json.dumps(completion.as_dict()) if as_json else completion.text, flush=True)
@@ -100,11 +108,11 @@ def generate(
 def _interpretation(
     interpret: bool, checkpoint_dir: Path | None, draft_checkpoint_dir: Path | None
 ) -> Interpretation | None:
-    from faser_trtllm.executor.tensorrt_engines import Interpretation
+    from faser_trtllm.engine.opening import Interpretation
 
     if not interpret:
         if checkpoint_dir is not None or draft_checkpoint_dir is not None:
-            raise InvalidArgumentError("checkpoint_dir is for --interpret; add that or leave the checkpoint out")
+            raise InvalidArgumentError("checkpoint_dir needs --interpret; add --interpret or leave checkpoint_dir out")
         return None
     if checkpoint_dir is None:
         raise InvalidArgumentError("checkpoint_dir is missing, --interpret needs what the target was built from")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from faser_trtllm.config import SPELLINGS
+from faser_trtllm.config import DRAFTERS, SPELLINGS
 
 EXAMPLES = (
     "Examples: faser openai --engine_dir engines/built/demo; "
@@ -17,25 +17,37 @@ EXAMPLES = (
 
 def openai(
     engine_dir: Annotated[
-        Path | None, typer.Option("--engine_dir", help="engines to serve; with --url only their tokenizer is used")
+        Path | None, typer.Option("--engine_dir", help="engines to serve; with --url only their tokenizer is read")
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="a running `faser serve`: grpc://host:port")] = None,
-    port: Annotated[int, typer.Option("--port")] = 9000,
+    url: Annotated[
+        str | None, typer.Option("--url", help="gRPC address of a running `faser serve`, as grpc://host:port")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="port of the API")] = 9000,
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
-    served_model_name: Annotated[str, typer.Option("--served_model_name", help="`model` of requests")] = "faser",
+    served_model_name: Annotated[
+        str, typer.Option("--served_model_name", help="name that requests give as `model`")
+    ] = "faser",
     chat_template: Annotated[
-        Path | None, typer.Option("--chat_template", help="a Jinja file; default: the model's own")
+        Path | None, typer.Option("--chat_template", help="Jinja file; default: the template of the model")
     ] = None,
-    max_body_bytes: Annotated[int | None, typer.Option("--max_body_bytes", help="default: 4 MiB")] = None,
-    http_port: Annotated[int, typer.Option("--http_port", help="of the Triton server to start")] = 8000,
-    grpc_port: Annotated[int, typer.Option("--grpc_port", help="of the Triton server to start")] = 8001,
-    metrics_port: Annotated[int, typer.Option("--metrics_port", help="of the Triton server to start")] = 8002,
+    max_body_bytes: Annotated[
+        int | None, typer.Option("--max_body_bytes", help="largest request body; default: 4 MiB")
+    ] = None,
+    http_port: Annotated[int, typer.Option("--http_port", help="HTTP port of the Triton server to start")] = 8000,
+    grpc_port: Annotated[int, typer.Option("--grpc_port", help="gRPC port of the Triton server to start")] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option("--metrics_port", help="metrics port of the Triton server to start")
+    ] = 8002,
     config: Annotated[Path | None, typer.Option("--config", help="faser.yaml of the Triton server to start")] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
+    drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
 ) -> None:
-    """Serve OpenAI's completions and chat API, over a Triton server that runs or that it starts."""
+    """Serve OpenAI's completions and chat API in front of Triton.
+
+    The Triton server is the one at --url, or one that is started for --engine_dir.
+    """
+    from faser_trtllm.serving.launch.options import ServeOptions
     from faser_trtllm.serving.openai.server import OpenAIOptions, serve_openai
-    from faser_trtllm.serving.serve_options import ServeOptions
 
     triton = ServeOptions(
         engine_dir=engine_dir,
@@ -44,6 +56,7 @@ def openai(
         metrics_port=metrics_port,
         config=config,
         speculation=speculation,
+        drafters=drafters,
     )
     options = OpenAIOptions(
         url=url,

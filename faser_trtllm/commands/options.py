@@ -13,7 +13,7 @@ EngineDirOption = Annotated[Path, typer.Option("--engine_dir", help="a directory
 
 
 FOREIGN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""Context settings of a command that judges unknown flags itself (trtllm/flags.py)."""
+"""Context settings of a command that judges unknown flags itself (trtllm/convert/flags.py)."""
 
 
 def own_flags(ctx: typer.Context) -> tuple[str, ...]:

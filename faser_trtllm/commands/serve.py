@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from faser_trtllm.commands.options import own_flags
-from faser_trtllm.config import SPELLINGS
+from faser_trtllm.commands.options import FOREIGN_FLAGS, own_flags
+from faser_trtllm.config import DRAFTERS, SPELLINGS
 from faser_trtllm.errors import InvalidArgumentError
 
+CONTEXT = FOREIGN_FLAGS
 EXAMPLES = (
     "Examples: faser serve --engine_dir engines/built/demo --http_port 8000 --grpc_port 8001; "
     "faser serve engines/built/demo --config trtllm.yaml --max_batch_size 16. The flags of trtllm-serve and its "
@@ -22,45 +23,54 @@ EXAMPLES = (
 def serve(
     ctx: typer.Context,
     engine_dir: Annotated[
-        Path | None, typer.Option("--engine_dir", help="may also stand alone; default: engine_dir of --config")
+        Path | None,
+        typer.Option(
+            "--engine_dir", help="engines to serve; the flag's name may be left out; default: engine_dir of --config"
+        ),
     ] = None,
-    http_port: Annotated[int, typer.Option("--http_port", "--port")] = 8000,
-    grpc_port: Annotated[int, typer.Option("--grpc_port")] = 8001,
-    metrics_port: Annotated[int, typer.Option("--metrics_port")] = 8002,
+    http_port: Annotated[int, typer.Option("--http_port", "--port", help="port of Triton's HTTP API")] = 8000,
+    grpc_port: Annotated[int, typer.Option("--grpc_port", help="port of Triton's gRPC API")] = 8001,
+    metrics_port: Annotated[int, typer.Option("--metrics_port", help="port of the Prometheus metrics")] = 8002,
     host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
     config: Annotated[
         Path | None,
-        typer.Option("--config", "--extra_llm_api_options", help="faser.yaml, or a configuration of TensorRT-LLM"),
+        typer.Option(
+            "--config", "-c", "--extra_llm_api_options", help="a faser.yaml, or a configuration of TensorRT-LLM"
+        ),
     ] = None,
-    model_repo: Annotated[Path | None, typer.Option("--model_repo", help="default: the one that ships")] = None,
+    model_repo: Annotated[
+        Path | None, typer.Option("--model_repo", help="Triton model repository; default: the one that ships")
+    ] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
+    drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
     models: Annotated[
-        str | None, typer.Option("--models", help="to load, one engine serves them all; default: all of the repository")
+        str | None, typer.Option("--models", help="models to load, all on one engine; default: all of the repository")
     ] = None,
     allow_hash_mismatch: Annotated[
         bool,
-        typer.Option("--allow_hash_mismatch", help="serve engine files that are not those of their manifest.json"),
+        typer.Option("--allow_hash_mismatch", help="serve engine files that differ from their manifest.json"),
     ] = False,
     allow_control: Annotated[
         bool,
         typer.Option(
             "--allow_control",
-            help="let whoever reaches the ports load models, register shared memory and set logs and traces; "
-            "else that takes the key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE",
+            help="let anyone who reaches the ports load models, register shared memory and set logs and traces; "
+            "otherwise that takes the key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE",
         ),
     ] = False,
 ) -> None:
-    """Serve engines behind NVIDIA Triton: wait until ready, drain on SIGTERM."""
-    from faser_trtllm.serving.launcher import serve as run
-    from faser_trtllm.serving.serve_options import ServeOptions
-    from faser_trtllm.trtllm.flags import SERVE_FLAGS, judge_flags
-    from faser_trtllm.trtllm.tokenizer import check_tokenizer
+    """Serve engines behind NVIDIA Triton until SIGTERM, then drain."""
+    from faser_trtllm.serving.launch.launcher import serve as run
+    from faser_trtllm.serving.launch.options import ServeOptions
+    from faser_trtllm.trtllm.convert.flags import SERVE_FLAGS, judge_flags
+    from faser_trtllm.trtllm.convert.tokenizer import check_tokenizer
 
     flags = judge_flags(ctx.args, SERVE_FLAGS, own_flags(ctx))
-    if len(flags.positional) > (engine_dir is None):
-        raise InvalidArgumentError(f"{flags.positional[-1]!r} is one argument too many; name one engine directory")
-    if flags.positional:
-        engine_dir = Path(flags.positional[0])
+    positional = flags.without("serve", is_named=engine_dir is not None)
+    if len(positional) > (engine_dir is None):
+        raise InvalidArgumentError(f"{positional[-1]!r} is one argument too many; name one engine directory")
+    if positional:
+        engine_dir = Path(positional[0])
     if engine_dir is not None:
         check_tokenizer(flags.conversion.build, engine_dir)
     if flags.conversion.verdicts:
@@ -76,6 +86,7 @@ def serve(
             model_repo=model_repo,
             speculation=speculation,
             models=tuple(models.split(",")) if models else None,
+            drafters=drafters,
             settings=flags.conversion.serve,
             allow_hash_mismatch=allow_hash_mismatch,
             allow_control=allow_control,

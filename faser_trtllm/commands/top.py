@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from faser_trtllm.serving.metrics_view import View
+    from faser_trtllm.serving.observe.view import View
 
 EXAMPLES = "Examples: faser top; faser top --url http://127.0.0.1:8002/metrics --once; faser top --once --json"
 
@@ -26,16 +26,18 @@ _BAR_WIDTH = 10
 
 
 def top(
-    url: Annotated[str, typer.Option("--url", help="metrics of a running server")] = "http://127.0.0.1:8002/metrics",
-    interval: Annotated[float, typer.Option("--interval", help="seconds between two looks")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="look for two intervals, print, and end")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="with --once: one JSON object")] = False,
+    url: Annotated[
+        str, typer.Option("--url", help="metrics address of a running server")
+    ] = "http://127.0.0.1:8002/metrics",
+    interval: Annotated[float, typer.Option("--interval", help="seconds between two updates")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="watch for two intervals, print once and end")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --once: print one JSON object")] = False,
 ) -> None:
-    """Watch a running server: requests, lanes, acceptance, cache and latencies."""
+    """Watch a running server: requests, acceptance, cache and latencies."""
     if not 0.1 <= interval <= 3600.0:
         raise InvalidArgumentError(f"interval is {interval:g}, allowed is 0.1 to 3600 (seconds)")
     if as_json and not once:
-        raise InvalidArgumentError("--json is for one look; give --once with it")
+        raise InvalidArgumentError("--json prints a single update; add --once")
     if "://" not in url:
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
@@ -51,7 +53,7 @@ def top(
 def _print_once(url: str, interval: float, as_json: bool) -> None:
     from rich.console import Console
 
-    from faser_trtllm.serving.metrics_view import fetch, make_view
+    from faser_trtllm.serving.observe.view import fetch, make_view
 
     before = fetch(url)
     time.sleep(2.0 * interval)
@@ -66,7 +68,7 @@ def _watch(url: str, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from faser_trtllm.serving.metrics_view import fetch, make_view
+    from faser_trtllm.serving.observe.view import fetch, make_view
 
     console = Console()
     scrapes = deque([fetch(url)], maxlen=max(2, 1 + round(_WINDOW_S / interval)))
@@ -154,6 +156,8 @@ def _acceptance(view: View) -> Table:
         ("drafts/s", _number(spec["draft_tokens_per_s"])),
         ("pruned rows/s", _number(spec["pruned_rows_per_s"])),
     ]
+    if len(spec["drafters"]) > 1:
+        rows += [(f"by {name}, of text", _bar(found["share"])) for name, found in spec["drafters"].items()]
     if spec["price_tokens_per_s"]:
         rows.append(("price, tokens/s", _number(spec["price_tokens_per_s"])))
     return _pairs(rows)

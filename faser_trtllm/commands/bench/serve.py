@@ -21,46 +21,70 @@ EXAMPLES = (
 
 def serve(
     engine_dir: EngineDirOption,
-    output_dir: Annotated[Path, typer.Option("--output_dir", help="gets serve.json and serve.md")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", help="where serve.json and serve.md go")],
     url: Annotated[
         str | None, typer.Option("--url", help="gRPC address of a running service; default: one is started")
     ] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     stream_interval: Annotated[
-        int, typer.Option("--stream_interval", help="of the service: steps of a request between two of its responses")
+        int,
+        typer.Option(
+            "--stream_interval", help="stream_interval of the service: steps between two responses of a request"
+        ),
     ] = 1,
     arrivals: Annotated[str, typer.Option("--arrivals", help="poisson, gamma, bursts or trace")] = "poisson",
-    request_rate: Annotated[float, typer.Option("--request_rate", help="requests per second, in the mean")] = 4.0,
+    request_rate: Annotated[float, typer.Option("--request_rate", help="mean requests per second")] = 4.0,
     burstiness: Annotated[
-        float, typer.Option("--burstiness", help="of gamma: 1 is Poisson, less comes in bunches")
+        float, typer.Option("--burstiness", help="for gamma: 1 is Poisson, a smaller value comes in bunches")
     ] = 0.25,
-    peak_ratio: Annotated[float, typer.Option("--peak_ratio", help="of bursts: highest rate over the lowest")] = 8.0,
-    period_s: Annotated[float, typer.Option("--period_s", help="of bursts: seconds of a high and a low half")] = 10.0,
+    peak_ratio: Annotated[
+        float, typer.Option("--peak_ratio", help="for bursts: the highest rate over the lowest")
+    ] = 8.0,
+    period_s: Annotated[
+        float, typer.Option("--period_s", help="for bursts: seconds of a high and a low half together")
+    ] = 10.0,
     trace: Annotated[
         Path | None,
         typer.Option(
             "--trace", help="CSV with arrival_s, num_input_tokens, num_output_tokens, or an Azure LLM inference trace"
         ),
     ] = None,
-    time_scale: Annotated[float, typer.Option("--time_scale", help="of a trace: its gaps are multiplied by it")] = 1.0,
-    num_requests: Annotated[int, typer.Option("--num_requests")] = 200,
-    prompt_len: Annotated[int, typer.Option("--prompt_len", help="tokens, where the trace does not say")] = 64,
-    max_tokens: Annotated[int, typer.Option("--max_tokens", help="of output, where the trace does not say")] = 128,
+    time_scale: Annotated[
+        float, typer.Option("--time_scale", help="for a trace: factor on the gaps between requests")
+    ] = 1.0,
+    num_requests: Annotated[int, typer.Option("--num_requests", help="requests to send")] = 200,
+    prompt_len: Annotated[
+        int, typer.Option("--prompt_len", help="tokens of a prompt, where no trace says otherwise")
+    ] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max_tokens", help="tokens of an answer, where no trace says otherwise")
+    ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy")] = 0.0,
-    cancel_share: Annotated[float, typer.Option("--cancel_share", help="of requests that the client cancels")] = 0.0,
-    timeout_s: Annotated[float, typer.Option("--timeout_s", help="a request that takes longer has failed")] = 600.0,
-    ttft_ms: Annotated[float | None, typer.Option("--ttft_ms", help="objective, for goodput")] = None,
-    tpot_ms: Annotated[float | None, typer.Option("--tpot_ms", help="objective, for goodput")] = None,
-    e2e_ms: Annotated[float | None, typer.Option("--e2e_ms", help="objective, for goodput")] = None,
+    cancel_share: Annotated[
+        float, typer.Option("--cancel_share", help="share of requests that the client cancels")
+    ] = 0.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout_s", help="seconds after which a request counts as failed")
+    ] = 600.0,
+    ttft_ms: Annotated[
+        float | None, typer.Option("--ttft_ms", help="objective for the time to the first token")
+    ] = None,
+    tpot_ms: Annotated[float | None, typer.Option("--tpot_ms", help="objective for the time per output token")] = None,
+    e2e_ms: Annotated[float | None, typer.Option("--e2e_ms", help="objective for the whole request")] = None,
     in_process: Annotated[
-        bool, typer.Option("--in_process", help="compare the service with the executor in process, by turns")
+        bool, typer.Option("--in_process", help="compare the service with the executor in this process, in turn")
     ] = False,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="with --in_process: streams")] = 32,
-    rounds: Annotated[int, typer.Option("--rounds", help="with --in_process: measured rounds")] = 5,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="a short run that shows the same; not to be quoted")] = False,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="for --in_process: number of streams")] = 32,
+    rounds: Annotated[int, typer.Option("--rounds", help="for --in_process: rounds to measure")] = 5,
+    seed: Annotated[int, typer.Option("--seed", help="of arrivals and prompts")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a short run for a first look; its numbers are too noisy to quote")
+    ] = False,
 ) -> None:
-    """Load on the gRPC service in an open loop: latencies, throughput, goodput."""
+    """Measure latency, throughput and goodput of the gRPC service.
+
+    Requests arrive by themselves (an open loop), whether or not earlier ones have been answered.
+    """
     from faser_trtllm.bench.serve.options import Objectives, ServeBenchOptions
     from faser_trtllm.bench.serve.runner import run_serve_bench
 

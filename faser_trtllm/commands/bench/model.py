@@ -1,0 +1,27 @@
+"""`faser bench model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from faser_trtllm.costmodel.report import render_validation
+from faser_trtllm.costmodel.validation import compare_all
+
+EXAMPLES = "Example: faser bench model --output_file cost_model.md"
+
+
+def model(
+    output_file: Annotated[Path | None, typer.Option("--output_file", help="write it here instead")] = None,
+) -> None:
+    """Compare the GPU cost model with public measurements.
+
+    Needs no GPU: the points and the model's anchors are in the package.
+    """
+    text = render_validation(compare_all())
+    if output_file is None:
+        print(text, end="")
+    else:
+        output_file.write_text(text)

@@ -1,0 +1,39 @@
+"""`faser check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from faser_trtllm.errors import InvalidArgumentError
+
+EXAMPLES = "Examples: faser check --engine_dir engines/built/demo; faser check --trtllm"
+
+
+def check(
+    engine_dir: Annotated[
+        Path | None, typer.Option("--engine_dir", help="a directory that `faser build` wrote")
+    ] = None,
+    trtllm: Annotated[
+        bool,
+        typer.Option("--trtllm", help="compare the installed TensorRT-LLM with what our adapters were written for"),
+    ] = False,
+) -> None:
+    """Check an engine directory, or the installed TensorRT-LLM.
+
+    Every file is compared with its hash, and a few tokens are generated with drafts and without, which must agree.
+    """
+    if trtllm:
+        from faser_trtllm.commands.check_trtllm import check_tensorrt_llm
+
+        code = check_tensorrt_llm()
+        if code or engine_dir is None:
+            raise typer.Exit(code)
+    if engine_dir is None:
+        raise InvalidArgumentError("there is nothing to check; give --engine_dir, or --trtllm for TensorRT-LLM")
+    from faser_trtllm.serving.launch.check import check_engine_dir
+
+    for line in check_engine_dir(engine_dir):
+        print(line, flush=True)

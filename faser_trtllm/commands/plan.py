@@ -1,0 +1,99 @@
+"""`faser plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from faser_trtllm.commands.progress import ProgressBar
+from faser_trtllm.errors import ConfigError, reason_of
+
+EXAMPLES = (
+    "Examples: faser plan --gpu h100 --target llama-3.1-8b --draft llama-3.2-1b --acceptance 0.7 --load 8,64 "
+    "--report plan.html; faser plan --gpu h200 --target checkpoints/target --draft checkpoints/draft "
+    "--acceptance acceptance.json --load trace.csv --ttft_ms 500 --tpot_ms 20 --json. "
+    "A minute or two per load; nothing needs a GPU."
+)
+
+
+def plan(
+    gpu: Annotated[str, typer.Option("--gpu", help="h100, h200, b200, a100 or l40s")],
+    target: Annotated[str, typer.Option("--target", help="a checkpoint's directory, or a built-in name")],
+    draft: Annotated[str, typer.Option("--draft", help="the same, of the draft model")],
+    acceptance: Annotated[
+        str, typer.Option("--acceptance", help='share of tested drafts that pass, or a file {"by_place": [...]}')
+    ],
+    load: Annotated[
+        str, typer.Option("--load", help="requests in flight, CSV files, or a trace's name and rate, as azure:5")
+    ] = "8,64",
+    num_gpus: Annotated[int, typer.Option("--num_gpus", help="that share the target (tensor parallel)")] = 1,
+    quantization: Annotated[str, typer.Option("--quantization", help="of the target: none or fp8")] = "none",
+    requests: Annotated[
+        str, typer.Option("--requests", help="tokens of the requests in flight: PROMPT,OUTPUT or a trace's name")
+    ] = "sharegpt",
+    ttft_ms: Annotated[float | None, typer.Option("--ttft_ms", help="objective: time to the first token")] = None,
+    tpot_ms: Annotated[float | None, typer.Option("--tpot_ms", help="objective: time per further token")] = None,
+    eagle3_acceptance: Annotated[
+        str | None, typer.Option("--eagle3_acceptance", help="of an EAGLE-3 head; default: as the draft model's")
+    ] = None,
+    systems: Annotated[
+        str | None, typer.Option("--systems", help="to compare, as in price;fixed:3; default: all")
+    ] = None,
+    max_requests: Annotated[int, typer.Option("--max_requests", help="of one run")] = 2000,
+    table: Annotated[
+        Path | None, typer.Option("--table", help="profile.json of this pair on this GPU, in place of the model")
+    ] = None,
+    save_table: Annotated[
+        Path | None, typer.Option("--save_table", help="write the modelled table, for faser bench policies --simulated")
+    ] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="write an HTML page with plots here")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="of lengths, arrivals and acceptance")] = 0,
+) -> None:
+    """Simulate what speculation would bring on a GPU, before you have it.
+
+    The real scheduler and policies run on modelled times (docs/cost_model.md), with error bands.
+    """
+    from faser_trtllm.costmodel.gpu import find_gpu
+    from faser_trtllm.costmodel.pair import Pair
+    from faser_trtllm.costmodel.shape import find_shape
+    from faser_trtllm.costmodel.table import modelled_table
+    from faser_trtllm.planner.options import PlanOptions, parse_acceptance, parse_loads, parse_requests
+    from faser_trtllm.planner.page import render_page
+    from faser_trtllm.planner.plan import make_plan
+    from faser_trtllm.planner.systems import parse_systems
+    from faser_trtllm.planner.text import render_text
+
+    if quantization not in ("none", "fp8"):
+        raise ConfigError(f"quantization is {quantization!r}, it must be none or fp8")
+    for path in (report, save_table):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path} has no folder to go to; create {path.absolute().parent}")
+    shape = find_shape(target).on(num_gpus)
+    options = PlanOptions(
+        gpu=find_gpu(gpu),
+        target=shape.in_fp8() if quantization == "fp8" else shape,
+        draft=find_shape(draft),
+        acceptance=parse_acceptance(acceptance),
+        loads=parse_loads(load, seed),
+        requests=parse_requests(requests),
+        systems=parse_systems(systems),
+        eagle3_acceptance=None if eagle3_acceptance is None else parse_acceptance(eagle3_acceptance),
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        table=table,
+        max_requests=max_requests,
+        seed=seed,
+    )
+    if save_table is not None:
+        modelled_table(Pair(options.gpu, options.target, options.draft)).save(save_table)
+    with ProgressBar() as bar:
+        found = make_plan(options, bar)
+    if report is not None:
+        try:
+            report.write_text(render_page(found))
+        except OSError as error:
+            raise ConfigError(f"the report {report} cannot be written: {reason_of(error)}") from error
+    print(found.to_json() if as_json else render_text(found))

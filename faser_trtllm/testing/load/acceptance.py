@@ -1,0 +1,149 @@
+"""A random process of acceptance with the shape that was published: requests differ, and so do a request's tokens.
+
+A request has a mean of its own, from a Beta. Each of its positions has a chance around that mean, from another Beta:
+what a confident draft model knows. The chance rises with a draft's place, beyond what comes of good requests getting
+further, so that acceptance by place is that of SpecDecode-Bench's logs (arXiv 2601.11580).
+Position by position the process is a function of seed and request, whatever is drafted when: policies meet the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import InvalidArgumentError
+
+Array = npt.NDArray[np.float64]
+
+PUBLISHED = (0.59, 0.58, 0.63, 0.68, 0.72)  # acceptance by place, given that the drafts before were accepted
+CONCENTRATION = 20.0  # of the requests' means: 5 to 95 % of requests get 1.7 to 3.3 tokens per step with 5 drafts
+SHARPNESS = 1.0  # of a position's chance: a confidence that knows it tells accepted from rejected with AUC 0.91
+MAX_LOG_ODDS = 9.0  # of a position's chance
+_SAMPLES, _INNER, _SEARCH = 1500, 48, 30
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """by_place: chance that a draft is accepted, given those before it; further places are as the last."""
+
+    by_place: tuple[float, ...]
+    concentration: float = CONCENTRATION
+    sharpness: float = SHARPNESS
+
+    def __post_init__(self) -> None:
+        if not self.by_place or not all(0.0 < rate < 1.0 for rate in self.by_place):
+            raise InvalidArgumentError(
+                f"acceptance by place is {list(self.by_place)}, it must be numbers between 0 and 1; give one per place"
+            )
+        for name in ("concentration", "sharpness"):
+            if not getattr(self, name) > 0.0:
+                raise InvalidArgumentError(f"acceptance's {name} is {getattr(self, name)}, it must be more than 0")
+
+    @staticmethod
+    def of(mean: float) -> Acceptance:
+        """With the published rise by place, and this mean over drafts that are tested, of up to five per step."""
+        if not 0.0 < mean < 1.0:
+            raise InvalidArgumentError(f"acceptance is {mean}, it must be between 0 and 1")
+        published = _logit(np.array(PUBLISHED))
+
+        def by_place(shift: float) -> Array:
+            return _sigmoid(published + shift)
+
+        low, high = -12.0, 12.0
+        for _ in range(2 * _SEARCH):
+            middle = (low + high) / 2
+            low, high = (middle, high) if mean_of_tested(by_place(middle)) < mean else (low, middle)
+        return Acceptance(tuple(by_place(low).tolist()))
+
+    @staticmethod
+    def load(path: Path) -> Acceptance:
+        """A JSON file: {"by_place": [...]}, and "concentration" and "sharpness" if known."""
+        try:
+            data = json.loads(path.read_text())
+            return Acceptance(tuple(float(rate) for rate in data.pop("by_place")), **data)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidArgumentError(
+                f'the acceptance file {path.name} cannot be used ({error}); it must hold {{"by_place": [0.7, ...]}}'
+            ) from error
+
+
+def mean_of_tested(by_place: Sequence[float] | Array) -> float:
+    """Accepted over tested drafts, if each step drafts as many as there are places."""
+    rates = np.asarray(by_place)
+    reached = np.concatenate([[1.0], np.cumprod(rates)[:-1]])
+    return float((reached * rates).sum() / reached.sum())
+
+
+class AcceptanceProcess:
+    """The requests in slots [max_batch_size], output positions up to max_len of each."""
+
+    def __init__(
+        self, acceptance: Acceptance, max_batch_size: int, max_len: int, max_draft_len: int, seed: int
+    ) -> None:
+        self._acceptance = acceptance
+        self._seed = seed
+        rise = _rise_by_place(acceptance)
+        self._rise = np.concatenate([rise, np.full(max_draft_len, rise[-1])])[: max(1, max_draft_len)]
+        self._log_odds = np.zeros((max_batch_size, max_len), np.float32)
+        self._luck = np.zeros((max_batch_size, max_len), np.float32)
+
+    def begin(self, slot: int, number: int, output_len: int) -> None:
+        """A request, by its number, gets a slot."""
+        rng = np.random.default_rng((self._seed, number))
+        found = self._acceptance
+        mean = rng.beta(*_beta(found.by_place[0], found.concentration))
+        chance = rng.beta(*_beta(mean, found.sharpness), output_len)
+        self._log_odds[slot, :output_len] = _bounded_logit(chance)
+        self._luck[slot, :output_len] = _logit(rng.random(output_len) * (1.0 - 2e-7) + 1e-7)
+
+    def draft(
+        self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """Of drafts at output positions and places [n, k] of n slots: log-odds, and whether they pass their test."""
+        positions = np.minimum(positions, self._log_odds.shape[1] - 1)
+        log_odds = self._log_odds[slots[:, None], positions] + self._rise[places].astype(np.float32)
+        return log_odds, self._luck[slots[:, None], positions] < log_odds
+
+
+@functools.lru_cache(maxsize=16)
+def _rise_by_place(acceptance: Acceptance) -> Array:
+    """Log-odds to add by place, so that requests and positions as drawn have acceptance.by_place."""
+    rng = np.random.default_rng(0)
+    means = rng.beta(*_beta(acceptance.by_place[0], acceptance.concentration), _SAMPLES)
+    a, b = _beta(means[:, None], acceptance.sharpness)
+    odds = _bounded_logit(rng.beta(a, b, (_SAMPLES, _INNER)))
+    rise, survival = [], np.ones(_SAMPLES)
+    for rate in acceptance.by_place:
+        low, high = -12.0, 12.0
+        for _ in range(_SEARCH):
+            middle = (low + high) / 2
+            chance = _sigmoid(odds + middle).mean(axis=1)
+            low, high = (middle, high) if (survival * chance).sum() < rate * survival.sum() else (low, middle)
+        rise.append(low)
+        survival = survival * _sigmoid(odds + low).mean(axis=1)
+    return np.array(rise)
+
+
+def _beta(mean: npt.ArrayLike, concentration: float) -> tuple[Array, Array]:
+    """The parameters of a Beta distribution with this mean."""
+    mean = np.clip(mean, 1e-4, 1.0 - 1e-4)
+    return concentration * mean, concentration * (1.0 - mean)
+
+
+def _bounded_logit(chance: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.clip(_logit(chance), -MAX_LOG_ODDS, MAX_LOG_ODDS)
+
+
+def _logit(p: Array) -> Array:
+    return np.asarray(np.log(p) - np.log1p(-p))
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))

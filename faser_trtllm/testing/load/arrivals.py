@@ -1,0 +1,151 @@
+"""Requests as they arrive: from a seeded generator with the statistics of public traces, or from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from faser_trtllm.errors import InvalidArgumentError
+
+SWING = 35.0  # highest over lowest rate of a day (FASER, arXiv 2604.20503, of Azure's trace)
+BURST_S = 10.0  # a rate holds so long
+BURSTINESS = 0.5  # coefficient of variation of the rate between such stretches, a gamma variable (BurstGPT's model)
+AHEAD = 1024  # lengths are drawn in blocks of so many
+TIMES = ("at_s", "timestamp", "arrival_time", "time")
+PROMPTS = ("prompt_len", "contexttokens", "request tokens", "input_tokens", "input_length")
+OUTPUTS = ("output_len", "generatedtokens", "response tokens", "output_tokens", "output_length")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request: when it comes, in seconds from the start, and its tokens."""
+
+    at_s: float
+    prompt_len: int
+    output_len: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Log-normal tokens: median and standard deviation of the logarithm, and the two logarithms' correlation."""
+
+    prompt_median: float
+    prompt_sigma: float
+    output_median: float
+    output_sigma: float
+    correlation: float = 0.0
+
+    @property
+    def prompt_mean(self) -> float:
+        return self.prompt_median * math.exp(self.prompt_sigma**2 / 2)
+
+    @property
+    def output_mean(self) -> float:
+        return self.output_median * math.exp(self.output_sigma**2 / 2)
+
+    def draw(self, rng: np.random.Generator, max_prompt: int, max_output: int) -> Iterator[tuple[int, int]]:
+        """Without end; longer ones are cut to the limits."""
+        while True:
+            first, second = rng.standard_normal((2, AHEAD))
+            second = self.correlation * first + math.sqrt(1.0 - self.correlation**2) * second
+            prompts = np.exp(math.log(self.prompt_median) + self.prompt_sigma * first)
+            outputs = np.exp(math.log(self.output_median) + self.output_sigma * second)
+            prompts = np.clip(np.round(prompts), 1, max_prompt).astype(int)
+            outputs = np.clip(np.round(outputs), 1, max_output).astype(int)
+            yield from zip(prompts.tolist(), outputs.tolist(), strict=True)
+
+
+TRACES = {
+    # Medians of Azure's traces of 2023 by the Splitwise paper (arXiv 2311.18677), spreads by its means.
+    "azure": Lengths(1020, 0.5, 129, 1.0),
+    "azure-code": Lengths(1500, 0.8, 13, 1.2),
+    # By the first conversations of BurstGPT (arXiv 2401.17644).
+    "burstgpt": Lengths(600, 1.2, 340, 0.8),
+    # By SpecDecode-Bench's sample: means 355 and 740.
+    "sharegpt": Lengths(215, 1.0, 580, 0.7),
+}
+
+
+def generated_arrivals(
+    lengths: Lengths,
+    mean_rate: float,
+    duration_s: float,
+    seed: int,
+    *,
+    max_prompt: int = 4096,
+    max_output: int = 1024,
+    swing: float = SWING,
+) -> Iterator[Arrival]:
+    """A Poisson process whose rate (requests per second) follows a day, from low to high and back within duration_s, by
+    a factor of swing, times a gamma variable for each BURST_S."""
+    rng = np.random.default_rng(seed)
+    tokens = lengths.draw(rng, max_prompt, max_output)
+    lowest, highest = _rates(mean_rate, swing)
+    shape = 1.0 / BURSTINESS**2
+    start_s = 0.0
+    while start_s < duration_s:
+        middle = (start_s + min(start_s + BURST_S, duration_s)) / 2
+        level = 0.5 - 0.5 * math.cos(2.0 * math.pi * middle / duration_s)
+        rate = lowest * (highest / lowest) ** level * rng.gamma(shape, 1.0 / shape)
+        stretch_s = min(BURST_S, duration_s - start_s)
+        times = np.sort(rng.uniform(start_s, start_s + stretch_s, rng.poisson(rate * stretch_s)))
+        for at_s in times.tolist():
+            yield Arrival(at_s, *next(tokens))
+        start_s += BURST_S
+
+
+def read_arrivals(path: Path, max_prompt: int = 4096, max_output: int = 1024) -> Iterator[Arrival]:
+    """A CSV file, read as it is needed, sorted by time: seconds (or ISO timestamps, as Azure's), prompt tokens, output
+    tokens, in columns named as Azure's and BurstGPT's traces have them or at_s, prompt_len, output_len.
+
+    Rows without output are left out; longer prompts and outputs are cut. InvalidArgumentError names the line.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows = csv.DictReader(file)
+            names = {name.strip().lower(): name for name in rows.fieldnames or ()}
+            at, prompt, output = (_column(path, names, choices) for choices in (TIMES, PROMPTS, OUTPUTS))
+            first_s, last_s = None, 0.0
+            for row in rows:
+                try:
+                    seconds, num_prompt, num_output = _seconds(row[at]), int(row[prompt]), int(row[output])
+                except (TypeError, ValueError) as error:
+                    raise InvalidArgumentError(f"{path.name} line {rows.line_num}: {error}; mend the line") from None
+                first_s = seconds if first_s is None else first_s
+                if seconds - first_s < last_s:
+                    raise InvalidArgumentError(
+                        f"{path.name} line {rows.line_num} is earlier than the one before; sort the file by {at}"
+                    )
+                last_s = seconds - first_s
+                if num_output > 0:
+                    yield Arrival(last_s, min(max(1, num_prompt), max_prompt), min(num_output, max_output))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidArgumentError(f"the trace {path.name} cannot be read: {error}") from error
+
+
+def _rates(mean_rate: float, swing: float) -> tuple[float, float]:
+    """Lowest and highest of a rate that moves between them as exp(cos) does, with this mean."""
+    level = 0.5 - 0.5 * np.cos(2.0 * np.pi * (np.arange(1000) + 0.5) / 1000)
+    lowest = mean_rate / float(np.mean(swing**level))
+    return lowest, lowest * swing
+
+
+def _column(path: Path, names: dict[str, str], choices: tuple[str, ...]) -> str:
+    for choice in choices:
+        if choice in names:
+            return names[choice]
+    raise InvalidArgumentError(f"{path.name} has no column {choices[0]} (nor {', '.join(choices[1:])}); name one so")
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        from datetime import datetime
+
+        return datetime.fromisoformat(text.strip()[:26]).timestamp()

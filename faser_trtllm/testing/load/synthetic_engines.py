@@ -1,0 +1,224 @@
+"""Engines without models: a process says which drafts pass, so that a scheduler can be run at scale.
+
+The executor, its scheduler and its policies are the real ones; tokens are all 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.cost_table import ExitModel
+from faser_trtllm.core.decision import DraftStop
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.ops.accept import AcceptResult, Outcome
+from faser_trtllm.ops.arrays import SamplingArray
+from faser_trtllm.ops.log_probs import TokenRows
+from faser_trtllm.ops.prune_rows import PruneBatch
+from faser_trtllm.testing.load.acceptance import AcceptanceProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+VOCAB_SIZE = 2
+MARGIN_OFFSET, MAX_MARGIN = 4.0, 14.0  # a draft's margin is its log-odds plus the first, from 0 to the second
+
+
+class PendingDrafts:
+    """Of each slot, by place: the margins of what is pending, and whether it will pass its test."""
+
+    def __init__(self, process: AcceptanceProcess, max_batch_size: int, max_draft_len: int) -> None:
+        shape = max_batch_size, max_draft_len + 1
+        self.margins = np.zeros(shape, np.float32)
+        self.passes = np.zeros(shape, bool)
+        self.process = process
+
+    def shift(self, slots: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        """The first counts[i] of slots[i] are committed, the others move up."""
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            for array in (self.margins, self.passes):
+                array[slot, :-count] = array[slot, count:].copy()
+
+
+class SyntheticTester:
+    """The free test (ops/accept.py) by what the process says. pass_ms: nothing runs behind the call."""
+
+    pass_ms = 0.0
+
+    def __init__(self, drafts: PendingDrafts, max_draft_len: int) -> None:
+        self._drafts = drafts
+        self._max_draft_len = max_draft_len
+        self._added: list[tuple[int, int, int]] = []
+
+    def clear(self) -> None:
+        self._added.clear()
+
+    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+        self._added.append((slot, num_rows, num_drafts))
+
+    def take(self, logits: object, rows: npt.NDArray[np.int64]) -> object:
+        return logits
+
+    def log_probs(self, logits: object, asked: TokenRows) -> npt.NDArray[np.float64]:
+        raise NotImplementedError("nobody asks for log probs in a load")
+
+    def park(self, slot: int) -> object:
+        raise NotImplementedError("a load's requests are greedy: their drafts have no distribution")
+
+    def restore(self, slot: int, parked: object) -> None:
+        raise NotImplementedError("see park")
+
+    def run(self, sampling: SamplingArray, logits: object) -> AcceptResult:
+        slots, num_rows, num_drafts = np.array(self._added, np.int64).reshape(-1, 3).T
+        tests = np.minimum(num_rows, num_drafts)
+        most = int(tests.max(initial=0))
+        passes = self._drafts.passes[slots, :most] & (np.arange(most) < tests[:, None])
+        accepted = np.cumprod(passes, axis=1, dtype=np.int64).sum(axis=1)
+        carried = accepted == num_rows
+        outcome = np.where(carried, Outcome.CARRIED, np.where(accepted < tests, Outcome.RECOVERED, Outcome.BONUS))
+        if carried.any():
+            self._drafts.shift(slots[carried], accepted[carried])
+        token_ids = np.zeros((slots.size, self._max_draft_len + 1), np.int32)
+        counts = (accepted + ~carried, accepted, outcome, np.zeros(slots.size))
+        return AcceptResult(token_ids, *(np.asarray(values, np.int32) for values in counts))
+
+
+class _SyntheticEngine:
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        """Nothing is kept."""
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        raise NotImplementedError("only a target exits early")
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class SyntheticTarget(_SyntheticEngine):
+    """exit: what its early exit knows of the drafts, as rank 1 (doubt) or 0 among two candidates."""
+
+    def __init__(self, spec: EngineSpec, drafts: PendingDrafts, exit_signal: DoubtRates | None, seed: int) -> None:
+        super().__init__(spec)
+        self._drafts = drafts
+        self._exit = exit_signal
+        self._random = np.random.default_rng(seed)
+        self._logits = np.zeros((spec.max_num_tokens, VOCAB_SIZE), np.float32)
+        self._batch: RaggedBatch | None = None
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        return self._logits[: batch.logit_rows.size]
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        self._batch = batch
+        return self.forward(batch) if segment == len(self.spec.segments) - 2 else None
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """The second candidate is better where the exit doubts the draft, which is taken for the first."""
+        assert self._batch is not None
+        assert self._exit is not None, "a target without an exit signal has one segment"
+        entries = np.searchsorted(self._batch.cu_rows, rows, side="right") - 1
+        passes = self._drafts.passes[self._batch.slots[entries], rows - self._batch.cu_rows[entries]]
+        doubted = self._random.random(rows.size) < np.where(passes, self._exit.false, self._exit.recall)
+        scores = np.full(candidates.shape, -1.0, np.float32)
+        scores[:, 0], scores[:, 1] = 0.0, np.where(doubted, 1.0, -1.0)
+        return scores
+
+    def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
+        raise NotImplementedError("the wrapper that takes the time prunes by early_exit()")
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        raise NotImplementedError("a target does not draft")
+
+
+@dataclass(frozen=True)
+class DoubtRates:
+    """Shares of the drafts that an early exit doubts: of those that will be rejected, and of the others."""
+
+    recall: float
+    false: float
+
+    @staticmethod
+    def of(model: ExitModel) -> DoubtRates:
+        """What a model of two ranks takes for granted: its odds behind rank 0 and rank 1, by Bayes' rule."""
+        calm, doubt = np.exp(model.intercept), np.exp(model.intercept + model.rank)
+        recall = (1.0 - calm) / (doubt - calm)
+        return DoubtRates(float(recall), float(recall * doubt))
+
+
+class SyntheticDraft(_SyntheticEngine):
+    """Drafts what the process says, until the policy's rule ends it."""
+
+    def __init__(self, spec: EngineSpec, drafts: PendingDrafts) -> None:
+        super().__init__(spec)
+        self._drafts = drafts
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        raise NotImplementedError("a draft model drafts")
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        raise NotImplementedError("a draft model drafts")
+
+    def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
+        raise NotImplementedError("a draft model drafts")
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        """Margins are written where the native loop writes them; tokens are 0 already."""
+        wanted, pending = draft_batch.num_new_drafts, draft_batch.num_drafts
+        most = int(wanted.max(initial=0))
+        if most == 0:
+            return wanted.copy()
+        slots, sampling, drafts = draft_batch.batch.slots, draft_batch.sampling, self._drafts
+        places = pending[:, None] + np.arange(most)
+        in_reach = np.minimum(places, draft_batch.max_draft_len - 1)
+        entries = sampling[slots]
+        positions = (draft_batch.num_tokens - entries["prompt_len"])[:, None] + places
+        log_odds, passes = drafts.process.draft(slots, positions, in_reach)
+        margins = np.clip(log_odds + MARGIN_OFFSET, 0.0, MAX_MARGIN)
+        drafts.passes[slots[:, None], np.minimum(places, draft_batch.max_draft_len)] = passes
+        drafts.margins[slots[:, None], np.minimum(places, draft_batch.max_draft_len)] = margins
+        found = wanted.copy()
+        if draft_batch.stop is not None:
+            found = stopped_drafts(draft_batch.stop, drafts.margins[slots], entries["mode"], pending, wanted)
+        targets = entries["draft_margins"].astype(np.int64) + 4 * (draft_batch.num_tokens + pending)
+        source, stride = margins.ctypes.data, margins.strides[0]
+        for row, (address, count) in enumerate(zip(targets.tolist(), found.tolist(), strict=True)):
+            if count:
+                ctypes.memmove(address, source + row * stride, 4 * count)
+        return found
+
+
+def stopped_drafts(
+    stop: DraftStop,
+    margins: npt.NDArray[np.float32],
+    modes: npt.NDArray[np.int32],
+    pending: npt.NDArray[np.int32],
+    wanted: npt.NDArray[np.int32],
+) -> npt.NDArray[np.int32]:
+    """ops/draft_stop.py over a batch: drafts made per request. margins [n, places] of all that is or may be pending."""
+    num_places = stop.slope.shape[1]
+    logits = stop.slope[modes] * margins[:, :num_places] + stop.intercept[modes]
+    survival = np.cumprod(1.0 / (1.0 + np.exp(-logits.astype(np.float64))), axis=1)
+    made = np.minimum(wanted, 1)
+    going = np.flatnonzero(wanted > 1)
+    while going.size:
+        place = pending[going] + made[going]
+        worth = survival[going, place - 1] * stop.prior[modes[going], place] - stop.row_price[place]
+        pays = worth >= 0.0
+        going = going[pays]
+        if not going.size or worth[pays].sum() < float(stop.step_price[going.size]):
+            break
+        made[going] += 1
+        going = going[made[going] < wanted[going]]
+    return made

@@ -1,0 +1,104 @@
+"""An engine that computes with another one and takes its times from a cost table, on a clock that only passes
+advance."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.core.traffic import Lane
+from faser_trtllm.engine.base import DraftBatch, Engine
+from faser_trtllm.testing.delegating_engine import DelegatingEngine
+
+
+class OtherLane(Protocol):
+    def run(self, verify: Lane) -> float:
+        """ms of a pass that would take verify.ms alone."""
+
+
+class PricedEngine(DelegatingEngine):
+    """Advances the clock by the table's cost of each call of `inner`.
+
+    role: "target" or "draft". partition: the table's partition for the passes; beside: the lane that runs meanwhile.
+    The lanes of an overlapped step set both, and read what was taken.
+    """
+
+    def __init__(self, inner: Engine, costs: CostTable, clock: ManualClock, role: str = "target") -> None:
+        super().__init__(inner)
+        self._role = role
+        self._costs = costs
+        self._clock = clock
+        self._segment = 0  # the last segment that ran
+        self.num_runs = 0
+        self.draft_engine: PricedEngine | None = None  # for a target: consecutive passes cost less
+        self._num_draft_runs = 0
+        self.partition = ALL
+        self.beside: OtherLane | None = None
+        self.taken = Lane(0.0, 0.0)
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        found = self._inner.run_segment(batch, segment)
+        self._segment = segment
+        rows, requests, context_len = batch.num_rows, batch.num_requests, _context_len(batch)
+        ms = self._costs.segment_ms(segment, rows, requests, context_len)
+        whole_ms = self._costs.verify_ms(rows, requests, context_len)
+        gb = self._gb(requests, context_len) * ms / whole_ms
+        if self.partition != ALL:  # segments were measured on all cores only
+            ms *= self._costs.verify_ms(rows, requests, context_len, self.partition) / whole_ms
+        self._take(ms, gb)
+        return found
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        found = self._inner.forward(batch)
+        context_len = _context_len(batch)
+        if self._is_plain(batch):
+            ms = self._costs.decode_ms(batch.num_requests, context_len)
+        else:
+            ms = self._costs.verify_ms(batch.num_rows, batch.num_requests, context_len, self.partition)
+        self._take(ms, self._gb(batch.num_requests, context_len))
+        return found
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        self._take(self._costs.exit_ms(self._segment + 1, rows.size))
+        return self._inner.early_exit(rows, candidates)
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        batch = draft_batch.batch
+        drafted = self._inner.draft(draft_batch)
+        costs, context_len = self._costs, _context_len(batch)
+        ms = costs.draft_rows_ms(batch.num_rows, batch.num_requests, context_len, self.partition)
+        gb = self._gb(batch.num_requests, context_len)
+        for step in range(1, int(drafted.max(initial=0))):
+            drafting = int(np.count_nonzero(drafted > step))
+            ms += costs.draft_step_ms(drafting, context_len, self.partition)
+            gb += self._gb(drafting, context_len)
+        self._take(ms, gb)
+        return drafted
+
+    def _is_plain(self, batch: RaggedBatch) -> bool:
+        """Whether there is one row per request and nothing was drafted since the last pass."""
+        num_runs = 0 if self.draft_engine is None else self.draft_engine.num_runs
+        has_drafted, self._num_draft_runs = num_runs != self._num_draft_runs, num_runs
+        return batch.num_rows == batch.num_requests and not has_drafted and self.partition == ALL
+
+    def _gb(self, num_requests: int, context_len: float) -> float:
+        """What a pass moves; 0 if the table does not know."""
+        traffic = self._costs.traffic
+        return 0.0 if traffic is None else traffic.of_pass(self._role, num_requests, context_len)
+
+    def _take(self, ms: float, gb: float = 0.0) -> None:
+        self.num_runs += 1
+        self.taken = Lane(self.taken.ms + ms, self.taken.gb + gb)
+        if self.beside is not None:
+            ms = self.beside.run(Lane(ms, gb))
+        self._clock.advance(1e-3 * ms)
+
+
+def _context_len(batch: RaggedBatch) -> float:
+    """Mean number of tokens that a row of the batch attends to."""
+    return float(batch.positions.mean()) + 1.0

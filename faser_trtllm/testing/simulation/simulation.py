@@ -1,0 +1,55 @@
+"""Opens an executor with real engines and simulated time from a cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.decision import Mode
+from faser_trtllm.engine.base import Engine
+from faser_trtllm.errors import ConfigError
+from faser_trtllm.executor.executor import Executor
+from faser_trtllm.executor.factory import Simulation, open_executor
+from faser_trtllm.executor.lanes import DraftLane, DraftStage
+from faser_trtllm.policy.base import Policy
+from faser_trtllm.testing.simulation.lanes import SimulatedLane
+from faser_trtllm.testing.simulation.priced_engine import PricedEngine
+
+
+def open_simulation(
+    engine_dir: Path,
+    config: ExecutorConfig,
+    costs: CostTable,
+    clock: ManualClock,
+    wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+    believed: CostTable | None = None,
+    wrap_engine: Callable[[Engine, str], Engine] = lambda engine, role: engine,
+) -> Executor:
+    """Tokens, drafts and confidences come from the engines; only time is simulated, so runs are exactly reproducible.
+
+    costs may come from another machine: any table with the engine's segments works. Simplification: the host's time per
+    step is the table's overhead, the same for every policy. believed: the policy's table, if different from the one
+    that time follows, to test policies with a wrong profile. wrap_engine: as in open_executor, below the prices.
+    """
+
+    engines: dict[str, PricedEngine] = {}
+
+    def price(engine: Engine, role: str) -> Engine:
+        num_segments = len(engine.spec.segments) - 1
+        if role == "target" and costs.num_segments not in (0, num_segments):
+            raise ConfigError(
+                f"the cost table has {costs.num_segments} segments, the target engine {num_segments}; build it with as "
+                "many --exit_layers as the engine had that was profiled"
+            )
+        engines[role] = PricedEngine(wrap_engine(engine, role), costs, clock, role)
+        if len(engines) == 2:
+            engines["target"].draft_engine = engines["draft"]
+        return engines[role]
+
+    def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
+        return SimulatedLane(stage, engines, costs, clock)
+
+    return open_executor(engine_dir, config, clock, wrap_policy, Simulation(price, make_lane, believed or costs))

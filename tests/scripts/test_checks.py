@@ -1,0 +1,108 @@
+"""The checks of commits: messages and file sizes; and that hooks and CI run what constraints.txt pins."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.support.triton_server import ROOT
+
+SCRIPTS = ROOT / "scripts"
+HOOKS = {
+    hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+}
+CI = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+GOOD = "scheduler: count paused rows\n\nThey were free, so the budget was passed.\n"
+
+
+def run(script, *arguments, cwd=ROOT):
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+def judged(tmp_path, message):
+    file = tmp_path / "message"
+    file.write_text(message, encoding="utf-8")
+    return run("check_commit_message.py", file)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GOOD,
+        GOOD + "# Please enter the commit message\n",
+        "# a template\n\n" + GOOD,
+        "s: " + "x" * 69 + "\n\nwhy\n",
+        "ops/accept, policy: größer\n\nwhy\n",
+        "Merge branch 'main'\n",
+        "fixup! scheduler: count paused rows\n",
+    ],
+)
+def test_messages_that_pass(tmp_path, message):
+    done = judged(tmp_path, message)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("s: " + "x" * 70 + "\n\nwhy\n", "the subject has 73 characters, at most 72 fit"),
+        ("Count paused rows\n\nwhy\n", "has no scope"),
+        ("scheduler:count\n\nwhy\n", "has no scope"),
+        ("scheduler: count\nwhy\n", "the line below the subject is not empty"),
+        ("scheduler: count\n", "the body is missing"),
+        ("scheduler: count\n\n\n# why\n", "the body is missing"),
+        ("scheduler: count\n\n# ------------------------ >8 ------------------------\ndiff\n", "the body is missing"),
+    ],
+)
+def test_messages_that_are_refused(tmp_path, message, says):
+    done = judged(tmp_path, message)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_large_files_are_refused_but_for_the_demo_pair(tmp_path):
+    sizes = {"small.bin": 1 << 20, "large.bin": (1 << 20) + 1, "engines/demo/large.bin": 2 << 20}
+    for name, size in sizes.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(size))
+    done = run("check_file_sizes.py", *sizes, "removed.bin", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("large.bin has 1048577 bytes")
+
+
+@pytest.mark.parametrize("tool", ["ruff", "mypy", "clang-format"])
+def test_the_tools_of_the_hooks_are_those_of_constraints_txt(tool):
+    assert any(tool in hook["entry"] for hook in HOOKS.values())
+    pinned = re.search(rf"^{tool}==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned, f"constraints.txt does not pin {tool}"
+    assert importlib.metadata.version(tool) == pinned[1]
+
+
+def test_hooks_fetch_nothing():
+    assert {hook["language"] for hook in HOOKS.values()} == {"system"}
+    assert all("additional_dependencies" not in hook for hook in HOOKS.values())
+    for hook in HOOKS.values():
+        for script in re.findall(r"scripts/\S+", hook["entry"]):
+            assert (ROOT / script).is_file()
+
+
+def test_ci_runs_what_is_run_at_home():
+    """On each Python that the package takes, with actions that cannot change under their name."""
+    text = (ROOT / "pyproject.toml").read_text()
+    taken = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+    assert CI["jobs"]["test"]["strategy"]["matrix"]["python"] == taken
+    steps = [step for job in CI["jobs"].values() for step in job["steps"]]
+    commands = [step["run"] for step in steps if "run" in step]
+    assert "./build.sh test" in commands
+    assert any(command.startswith("./build.sh test --all") for command in commands)
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step["uses"]) for step in steps if "uses" in step)
+    assert all("==" in command for command in commands if "pip install" in command)

@@ -1,0 +1,25 @@
+"""How much of what is repeated a run of the tests repeats: a share by default, all of it with FASER_TEST_ALL=1.
+
+`./build.sh test --all` sets it, as CI does. Every kind of check runs either way: what is left out are further examples
+of a property, further architectures and instruction sets, and longer loops.
+"""
+
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EVERYTHING = os.environ.get("FASER_TEST_ALL") == "1"
+
+SHARE = 4  # one in so many of a property's examples
+MIN_EXAMPLES = 10
+
+
+def examples(number: int) -> int:
+    """max_examples of a property that has this many when everything runs."""
+    return number if EVERYTHING else min(number, max(MIN_EXAMPLES, number // SHARE))
+
+
+def pick(some: T, everything: T) -> T:
+    """What a run does by default, and what it does when everything runs."""
+    return everything if EVERYTHING else some

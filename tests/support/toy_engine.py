@@ -1,0 +1,172 @@
+"""An engine whose model is a table: the next token depends on the last three tokens, read back from KV memory.
+
+It stores token ids where a real engine stores keys and values, so a wrong block, a stale row or a shared block written
+twice changes the logits and fails the exactness tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.ops import draft_stop, sample
+from faser_trtllm.ops.prune_rows import HostPruning
+
+CONTEXT = 3
+
+
+def make_table(vocab_size: int, seed: int, sharpness: float = 2.0) -> np.ndarray:
+    """Logits [vocab_size ** CONTEXT, vocab_size] fp32."""
+    rng = np.random.default_rng(seed)
+    return (sharpness * rng.standard_normal((vocab_size**CONTEXT, vocab_size))).astype(np.float32)
+
+
+def blend(target: np.ndarray, seed: int, noise: float) -> np.ndarray:
+    """A draft's table: the target's with noise, so that some drafts are accepted and some are not."""
+    rng = np.random.default_rng(seed)
+    return (target + noise * rng.standard_normal(target.shape)).astype(np.float32)
+
+
+def context_row(tokens, position: int, vocab_size: int) -> int:
+    row = 0
+    for p in range(position - CONTEXT + 1, position + 1):
+        row = row * vocab_size + (int(tokens[p]) if p >= 0 else 0)
+    return row
+
+
+class ToyEngine(HostPruning):
+    """Two segments: the first remembers the tokens, the second remembers them again and gives logits, so that rows that
+    are dropped between the two leave a hole that a later pass must fill."""
+
+    def __init__(
+        self, table, *, num_blocks, tokens_per_block, max_batch_size, max_num_tokens=64, max_seq_len=64, segmented=False
+    ):
+        vocab_size = table.shape[1]
+        segments = (0, 1, 2) if segmented else (0, 2)
+        self.spec = EngineSpec(
+            vocab_size, max_seq_len, 2, num_blocks, tokens_per_block, max_num_tokens, max_batch_size, segments
+        )
+        self.table = table
+        self.kv = np.full((2, num_blocks, tokens_per_block), -1, np.int64)
+        self.num_forwards = 0
+        self._hidden = []  # (slot, position) of the rows between the segments
+        self._block_table = None
+
+    def forward(self, batch):
+        self._write(0, batch)
+        self._write(1, batch)
+        return self._logits(batch)
+
+    def run_segment(self, batch, segment):
+        if segment:
+            assert self._hidden == self._rows(batch), "the batch does not match the rows that are left"
+        self._write(segment, batch)
+        self._hidden, self._block_table = self._rows(batch), batch.block_table
+        return self._logits(batch) if segment == 1 else None
+
+    def early_exit(self, rows, candidates):
+        """The first segment's opinion: right more often than not."""
+        scores = np.full(candidates.shape, -np.inf, np.float32)
+        for i, (row, ids) in enumerate(zip(rows, candidates, strict=True)):
+            index = self._context(0, *self._hidden[row])
+            noise = np.random.default_rng(index).standard_normal(self.spec.vocab_size)
+            known = ids >= 0
+            scores[i, known] = (self.table[index] + noise)[ids[known]]
+        return scores
+
+    def compact_rows(self, rows):
+        assert (np.diff(rows) > 0).all()
+        self._hidden = [self._hidden[row] for row in rows]
+
+    def _rows(self, batch):
+        slots = np.repeat(batch.slots, np.diff(batch.cu_rows))
+        return list(zip(slots.tolist(), batch.positions.tolist(), strict=True))
+
+    def _write(self, segment, batch):
+        spec = self.spec
+        assert 0 < batch.num_rows <= spec.max_num_tokens
+        assert batch.num_requests <= spec.max_batch_size
+        assert len(set(batch.slots.tolist())) == batch.num_requests
+        self.num_forwards += segment
+        self._block_table = batch.block_table
+        for token, (slot, position) in zip(batch.token_ids, self._rows(batch), strict=True):
+            self.kv[(segment, *self._place(slot, position))] = token
+
+    def _logits(self, batch):
+        rows = self._rows(batch)
+        logits = np.zeros((batch.logit_rows.size, self.spec.vocab_size), np.float32)
+        for out, row in enumerate(batch.logit_rows):
+            logits[out] = self.table[self._context(1, *rows[row])]
+        return logits
+
+    def _context(self, segment, slot, position):
+        index = 0
+        for p in range(position - CONTEXT + 1, position + 1):
+            token = 0
+            if p >= 0:
+                token = int(self.kv[(segment, *self._place(slot, p))])
+                assert token >= 0, "read a position whose KV was never written"
+            index = index * self.spec.vocab_size + token
+        return index
+
+    def _place(self, slot, position):
+        block = int(self._block_table[slot, position // self.spec.tokens_per_block])
+        assert 0 <= block < self.spec.num_blocks
+        return block, int(position % self.spec.tokens_per_block)
+
+    def draft(self, draft_batch):
+        from faser_trtllm.core.batch import RaggedBatch
+
+        batch, sampling, stop = draft_batch.batch, draft_batch.sampling, draft_batch.stop
+        num_tokens, num_drafts = draft_batch.num_tokens, draft_batch.num_drafts
+        num_new_drafts, max_draft_len = draft_batch.num_new_drafts, draft_batch.max_draft_len
+        logits = self.forward(batch)
+        n = batch.num_requests
+        drafted = np.zeros(n, np.int32)
+        active = [i for i in range(n) if num_new_drafts[i] > 0]
+        assert len(active) == batch.logit_rows.size
+        known = {i: int(num_tokens[i] + num_drafts[i]) for i in active}
+        while active:
+            slots = batch.slots[active]
+            lengths = np.array([known[i] for i in active], np.int32)
+            tokens = sample.sample_draft(sampling, slots, logits, self.spec.vocab_size, lengths, max_draft_len)
+            going = []
+            for i, token in zip(active, tokens, strict=True):
+                if token < 0:
+                    continue
+                drafted[i] += 1
+                known[i] += 1
+                if drafted[i] < num_new_drafts[i]:
+                    going.append((i, token))
+            if stop is not None and going:
+                margins = [
+                    draft_stop.pending_margins(
+                        sampling[batch.slots[i]], int(num_tokens[i]), known[i] - int(num_tokens[i])
+                    )
+                    for i, _ in going
+                ]
+                modes = [int(sampling[batch.slots[i]]["mode"]) for i, _ in going]
+                going = [item for item, on in zip(going, draft_stop.goes_on(stop, modes, margins), strict=True) if on]
+            active = [i for i, _ in going]
+            if not active:
+                break
+            m = len(active)
+            step = RaggedBatch(
+                batch.slots[active],
+                np.arange(m + 1, dtype=np.int32),
+                np.array([token for _, token in going], np.int32),
+                np.array([known[i] - 1 for i in active], np.int32),
+                np.arange(m, dtype=np.int32),
+                batch.block_table,
+            )
+            logits = self.forward(step)
+        return drafted
+
+    def close(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

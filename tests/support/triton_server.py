@@ -1,0 +1,199 @@
+"""A real Triton server for tests, started as `faser serve` starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from faser_trtllm.serving.launch.launcher import STUB_NAME
+from faser_trtllm.serving.worker.process import command_line, session_pids
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SERVE = """
+import sys
+from pathlib import Path
+from faser_trtllm.errors import FaserError
+from faser_trtllm.serving.launch.launcher import serve
+from faser_trtllm.serving.launch.options import ServeOptions
+try:
+    sys.exit(serve(ServeOptions(
+        engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
+        config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
+        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r},
+    )))
+except FaserError as error:
+    print("error:", error)
+    sys.exit(2)
+"""
+
+_FAKE_MODEL = """
+import sys
+import triton_python_backend_utils as pb_utils
+from faser_trtllm.serving.triton.model import open_model
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._model = open_model(pb_utils, args, (sys.executable, "-m", "tests.support.fake_engine"))
+
+    def execute(self, requests):
+        self._model.execute(requests)
+
+    def finalize(self):
+        self._model.close()
+"""
+
+
+def fake_repository(directory: Path) -> Path:
+    """Our model repository, with an engine child that has no engines."""
+    for config in (ROOT / "triton_model_repo").glob("*/config.pbtxt"):
+        model = directory / config.parent.name / "1"
+        model.mkdir(parents=True)
+        (model.parent / "config.pbtxt").write_text(config.read_text())
+        (model / "model.py").write_text(_FAKE_MODEL)
+    return directory
+
+
+# Linux gives clients ports from 32768 on: below, no connection takes one between its choice and its use. Each of
+# pytest's workers has every 32nd, so that no two choose the same.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_OWN_PORTS = range(10_000 + _WORKER % 32, 32_000, 32)
+_FIRST = random.SystemRandom().randrange(len(_OWN_PORTS))
+_PORTS = itertools.cycle((*_OWN_PORTS[_FIRST:], *_OWN_PORTS[:_FIRST]))
+
+
+def free_ports(count: int = 3) -> list[int]:
+    """Ports that nobody listens on, never the same twice in a run of the tests."""
+    return list(itertools.islice(filter(is_free, _PORTS), count))
+
+
+class Server:
+    """A running server; leaving the context ends it, by force if need be."""
+
+    def __init__(
+        self,
+        engine_dir: Path,
+        *,
+        model_repo: Path | None = None,
+        config: Path | None = None,
+        speculation: str | None = None,
+        models: tuple[str, ...] | None = ("faser",),
+        ports: list[int] | None = None,
+        allow_control: bool = False,
+        environment: dict[str, str] | None = None,
+        command: Sequence[str] | None = None,
+        log: Path,
+    ) -> None:
+        """command: that serves engine_dir, without ports, in place of what the options before say."""
+        self.ports = ports or free_ports()
+        self.http_url = f"http://127.0.0.1:{self.ports[0]}"
+        self.grpc_url = f"127.0.0.1:{self.ports[1]}"
+        self.log = log
+        script = _SERVE.format(
+            engine_dir=str(engine_dir),
+            ports=self.ports,
+            config=config and str(config),
+            model_repo=model_repo and str(model_repo),
+            speculation=speculation,
+            models=models,
+            allow_control=allow_control,
+        )
+        run: list[str] = [sys.executable, "-c", script]
+        if command is not None:
+            names = ("--http_port", "--grpc_port", "--metrics_port")
+            options = [word for name, port in zip(names, self.ports, strict=True) for word in (name, str(port))]
+            run = [*command, "--engine_dir", str(engine_dir), *options]
+        env = os.environ | (environment or {})
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(run, stdout=file, stderr=file, cwd=ROOT, env=env)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_ready(self, timeout_s: float = 90) -> Server:
+        deadline_s = time.monotonic() + timeout_s
+        while "ready:" not in self.output():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline_s, self.output()
+            time.sleep(0.05)
+        return self
+
+    def metric(self, name: str) -> float:
+        """A metric by the beginning of its line; 0 if it is not there yet."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[2]}/metrics", timeout=30) as answer:
+            found = re.search(rf"^{re.escape(name)}.* ([0-9.e+-]+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def triton_pid(self) -> int:
+        """tritonserver is the launcher's only child."""
+        pids = children(self.process.pid)
+        assert len(pids) == 1
+        return pids[0]
+
+    def shm_names(self) -> set[str]:
+        """Shared memory of this launch, not of another's on the machine."""
+        prefix = shm_prefix(self.process.pid)
+        assert prefix is not None
+        return shm_names(prefix)
+
+    def pids(self) -> list[int]:
+        """tritonserver, its stubs and the engine child."""
+        return session_pids(self.triton_pid())
+
+    def num_stubs(self) -> int:
+        """How many processes run a model.py."""
+        return sum((command_line(pid) or [""])[0].endswith(STUB_NAME) for pid in self.pids())
+
+    def pid_of(self, part: str) -> int:
+        return next(pid for pid in self.pids() if any(part in argument for argument in command_line(pid)))
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def shm_prefix(launcher_pid: int) -> str | None:
+    """What the names of a launch's shared memory begin with; None while it has no tritonserver."""
+    option = "--backend-config=python,shm-region-prefix-name="
+    for pid in children(launcher_pid):
+        for argument in command_line(pid) or ():
+            if argument.startswith(option):
+                return argument.removeprefix(option)
+    return None
+
+
+def shm_names(prefix: str) -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(prefix)}
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,52 @@
+"""The registry of backends: names, and directories of backends that there are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.backends import BACKENDS, find_backend
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.engine.opening import Interpretation
+from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
+from faser_trtllm.executor.factory import open_executor
+from tests.support.checkpoints import make_pair
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("backends")
+    target, draft = make_pair(root / "pair", num_layers=1)
+    build_engines(BuildOptions(target, draft, root / "engines", max_seq_len=64))
+    return root / "engines"
+
+
+def relabel(engine_dir: Path, backend: str) -> None:
+    path = engine_dir / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"backend": backend}))
+
+
+def test_a_name_finds_its_backend_and_another_is_refused_with_all_names() -> None:
+    assert [find_backend(backend.name) for backend in BACKENDS] == list(BACKENDS)
+    with pytest.raises(InvalidArgumentError) as error:
+        find_backend("opencl")
+    assert str(error.value) == "backend opencl is unknown; use cpu or cuda or tensorrt_rtx or tensorrt"
+
+
+def test_a_directory_of_an_unknown_backend_is_refused(engine_dir: Path) -> None:
+    relabel(engine_dir, "opencl")
+    try:
+        with pytest.raises(EngineFileError, match=r"backend opencl is unknown; use .*; rebuild it with faser build"):
+            open_executor(engine_dir, ExecutorConfig())
+    finally:
+        relabel(engine_dir, "cpu")
+
+
+def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"backend is cpu in .*, only engines of tensorrt_rtx can be interpreted"):
+        open_executor(engine_dir, ExecutorConfig(), interpretation=Interpretation(engine_dir))
+    with pytest.raises(ConfigError, match=r"holds cpu engines, .* build with --backend cuda"):
+        open_executor(engine_dir, ExecutorConfig(quantization="fp8"))
