@@ -25,6 +25,11 @@ class Bench:
     deadline_s: float = field(default_factory=lambda: time.monotonic() + 3600.0)
 
     @property
+    def is_dry(self) -> bool:
+        """Tiny shapes, whatever the machine."""
+        return self.options.dry_run
+
+    @property
     def left_s(self) -> float:
         return self.deadline_s - time.monotonic()
 

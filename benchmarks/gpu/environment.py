@@ -91,7 +91,7 @@ def _bandwidths(bench: Bench) -> tuple[float, float]:
     import torch
 
     machine = bench.machine
-    num_values = (COPY_BYTES if machine.is_gpu else DRY_COPY_BYTES) // 4
+    num_values = (DRY_COPY_BYTES if bench.is_dry else COPY_BYTES) // 4
     source = torch.randn(num_values, generator=machine.generator(bench.options.seed), device=machine.device)
     target, total = torch.empty_like(source), torch.empty((), device=machine.device)
     read_ms = machine.time_ms([lambda: torch.sum(source, dim=0, out=total)], 3)
@@ -103,7 +103,7 @@ def _matrix_rate(bench: Bench) -> float:
     import torch
 
     machine = bench.machine
-    n = GEMM_SIZE if machine.is_gpu else DRY_GEMM_SIZE
+    n = DRY_GEMM_SIZE if bench.is_dry else GEMM_SIZE
     generator = machine.generator(bench.options.seed)
     left, right = (torch.randn(n, n, generator=generator, device=machine.device).bfloat16() for _ in range(2))
     out = torch.empty_like(left)

@@ -24,7 +24,7 @@ from faser_trtllm.bench.environment import describe_environment, portable
 FORMAT_VERSION = 1
 MIN_BUDGET_S = 10.0  # minimum to import torch and measure anything
 LOG_TAIL_BYTES = 20_000
-SECTION_PROCESS = (sys.executable, "-m", "benchmarks.gpu.section_process")
+SECTION_PROCESS: tuple[str, ...] = (sys.executable, "-m", "benchmarks.gpu.section_process")
 Progress = Callable[[str], None]
 
 

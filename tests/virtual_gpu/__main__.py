@@ -1,7 +1,8 @@
 """`python -m tests.virtual_gpu faser COMMAND ...`: any command of faser with the virtual GPU in place of one.
 
-`serve` starts the real Triton server; only its engine process has the virtual GPU. VIRTUAL_GPU_COUNTERS names a file
-that the counters are written to, again and again.
+`serve` starts the real Triton server; only its engine process has the virtual GPU. `bench gpu` needs --dry_run, for
+tiny shapes; its sections then run as they would on a GPU. VIRTUAL_GPU_COUNTERS names a file that the counters are
+written to, again and again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from tests.virtual_gpu.device.library import driver, why_not
 
 COUNTERS = "VIRTUAL_GPU_COUNTERS"
 _WRITE_PERIOD_S = 0.2
+_BENCH = ["bench", "gpu"]
+_PROGRAMS = ("faser", "engine_process", "section_process")
 _ENGINE_COMMAND = '(sys.executable, "-m", "tests.virtual_gpu", "engine_process")'
 
 
 def main() -> None:
     program, arguments = (sys.argv[1:2] or [""])[0], sys.argv[2:]
-    if program not in ("faser", "engine_process"):
+    if program not in _PROGRAMS:
         sys.exit("usage: python -m tests.virtual_gpu faser COMMAND ...")
+    if arguments[:2] == _BENCH and "--dry_run" not in arguments:
+        sys.exit("bench gpu needs --dry_run here: the virtual GPU is too slow for the shapes of real models")
     if reason := why_not():
         sys.exit(reason)
     import torch
@@ -41,6 +46,15 @@ def main() -> None:
 
         run(arguments)
         return
+    if program == "section_process":
+        from tests.virtual_gpu.bench_section import main as run_section
+
+        sys.argv = [program, *arguments]
+        run_section()
+    if arguments[:2] == _BENCH:
+        from tests.virtual_gpu.bench_section import use_in_bench
+
+        use_in_bench()
     from faser_trtllm.cli import main as faser
 
     with tempfile.TemporaryDirectory() as folder:

@@ -33,7 +33,7 @@ def check_installed(bench: Bench, backend: str) -> None:
 
 
 def limits_of(bench: Bench) -> PairLimits:
-    return LIMITS if bench.machine.is_gpu else DRY_LIMITS
+    return DRY_LIMITS if bench.is_dry else LIMITS
 
 
 def engine_path(bench: Bench, backend: str) -> Path:

@@ -14,7 +14,7 @@ KINDS = {"verify": "target pass", "draft_step": "draft step"}
 
 def time_passes(bench: Bench, pair: OpenPair) -> CostTable:
     """Measure, and write the table into the directory, where `faser profile` has it."""
-    context_len = CONTEXT if bench.machine.is_gpu else DRY_CONTEXT
+    context_len = DRY_CONTEXT if bench.is_dry else CONTEXT
     table = measure_table(bench, pair, context_len)
     table.save(engine_path(bench, pair.name) / PROFILE)
     for kind, words in KINDS.items():

@@ -23,13 +23,13 @@ MAX_GROWTH_BYTES = 16 << 20  # of the device, on which other processes may run; 
 
 def soak(bench: Bench, pair: OpenPair) -> None:
     """Decode laps of requests of random lengths under policies in turn, and compare the memory held after each."""
-    gpu = bench.machine.is_gpu
-    num_laps, num_jobs = (NUM_LAPS, JOBS_PER_LAP) if gpu else (DRY_NUM_LAPS, DRY_JOBS_PER_LAP)
+    dry = bench.is_dry
+    num_laps, num_jobs = (DRY_NUM_LAPS, DRY_JOBS_PER_LAP) if dry else (NUM_LAPS, JOBS_PER_LAP)
     runtime = pair.target.runtime
     rng = np.random.default_rng(bench.options.seed)
     held: list[int] = []
     for lap in range(num_laps):
-        if gpu and bench.left_s < 0 and lap > WARM_LAPS:
+        if not dry and bench.left_s < 0 and lap > WARM_LAPS:
             break
         tokens_of(pair, SETTINGS[lap % len(SETTINGS)], _jobs(bench, pair, num_jobs, rng), pair.limits.max_batch_size)
         held.append(runtime.memory_bytes())

@@ -16,17 +16,17 @@ SECONDS_PER_FORM = 30.0
 
 
 def run(bench: Bench) -> None:
-    for form in bench.options.forms if bench.machine.is_gpu else bench.options.forms[:1]:
-        if bench.left_s < SECONDS_PER_FORM and bench.machine.is_gpu:
+    for form in bench.options.forms[:1] if bench.is_dry else bench.options.forms:
+        if bench.left_s < SECONDS_PER_FORM and not bench.is_dry:
             bench.record.error(f"the time was over before {form}")
             return
         bench.record.attempt(form, lambda form=form: _form(bench, form))  # type: ignore[misc]
 
 
 def _form(bench: Bench, form: str) -> None:
-    largest = max(bench.options.concurrency) if bench.machine.is_gpu else 2
-    context = CONTEXT if bench.machine.is_gpu else DRY_CONTEXT
-    limits = PairLimits(largest, context + 64, max(5 * largest, 1024 if bench.machine.is_gpu else 64))
+    largest = 2 if bench.is_dry else max(bench.options.concurrency)
+    context = DRY_CONTEXT if bench.is_dry else CONTEXT
+    limits = PairLimits(largest, context + 64, max(5 * largest, 64 if bench.is_dry else 1024))
     with open_pair(bench, form, limits, overlap=True) as pair:
         table = measure_table(bench, pair, context)
         table.save(bench.file(cost_file(form)))

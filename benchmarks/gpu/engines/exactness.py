@@ -63,10 +63,10 @@ class Difference:
 
 
 def _executor(bench: Bench) -> None:
-    gpu = bench.machine.is_gpu
-    concurrency = CONCURRENCY if gpu else DRY_CONCURRENCY
-    batch_size = max(concurrency, 256 if gpu else 8)
-    limits = PairLimits(batch_size, prompt_len(bench) + max_tokens(bench) + 16, 2048 if gpu else 64)
+    dry = bench.is_dry
+    concurrency = DRY_CONCURRENCY if dry else CONCURRENCY
+    batch_size = max(concurrency, 8 if dry else 256)
+    limits = PairLimits(batch_size, prompt_len(bench) + max_tokens(bench) + 16, 64 if dry else 2048)
     with open_pair(bench, FORM, limits, overlap=True) as pair:
         policies = {spelling: policy_of(pair, spelling) for spelling in SPELLINGS}
         bench.record.attempt("greedy tokens", lambda: greedy(bench, pair, concurrency, policies))
@@ -178,7 +178,7 @@ def _sampled(bench: Bench, pair: OpenPair, concurrency: int) -> None:
     """The first few tokens of one prompt, with and without speculation: a two-sample chi-square test of their joint
     distribution."""
     prompt = bench_prompts(bench).token_ids[0]
-    num_samples = NUM_SAMPLES if bench.machine.is_gpu else DRY_NUM_SAMPLES
+    num_samples = DRY_NUM_SAMPLES if bench.is_dry else NUM_SAMPLES
     params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, top_k=SAMPLED_TOP_K)
     jobs = [Job(prompt, params)] * num_samples
     samples = {name: Counter(tokens_of(pair, name, jobs, concurrency)) for name in ("off", "fixed:2", "fixed:4")}
@@ -200,7 +200,7 @@ def _accept_distribution(bench: Bench) -> None:
     if launcher is None:
         bench.record.value("distribution of accept", "not run: no kernels in a dry run")
         return
-    n = NUM_CHI_SQUARE_REQUESTS if bench.machine.is_gpu else DRY_NUM_CHI_SQUARE_REQUESTS
+    n = DRY_NUM_CHI_SQUARE_REQUESTS if bench.is_dry else NUM_CHI_SQUARE_REQUESTS
     vocab_size, rows = 12, []
     rng = np.random.default_rng(bench.options.seed)
     p_logits, q = (2 * rng.standard_normal(vocab_size)).astype(np.float32), rng.dirichlet(np.full(vocab_size, 0.7))

@@ -66,7 +66,7 @@ def run(bench: Bench) -> None:
 def _products(bench: Bench) -> None:
     """One layer's four GEMMs including row quantisation, and whether a row alone gives the same bits."""
     form = bench.options.forms[0]
-    shape, rows = (SHAPES[form], ROWS) if bench.machine.is_gpu else (DRY_SHAPE, DRY_ROWS)
+    shape, rows = (DRY_SHAPE, DRY_ROWS) if bench.is_dry else (SHAPES[form], ROWS)
     found: dict[int, dict[str, float]] = {n: dict.fromkeys(("bf16", "fp8", "rows", "parted", "apart"), 0) for n in rows}
     errors = [_matrix(bench, shape, i, found) for i in range(len(matrices(shape)))]
     bench.record.value("error of a product", max(errors))
@@ -123,9 +123,9 @@ def _rows_not_as_alone(together: Tensor, product: Any, x: Tensor) -> int:
 
 def _passes(bench: Bench) -> None:
     """Target passes with their free test, as in the section "steps", and the size of the weights."""
-    gpu, form = bench.machine.is_gpu, bench.options.forms[0]
-    sizes, context = (BATCH_SIZES, CONTEXT) if gpu else (DRY_BATCH_SIZES, DRY_CONTEXT)
-    limits = PairLimits(max(sizes), context + 32, max(1024 if gpu else 64, max(sizes) * max(ROWS_EACH)))
+    dry, form = bench.is_dry, bench.options.forms[0]
+    sizes, context = (DRY_BATCH_SIZES, DRY_CONTEXT) if dry else (BATCH_SIZES, CONTEXT)
+    limits = PairLimits(max(sizes), context + 32, max(64 if dry else 1024, max(sizes) * max(ROWS_EACH)))
     times: dict[tuple[int, int], list[float]] = {}
     memory = []
     for quantization in BOTH:
@@ -137,7 +137,7 @@ def _passes(bench: Bench) -> None:
             for batch_size in sizes:
                 for each in ROWS_EACH:
                     point = Point("verify", "all", batch_size * each, batch_size, probe.limits.max_context)
-                    ms = time_step(probe.runner(point), NUM_RUNS if gpu else DRY_NUM_RUNS)
+                    ms = time_step(probe.runner(point), DRY_NUM_RUNS if dry else NUM_RUNS)
                     times.setdefault((batch_size, each), []).append(ms)
     rows = [
         (*key, *(f"{ms:.3f}" for ms in pair_ms), f"{pair_ms[0] / pair_ms[1]:.2f}") for key, pair_ms in times.items()
@@ -154,9 +154,9 @@ def _passes(bench: Bench) -> None:
 
 def _tokens(bench: Bench) -> None:
     """Greedy tokens in fp8: with speculation against without, and their agreement with bf16."""
-    gpu = bench.machine.is_gpu
-    concurrency, settings = (CONCURRENCY, SETTINGS) if gpu else (DRY_CONCURRENCY, DRY_SETTINGS)
-    limits = PairLimits(concurrency, prompt_len(bench) + max_tokens(bench) + 16, 2048 if gpu else 64)
+    dry = bench.is_dry
+    concurrency, settings = (DRY_CONCURRENCY, DRY_SETTINGS) if dry else (CONCURRENCY, SETTINGS)
+    limits = PairLimits(concurrency, prompt_len(bench) + max_tokens(bench) + 16, 64 if dry else 2048)
     with open_pair(bench, TOKENS_FORM, limits, quantization=Quantization.FP8) as pair:
         scaled = greedy(bench, pair, concurrency, {spelling: policy_of(pair, spelling) for spelling in settings})
     jobs = [Job(prompt, SamplingParams(max_tokens=max_tokens(bench))) for prompt in bench_prompts(bench).token_ids]

@@ -36,11 +36,11 @@ Results = dict[tuple[int, str], list[Round]]
 
 def run(bench: Bench) -> None:
     for form in bench.options.forms:
-        if bench.machine.is_gpu and bench.left_s < MIN_SECONDS_PER_FORM:
+        if not bench.is_dry and bench.left_s < MIN_SECONDS_PER_FORM:
             bench.record.error(f"the time was over before {form}")
             return
         bench.record.attempt(form, lambda form=form: _form(bench, form))  # type: ignore[misc]
-        if not bench.machine.is_gpu:
+        if bench.is_dry:
             return
 
 
@@ -51,9 +51,9 @@ def spellings(bench: Bench) -> dict[str, str]:
 
 
 def _form(bench: Bench, form: str) -> None:
-    levels = bench.options.concurrency if bench.machine.is_gpu else (1, 2)
+    levels = (1, 2) if bench.is_dry else bench.options.concurrency
     seq_len = prompt_len(bench) + max_tokens(bench) + 16
-    rows = max(2048 if bench.machine.is_gpu else 64, 5 * max(levels))
+    rows = max(64 if bench.is_dry else 2048, 5 * max(levels))
     limits = PairLimits(max(levels), seq_len, rows, max(8, *bench.options.fixed))
     prompts = bench_prompts(bench)
     results: Results = {}

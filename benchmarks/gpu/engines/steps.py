@@ -20,7 +20,7 @@ NUM_FORMS = 2  # as many as fit the section's time
 
 def run(bench: Bench) -> None:
     rows: list[dict[str, Any]] = []
-    for form in bench.options.forms[: NUM_FORMS if bench.machine.is_gpu else 1]:
+    for form in bench.options.forms[: 1 if bench.is_dry else NUM_FORMS]:
         if bench.left_s < 10:
             bench.record.error(f"the time was over before {form}")
             return
@@ -28,9 +28,9 @@ def run(bench: Bench) -> None:
 
 
 def _form(bench: Bench, form: str, rows: list[dict[str, Any]]) -> None:
-    gpu = bench.machine.is_gpu
-    sizes, context = (BATCH_SIZES, CONTEXT) if gpu else (DRY_BATCH_SIZES, DRY_CONTEXT)
-    limits = PairLimits(max(sizes), context + 32, max(1024 if gpu else 64, max(sizes) * max(ROWS_EACH)))
+    dry = bench.is_dry
+    sizes, context = (DRY_BATCH_SIZES, DRY_CONTEXT) if dry else (BATCH_SIZES, CONTEXT)
+    limits = PairLimits(max(sizes), context + 32, max(64 if dry else 1024, max(sizes) * max(ROWS_EACH)))
     ceilings = bench.ceilings()
     with open_pair(bench, form, limits) as pair:
         probe = PairProbe(pair, context)
@@ -38,7 +38,7 @@ def _form(bench: Bench, form: str, rows: list[dict[str, Any]]) -> None:
         for batch_size in sizes:
             for each in ROWS_EACH:
                 work = probe.runner(Point("verify", "all", batch_size * each, batch_size, probe.limits.max_context))
-                ms = time_step(work, NUM_RUNS if gpu else DRY_NUM_RUNS)
+                ms = time_step(work, DRY_NUM_RUNS if dry else NUM_RUNS)
                 num_bytes = pair.step_bytes(batch_size, context)
                 floor_ms = ceilings.floor_ms(num_bytes, pair.step_flops(batch_size * each, context))
                 rows.append({"form": form, "batch_size": batch_size, "rows_each": each, "ms": ms, "floor_ms": floor_ms})
@@ -62,7 +62,7 @@ def _write(bench: Bench, rows: list[dict[str, Any]]) -> None:
             (r["form"], r["batch_size"], r["rows_each"], f"{r['ms']:.3f}", f"{r['floor_ms']:.3f}", _share(r))
             for r in rows
         ],
-        f"Context {CONTEXT if bench.machine.is_gpu else DRY_CONTEXT}. Roofline: every weight and every cached token is "
+        f"Context {DRY_CONTEXT if bench.is_dry else CONTEXT}. Roofline: every weight and every cached token is "
         "read once, or the arithmetic, whichever takes longer. 1 row: decode; 5 rows: 4 drafts are verified.",
     )
     series: dict[str, dict[float, float]] = {}

@@ -54,13 +54,13 @@ DRY_CASES = (AttentionCase(2, 1, 40, 4, 2, 64), AttentionCase(1, 5, 20, 4, 2, 64
 
 
 def attention_cases(bench: Bench) -> Iterator[KernelCase]:
-    for case in CASES if bench.machine.is_gpu else DRY_CASES:
+    for case in DRY_CASES if bench.is_dry else CASES:
         yield _verify_case(bench, case)
 
 
 def append_cases(bench: Bench) -> Iterator[KernelCase]:
-    heads = _HEADS[0] if bench.machine.is_gpu else (4, 2, 64)
-    for batch_size, num_rows in ((1, 1), (8, 5), (128, 5), (1, 2048)) if bench.machine.is_gpu else ((2, 3),):
+    heads = (4, 2, 64) if bench.is_dry else _HEADS[0]
+    for batch_size, num_rows in ((2, 3),) if bench.is_dry else ((1, 1), (8, 5), (128, 5), (1, 2048)):
         yield _append_case(bench, AttentionCase(batch_size, num_rows, max(1024, num_rows), *heads))
 
 

@@ -15,7 +15,7 @@ DRY_SHAPE = DecoderShape(32, 48, 2, 2, 1, 16)
 
 
 def run(bench: Bench) -> None:
-    ceilings, dry = bench.ceilings(), not bench.machine.is_gpu
+    ceilings, dry = bench.ceilings(), bench.is_dry
     rows = DRY_ROWS if dry else ROWS
     times: dict[str, dict[float, float]] = {}
     shares: dict[str, dict[float, float]] = {}

@@ -146,13 +146,13 @@ def _second_stream(bench: Bench) -> GpuPartition:
 def _form(
     bench: Bench, form: str, whole: GpuPartition, pairs: list[PartitionPair], streams: Streams | DryStreams
 ) -> None:
-    gpu = bench.machine.is_gpu
-    target, draft = (shape_named(name) if gpu else DRY_SHAPE for name in (form, DRAFT_OF[form]))
+    dry = bench.is_dry
+    target, draft = (DRY_SHAPE if dry else shape_named(name) for name in (form, DRAFT_OF[form]))
     num_layers = min(MAX_TARGET_LAYERS, target.num_layers)
     scale = target.num_layers / num_layers
     stacks = _Stack(bench, target, num_layers, 1), _Stack(bench, draft, draft.num_layers, 2)
     rows: list[Row] = []
-    for draft_rows, verify_rows in LOADS if gpu else DRY_LOADS:
+    for draft_rows, verify_rows in DRY_LOADS if dry else LOADS:
         verify, step = stacks[0].work(verify_rows), stacks[1].work(draft_rows)
         # The stack is part of the target, so its pass is repeated to make a whole one.
         repeats = max(1, round(scale))

@@ -121,8 +121,8 @@ class AcceptCase:
 
 def accept_cases(bench: Bench) -> Iterator[KernelCase]:
     """4 drafts per request; top_k and top_p need extra passes."""
-    gpu = bench.machine.is_gpu
-    sizes = ((8, 128_256), (64, 128_256), (64, 4096)) if gpu else ((3, 50),)
+    dry = bench.is_dry
+    sizes = ((3, 50),) if dry else ((8, 128_256), (64, 128_256), (64, 4096))
     for num_requests, vocab_size in sizes:
         for label, mode in MODES.items():
             yield _accept_case(bench, num_requests, vocab_size, label, mode)
@@ -161,7 +161,7 @@ def _accept_case(
 
 
 def early_exit_cases(bench: Bench) -> Iterator[KernelCase]:
-    sizes = ((8, 4096, 128_256), (64, 4096, 128_256)) if bench.machine.is_gpu else ((3, 64, 50),)
+    sizes = ((3, 64, 50),) if bench.is_dry else ((8, 4096, 128_256), (64, 4096, 128_256))
     for num_rows, hidden_size, vocab_size in sizes:
         yield _early_exit_case(bench, num_rows, hidden_size, vocab_size)
 
@@ -223,7 +223,7 @@ def _early_exit_case(bench: Bench, num_rows: int, hidden_size: int, vocab_size: 
 
 
 def compact_rows_cases(bench: Bench) -> Iterator[KernelCase]:
-    for num_requests, hidden_size in ((64, 4096), (256, 4096)) if bench.machine.is_gpu else ((3, 64),):
+    for num_requests, hidden_size in ((3, 64),) if bench.is_dry else ((64, 4096), (256, 4096)):
         yield _compact_case(bench, num_requests, hidden_size)
 
 
@@ -277,7 +277,7 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
 
 
 def quantize_rows_cases(bench: Bench) -> Iterator[KernelCase]:
-    for num_rows, width in ((1, 4096), (64, 4096), (64, 14336)) if bench.machine.is_gpu else ((3, 64),):
+    for num_rows, width in ((3, 64),) if bench.is_dry else ((1, 4096), (64, 4096), (64, 14336)):
         yield _quantize_case(bench, num_rows, width)
 
 

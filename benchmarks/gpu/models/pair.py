@@ -112,7 +112,7 @@ def open_pair(
         options = bench.options
         for directory, name in ((options.checkpoint_dir, form), (options.draft_checkpoint_dir, DRAFT_OF[form])):
             config = load_model_config(directory)
-            shape = shape_named(name) if bench.machine.is_gpu else dry_shape(config)
+            shape = dry_shape(config) if bench.is_dry else shape_named(name)
             trained = stack.enter_context(CheckpointWeights(directory))
             weights.append(EnlargedWeights(trained, config, shape, options.seed, bench.machine.device))
         exits = exit_layers(weights[0].config)

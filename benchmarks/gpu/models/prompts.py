@@ -16,13 +16,13 @@ def bench_prompts(bench: Bench) -> PromptSet:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    count = NUM_PROMPTS if bench.machine.is_gpu else DRY_NUM_PROMPTS
+    count = DRY_NUM_PROMPTS if bench.is_dry else NUM_PROMPTS
     return draw_prompts(encode, count, prompt_len(bench), bench.options.seed)
 
 
 def prompt_len(bench: Bench) -> int:
-    return bench.options.prompt_len if bench.machine.is_gpu else min(DRY_PROMPT_LEN, bench.options.prompt_len)
+    return min(DRY_PROMPT_LEN, bench.options.prompt_len) if bench.is_dry else bench.options.prompt_len
 
 
 def max_tokens(bench: Bench) -> int:
-    return bench.options.max_tokens if bench.machine.is_gpu else min(16, bench.options.max_tokens)
+    return min(16, bench.options.max_tokens) if bench.is_dry else bench.options.max_tokens
