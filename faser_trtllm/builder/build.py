@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,18 +27,21 @@ from faser_trtllm.builder.engine_dir import (
 )
 from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.options import BuildOptions, check_options
-from faser_trtllm.builder.source import TOKENIZER_FILES, Source, open_sources
+from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.staging import staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
-from faser_trtllm.models.tokenizer import Tokenizer
 
 __all__ = ["BuildOptions", "Progress", "build_engines"]
 
 DEFAULT_MAX_SEQ_LEN = 4096
 
 
-def build_engines(options: BuildOptions, progress: Progress | None = None) -> EngineDir | None:
+def build_engines(
+    options: BuildOptions, progress: Progress | None = None, note: Callable[[str], None] | None = None
+) -> EngineDir | None:
     """Build, unless output_dir already holds the same build; None after a dry run, which writes nothing.
+
+    note: called with a sentence about each checkpoint whose weights are rounded.
 
     Raises InvalidArgumentError for options, CheckpointError for checkpoints, ConfigError if the backend's libraries are
     missing, and EngineFileError if output_dir cannot be written or must not be replaced. On failure output_dir is
@@ -47,8 +51,17 @@ def build_engines(options: BuildOptions, progress: Progress | None = None) -> En
     with ExitStack() as stack:
         backend: EngineBuilder = resolve_name(find_backend(options.backend).builder)(options)
         sources = open_sources(
-            options.checkpoint_dir, options.draft_checkpoint_dir, options.expand, options.exit_layers, stack
+            options.checkpoint_dir,
+            options.draft_checkpoint_dir,
+            options.expand,
+            options.exit_layers,
+            stack,
+            options.tokenizer_dir,
         )
+        for source in sources:
+            sentence = source.rounding(options.dtype)
+            if note is not None and sentence is not None:
+                note(sentence)
         build_config = _build_config(options, backend, sources)
         _check_output_dir(options)
         manifest = _manifest(options, backend, build_config, sources)
@@ -85,7 +98,7 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
 
 def _check_output_dir(options: BuildOptions) -> None:
     output = options.output_dir.resolve()
-    kept = [options.checkpoint_dir, options.draft_checkpoint_dir, Path.cwd(), Path.home()]
+    kept = [options.checkpoint_dir, options.draft_checkpoint_dir, options.tokenizer_dir, Path.cwd(), Path.home()]
     for path in filter(None, kept):
         if path.resolve().is_relative_to(output):
             raise InvalidArgumentError(
@@ -158,12 +171,10 @@ def _write(
         config = engine_config(source, build_config, options.backend, options.dtype, options.expand, extra)
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2))
         for name, entry in manifest["checkpoints"][source.role].items():
-            entry["sha256"] = sha256_of(source.directory / name)
-    target = sources[0]
-    for name in TOKENIZER_FILES:
-        if (target.directory / name).exists():
-            shutil.copyfile(target.directory / name, staging / name)
-    tokenizer = Tokenizer.load(target.directory)
+            entry["sha256"] = sha256_of(source.checkpoint.files[name])
+    for name, contents in sources[0].checkpoint.tokenizer_files.items():
+        (staging / name).write_bytes(contents)
+    tokenizer = sources[0].checkpoint.tokenizer
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids)}
     (staging / "generation_config.json").write_text(json.dumps(ends, indent=2))
     files = sorted(path for path in staging.rglob("*") if path.is_file())

@@ -15,10 +15,11 @@ MAX_DRAFT_LEN = 64
 class BuildOptions:
     """Options of `faser build`; None and () mean "decide from the checkpoints and the backend".
 
-    max_seq_len: default: the limit of both models, at most 4096. tokens_per_block: default: 32, or max_seq_len
-    if the backend's KV cache is linear. exit_layers: layer boundaries that split the (expanded) target into
-    segments. expand: times the target's layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6";
-    default: the backend's default GPUs.
+    checkpoint_dir and draft_checkpoint_dir: Hugging Face folders or GGUF files. tokenizer_dir: a folder whose tokenizer
+    both models take instead of their own. max_seq_len: default: the limit of both models, at most 4096.
+    tokens_per_block: default: 32, or max_seq_len if the backend's KV cache is linear. exit_layers: layer boundaries
+    that split the (expanded) target into segments. expand: times the target's layers (models/expand.py).
+    compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
     """
 
     checkpoint_dir: Path
@@ -34,6 +35,7 @@ class BuildOptions:
     exit_layers: tuple[int, ...] = ()
     expand: int = 1
     compute_capabilities: tuple[str, ...] = ()
+    tokenizer_dir: Path | None = None
     dry_run: bool = False
     force: bool = False
 

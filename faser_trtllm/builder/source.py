@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,42 +10,48 @@ from typing import Any
 
 from faser_trtllm.builder.engine_dir import sha256_of
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
-from faser_trtllm.models.config import ModelConfig, load_model_config
+from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
+from faser_trtllm.models.checkpoint.open import open_checkpoint
+from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
-from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_weights
+from faser_trtllm.models.weights import Weights
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
-_HASHED_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, INDEX_FILE)
+# Names of a checkpoint's types that a dtype holds without rounding.
+_SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
+_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
 
-    files: names of the checkpoint's files that the engine depends on.
+    config and weights are the checkpoint's with the options applied.
     """
 
     role: str
-    directory: Path
+    checkpoint: Checkpoint
     config: ModelConfig
     weights: Weights
     segments: tuple[int, ...]
-    files: tuple[str, ...]
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
-        stats = {name: (self.directory / name).stat() for name in self.files}
+        stats = {name: path.stat() for name, path in self.checkpoint.files.items()}
         return {
             name: {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
             for name, stat in stats.items()
         }
+
+    def rounding(self, dtype: str) -> str | None:
+        """A sentence if the checkpoint's matrices are stored in types that an engine of this dtype rounds, or None."""
+        rounded = [name for name in self.checkpoint.stored_types if name not in _SAME_TYPES[dtype]]
+        if not rounded:
+            return None
+        return (
+            f"{self.role}: {', '.join(rounded)} weights become {dtype}, which keeps {_SIGNIFICANT_BITS[dtype]} "
+            "significant bits"
+        )
 
     def is_same(self, recorded: Mapping[str, Mapping[str, Any]]) -> bool:
         """Whether a manifest's entry for this role, with "sha256" per file, matches these files."""
@@ -60,53 +65,48 @@ class Source:
         for name, stat in stats.items():
             # An untouched file need not be read again, which takes minutes for large checkpoints.
             untouched = all(recorded[name].get(key) == value for key, value in stat.items())
-            if not untouched and recorded[name].get("sha256") != sha256_of(self.directory / name):
+            if not untouched and recorded[name].get("sha256") != sha256_of(self.checkpoint.files[name]):
                 return name
         return None
 
 
 def open_sources(
-    target_dir: Path, draft_dir: Path | None, expand: int, exit_layers: Sequence[int], stack: ExitStack
+    target: Path,
+    draft: Path | None,
+    expand: int,
+    exit_layers: Sequence[int],
+    stack: ExitStack,
+    tokenizer_dir: Path | None = None,
 ) -> list[Source]:
-    """Open the target and the draft, if any; closed with the stack.
+    """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
-    Raises CheckpointError, and InvalidArgumentError for exit_layers.
+    tokenizer_dir: a folder whose tokenizer both take instead of their own. Raises CheckpointError, and
+    InvalidArgumentError for exit_layers.
     """
-    target = _open_target(target_dir, expand, exit_layers, stack)
-    sources = [target]
-    if draft_dir is not None:
-        sources.append(_open_draft(draft_dir, target.config.vocab_size, stack))
-    _check_tokenizers(sources)
+    sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
+    if draft is not None:
+        sources.append(_open_draft(_open("draft", draft, stack, tokenizer_dir), sources[0].config.vocab_size))
+        _check_tokenizers(*sources)
     return sources
 
 
-def _open_target(directory: Path, expand: int, exit_layers: Sequence[int], stack: ExitStack) -> Source:
-    config, checkpoint = _open_checkpoint("target", directory, stack)
-    config = expand_config(config, expand)
-    weights = ExpandedWeights(checkpoint, expand)
-    segments = _segments(tuple(exit_layers), config.num_layers)
-    return Source("target", directory, config, weights, segments, _files(directory, checkpoint))
+def _open(role: str, path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Checkpoint:
+    if not path.exists():
+        raise CheckpointError(f"the {role} checkpoint {path} does not exist or cannot be read")
+    return open_checkpoint(path, stack, tokenizer_dir)
 
 
-def _open_draft(directory: Path, vocab_size: int, stack: ExitStack) -> Source:
-    config, checkpoint = _open_checkpoint("draft", directory, stack)
-    weights: Weights = checkpoint
+def _open_target(checkpoint: Checkpoint, expand: int, exit_layers: Sequence[int]) -> Source:
+    config = expand_config(checkpoint.config, expand)
+    weights = ExpandedWeights(checkpoint.weights, expand)
+    return Source("target", checkpoint, config, weights, _segments(tuple(exit_layers), config.num_layers))
+
+
+def _open_draft(checkpoint: Checkpoint, vocab_size: int) -> Source:
+    config, weights = checkpoint.config, checkpoint.weights
     if config.vocab_size != vocab_size:
-        config, weights = resize_vocabulary(config, vocab_size), ResizedVocabulary(checkpoint, vocab_size)
-    return Source("draft", directory, config, weights, (0, config.num_layers), _files(directory, checkpoint))
-
-
-def _open_checkpoint(role: str, directory: Path, stack: ExitStack) -> tuple[ModelConfig, CheckpointWeights]:
-    if not os.path.isdir(directory):
-        raise CheckpointError(f"the {role} checkpoint {directory} is not a directory that can be read")
-    config = load_model_config(directory)
-    checkpoint = stack.enter_context(CheckpointWeights(directory))
-    check_weights(checkpoint, config)
-    return config, checkpoint
-
-
-def _files(directory: Path, checkpoint: CheckpointWeights) -> tuple[str, ...]:
-    return (*checkpoint.files, *(name for name in _HASHED_FILES if (directory / name).exists()))
+        config, weights = resize_vocabulary(config, vocab_size), ResizedVocabulary(weights, vocab_size)
+    return Source("draft", checkpoint, config, weights, (0, config.num_layers))
 
 
 def _segments(exit_layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
@@ -121,10 +121,8 @@ def _segments(exit_layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
     return (0, *sorted(exit_layers), num_layers)
 
 
-def _check_tokenizers(sources: list[Source]) -> None:
-    tokenizers = [Tokenizer.load(source.directory) for source in sources]
-    if len(sources) == 1:
-        return
+def _check_tokenizers(target: Source, draft: Source) -> None:
+    tokenizers = [source.checkpoint.tokenizer for source in (target, draft)]
     difference = tokenizers[0].first_difference(tokenizers[1], names=("the target", "the draft"))
     if difference is not None:
         raise CheckpointError(f"target and draft must share one tokenizer, but {difference}")

@@ -29,10 +29,14 @@ def build(
     ctx: typer.Context,
     output_dir: Annotated[Path, typer.Option("--output_dir", help="directory that the engines are written to")],
     checkpoint_dir: Annotated[
-        Path | None, typer.Option("--checkpoint_dir", help="target checkpoint, Hugging Face format")
+        Path | None, typer.Option("--checkpoint_dir", help="target checkpoint: a Hugging Face folder, or a GGUF file")
     ] = None,
     draft_checkpoint_dir: Annotated[
         Path | None, typer.Option("--draft_checkpoint_dir", help="draft checkpoint with the same tokenizer")
+    ] = None,
+    tokenizer_dir: Annotated[
+        Path | None,
+        typer.Option("--tokenizer_dir", help="folder whose tokenizer both models take instead of their own"),
     ] = None,
     backend: Annotated[
         str,
@@ -103,6 +107,7 @@ def build(
         checkpoint_dir=Path(checkpoint),
         draft_checkpoint_dir=draft_checkpoint_dir,
         output_dir=output_dir,
+        tokenizer_dir=tokenizer_dir,
         backend=backend,
         dtype=dtype,
         max_batch_size=max_batch_size,
@@ -118,7 +123,7 @@ def build(
     )
     options = dataclasses.replace(options, **given)
     with ProgressBar() as progress:
-        engines = build_engines(options, progress)
+        engines = build_engines(options, progress, lambda sentence: print(sentence, file=sys.stderr))
     print(f"{'checked' if dry_run else 'built'} {output_dir}", file=sys.stderr)
     if engines is not None and not no_profile:
         _profile(engines)

@@ -33,6 +33,7 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    freq_factors: tuple[float, ...] = ()  # freq_factors (GGUF): what the head_dim / 2 frequencies are divided by
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Float32Array, float]:
@@ -44,6 +45,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Float32Array, flo
         return inv_freq, 1.0
     if rope.rope_type == "linear":
         return inv_freq / np.float32(rope.factor), 1.0
+    if rope.rope_type == "freq_factors":
+        return inv_freq / np.array(rope.freq_factors, np.float32), 1.0
     if rope.rope_type == "llama3":
         return _llama3(rope, inv_freq), 1.0
     if rope.rope_type == "yarn":

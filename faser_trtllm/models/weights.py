@@ -26,6 +26,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+_ITEMSIZES = {name: dtype.itemsize for name, dtype in _DTYPES.items()} | {"I32": 4}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Float32Array = npt.NDArray[np.float32]
@@ -106,6 +107,18 @@ class CheckpointWeights:
         if entry.dtype == "BF16":
             return float32_from_bfloat16(array)
         return array.astype(np.float32)
+
+    def int32(self, name: str) -> npt.NDArray[np.int32]:
+        """An int32 tensor of any shape, a read-only view of the file."""
+        entry = self._entry(name)
+        if entry.dtype != "I32":
+            raise CheckpointError(f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be I32")
+        count = (entry.end - entry.start) // 4
+        return np.frombuffer(self._maps[entry.file], "<i4", count, entry.start).reshape(entry.shape)
+
+    def dtype(self, name: str) -> str:
+        """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
+        return self._entry(name).dtype
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -198,7 +211,7 @@ def _parse_header(mapping: mmap.mmap, size: int, file: str) -> dict[str, _Entry]
                 continue
             begin, end = info["data_offsets"]
             entry = _Entry(file, info["dtype"], tuple(info["shape"]), 8 + header_len + begin, 8 + header_len + end)
-            itemsize = _DTYPES[entry.dtype].itemsize if entry.dtype in _DTYPES else None
+            itemsize = _ITEMSIZES.get(entry.dtype)
             count = 1
             for dim in entry.shape:
                 if not isinstance(dim, int) or dim < 0:
@@ -251,5 +264,5 @@ def check_weights(weights: Weights, config: ModelConfig) -> None:
     for name, shape in expected_shapes(config).items():
         if weights.shape(name) != shape:
             raise CheckpointError(
-                f"tensor {name} has shape {list(weights.shape(name))}, config.json asks for {list(shape)}"
+                f"tensor {name} has shape {list(weights.shape(name))}, the configuration asks for {list(shape)}"
             )

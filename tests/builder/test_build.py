@@ -203,7 +203,7 @@ def test_memory_holds_a_few_tensors_at_most(tmp_path: Path) -> None:
 
 
 def test_unusable_checkpoints_leave_no_trace(options: BuildOptions) -> None:
-    with pytest.raises(CheckpointError, match=r"the target checkpoint .* is not a directory"):
+    with pytest.raises(CheckpointError, match=r"the target checkpoint .* does not exist or cannot be read"):
         build_engines(dataclasses.replace(options, checkpoint_dir=options.checkpoint_dir / "absent"))
     weights = options.checkpoint_dir / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -247,7 +247,7 @@ def test_a_full_disk_keeps_the_old_engines(options: BuildOptions, monkeypatch: p
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(build.shutil, "copyfile", full)  # the engines are written by then
+    monkeypatch.setattr(Path, "write_bytes", full)  # of the tokenizer, when the engines are written
     with pytest.raises(EngineFileError, match="on a full disk"):
         build_engines(dataclasses.replace(options, max_draft_len=4))
     assert snapshot(options.output_dir.parent) == before

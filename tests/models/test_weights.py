@@ -86,7 +86,7 @@ def test_shape_and_missing_tensors_are_named(tmp_path: Path) -> None:
         CheckpointWeights(directory) as weights,
         pytest.raises(
             CheckpointError,
-            match=r"gate_proj\.weight has shape \[96, 64\], config\.json asks for \[128, 64\]",
+            match=r"gate_proj\.weight has shape \[96, 64\], the configuration asks for \[128, 64\]",
         ),
     ):
         check_weights(weights, load_model_config(directory))

@@ -134,8 +134,8 @@ def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: 
         different = source.first_difference(manifest["checkpoints"][source.role])
         if different is not None:
             raise ConfigError(
-                f"{different} of the {source.role} checkpoint {source.directory} is not the one that {engines.path} "
-                "was built from; give that checkpoint, or rebuild with faser build"
+                f"{different} of the {source.role} checkpoint {source.checkpoint.path} is not the one that "
+                f"{engines.path} was built from; give that checkpoint, or rebuild with faser build"
             )
     return sources
 

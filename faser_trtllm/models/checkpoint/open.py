@@ -1,0 +1,110 @@
+"""Opens a checkpoint: a Hugging Face folder, plain or quantised with AWQ or GPTQ, or a GGUF file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from faser_trtllm.errors import CheckpointError, reason_of
+from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
+from faser_trtllm.models.checkpoint.quantization import QuantizationConfig, parse_quantization_config
+from faser_trtllm.models.checkpoint.quantized_weights import QuantizedWeights
+from faser_trtllm.models.config import parse_model_config, read_json
+from faser_trtllm.models.gguf.config import model_config
+from faser_trtllm.models.gguf.file import GgufFile
+from faser_trtllm.models.gguf.tokenizer import gguf_tokenizer, special_ids
+from faser_trtllm.models.gguf.weights import GgufWeights
+from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
+from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_weights
+
+_TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_CONFIG_FILES = ("config.json", "generation_config.json")
+
+
+def open_checkpoint(path: Path, stack: ExitStack, tokenizer_dir: Path | None = None) -> Checkpoint:
+    """Open and check a checkpoint without reading its matrices; closed with the stack.
+
+    tokenizer_dir: a folder whose tokenizer is taken instead of the checkpoint's own. Raises CheckpointError.
+    """
+    checkpoint = _open_folder(path, stack, tokenizer_dir) if path.is_dir() else _open_gguf(path, stack, tokenizer_dir)
+    check_weights(checkpoint.weights, checkpoint.config)
+    if tokenizer_dir is not None and checkpoint.tokenizer.vocab_size > checkpoint.config.vocab_size:
+        raise CheckpointError(
+            f"tokenizer_dir is {tokenizer_dir}, whose tokenizer has {checkpoint.tokenizer.vocab_size} tokens; "
+            f"the model {path} knows {checkpoint.config.vocab_size}"
+        )
+    return checkpoint
+
+
+def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Checkpoint:
+    if not (directory / "config.json").exists() and (found := sorted(directory.glob("*.gguf"))):
+        raise CheckpointError(
+            f"the checkpoint {directory} has no config.json; to read {found[0].name}, name the file itself"
+        )
+    data = read_json(directory / "config.json")
+    quantization = data.pop("quantization_config", None)
+    quantized = parse_quantization_config(quantization) if quantization else None
+    config = parse_model_config(data)
+    plain = stack.enter_context(CheckpointWeights(directory))
+    weights: Weights = plain
+    if quantized is not None:
+        weights = QuantizedWeights(plain, quantized)
+        check_weights(weights, config)
+        weights.check_biases(config)
+    tokenizer_from = tokenizer_dir or directory
+    names = (*plain.files, *(name for name in (*_CONFIG_FILES, INDEX_FILE) if (directory / name).exists()))
+    tokenizer_files = _existing(tokenizer_from)
+    return Checkpoint(
+        directory,
+        config,
+        weights,
+        Tokenizer.load(tokenizer_from),
+        _contents(tokenizer_files),
+        {name: directory / name for name in names} | tokenizer_files,
+        _stored_types(plain, quantized),
+    )
+
+
+def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Checkpoint:
+    file = stack.enter_context(GgufFile(path))
+    config = model_config(file)
+    weights = GgufWeights(file, config)
+    ends, bos = special_ids(file.metadata, path.name)
+    if tokenizer_dir is not None:
+        found = _existing(tokenizer_dir)
+        tokenizer, contents = Tokenizer.load(tokenizer_dir), _contents(found)
+        tokenizer.eos_token_ids = tokenizer.eos_token_ids or ends
+    else:
+        found = {}
+        translated = gguf_tokenizer(file.metadata, path.name)
+        contents = dict(translated.files)
+        try:
+            tokenizer = Tokenizer(contents[TOKENIZER_FILE].decode(), bos, ends)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{path.name}: the tokenizer cannot be used ({error}); give a folder with the model's "
+                "tokenizer.json as --tokenizer_dir"
+            ) from error
+    types = sorted({tensor.block.name for tensor in file.tensors.values() if len(tensor.shape) > 1})
+    config = dataclasses.replace(config, bos_token_id=bos, eos_token_ids=ends)
+    return Checkpoint(path, config, weights, tokenizer, contents, {path.name: path} | found, tuple(types))
+
+
+def _stored_types(weights: CheckpointWeights, quantized: QuantizationConfig | None) -> tuple[str, ...]:
+    types = {weights.dtype(name) for name in weights if len(weights.shape(name)) > 1 and name.endswith(".weight")}
+    if quantized is not None:
+        types.add(f"{quantized.method.upper()} {quantized.bits}-bit")
+    return tuple(sorted(types))
+
+
+def _existing(directory: Path) -> dict[str, Path]:
+    return {name: directory / name for name in _TOKENIZER_FILES if (directory / name).exists()}
+
+
+def _contents(files: Mapping[str, Path]) -> dict[str, bytes]:
+    try:
+        return {name: path.read_bytes() for name, path in files.items()}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {reason_of(error)}") from error

@@ -1,0 +1,150 @@
+"""Matrices of AWQ and GPTQ checkpoints, dequantised on demand.
+
+Both store, for a matrix X [out, in], 4- or 8-bit integers in int32 words as X.qweight, zero points as X.qzeros
+[groups, out / per word] and scales as X.scales [groups, out]; a weight is (integer - zero point) * scale, exact in
+fp32.
+
+AWQ ("gemm", github.com/casper-hansen/AutoAWQ): qweight [in, out / 8]; the words of qweight and qzeros hold outputs
+0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up.
+GPTQ (github.com/AutoGPTQ/AutoGPTQ): qweight [in / per word, out], inputs in order; qzeros hold outputs in order, one
+less than the zero point in the first format; X.g_idx [in], where it exists, names the group of each input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.checkpoint.quantization import QuantizationConfig
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.weights import (
+    Bfloat16Array,
+    CheckpointWeights,
+    Float32Array,
+    bfloat16_from_float32,
+    expected_shapes,
+)
+
+_WORD_BITS = 32
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_INPUTS_PER_PIECE = 512  # bounds the memory of unpacking; a multiple of what a word holds
+
+
+class QuantizedWeights:
+    """Weights of a quantised checkpoint; same interface as CheckpointWeights. Tensors that are not quantised pass."""
+
+    def __init__(self, weights: CheckpointWeights, config: QuantizationConfig) -> None:
+        self._weights = weights
+        self._config = config
+        self._per_word = _WORD_BITS // config.bits
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; CheckpointError if there is none of this name or its parts do not fit together."""
+        module = self._module(name)
+        return self._weights.shape(name) if module is None else self._sizes(module)[:2]
+
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
+        """The tensor as bf16 bits, shape checked."""
+        module = self._module(name)
+        if module is None:
+            return self._weights.bfloat16(name, shape)
+        matrix = np.empty(self._checked(name, shape), np.uint16)
+        for inputs, values in self._pieces(module):
+            matrix[:, inputs] = bfloat16_from_float32(values).T
+        return matrix
+
+    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
+        """The tensor as fp32, shape checked."""
+        module = self._module(name)
+        if module is None:
+            return self._weights.float32(name, shape)
+        matrix = np.empty(self._checked(name, shape), np.float32)
+        for inputs, values in self._pieces(module):
+            matrix[:, inputs] = values.T
+        return matrix
+
+    def check_biases(self, config: ModelConfig) -> None:
+        """Raise CheckpointError for a bias that the model does not have, unless it is zero, as some tools write it."""
+        expected = expected_shapes(config)
+        for name in self._weights:
+            is_extra = name.endswith(".bias") and name not in expected
+            if is_extra and self._weights.float32(name, self._weights.shape(name)).any():
+                raise CheckpointError(
+                    f"tensor {name} is not zero, but a {config.architecture} of this configuration has no such bias"
+                )
+
+    def _module(self, name: str) -> str | None:
+        """The module of a quantised matrix, None for other tensors."""
+        module = name.removesuffix(".weight")
+        return module if module != name and f"{module}.qweight" in self._weights else None
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.shape(name) != shape:
+            raise CheckpointError(f"tensor {name} has shape {list(self.shape(name))}, the model asks for {list(shape)}")
+        return shape
+
+    def _sizes(self, module: str) -> tuple[int, int, int]:
+        """-> (outputs, inputs, groups), after a check of all parts against each other."""
+        packed, scales = self._weights.shape(f"{module}.qweight"), self._weights.shape(f"{module}.scales")
+        if len(packed) != 2 or len(scales) != 2:
+            raise CheckpointError(f"tensors of {module} are no matrices: qweight {list(packed)}, scales {list(scales)}")
+        num_groups, num_out = scales
+        is_awq, group_size = self._config.method == "awq", self._config.group_size
+        num_in = packed[0] if is_awq else packed[0] * self._per_word
+        num_words = -(-num_out // self._per_word)
+        fits = {
+            "qweight": packed[1] == (num_words if is_awq else num_out),
+            "scales": num_groups == (1 if group_size == -1 else -(-num_in // group_size)) and num_out > 0,
+            "qzeros": self._weights.shape(f"{module}.qzeros") == (num_groups, num_words),
+        }
+        if self._has_g_idx(module):
+            fits["g_idx"] = self._weights.shape(f"{module}.g_idx") == (num_in,)
+        for part, is_right in fits.items():
+            if not is_right:
+                raise CheckpointError(
+                    f"tensor {module}.{part} has shape {list(self._weights.shape(f'{module}.{part}'))}, which does not "
+                    f"fit a matrix of {num_out} x {num_in} with group_size {group_size} and {self._config.bits} bits"
+                )
+        return num_out, num_in, num_groups
+
+    def _has_g_idx(self, module: str) -> bool:
+        return self._config.method == "gptq" and f"{module}.g_idx" in self._weights
+
+    def _pieces(self, module: str) -> Iterator[tuple[slice, Float32Array]]:
+        """(some inputs, their weights [inputs, out]) until all are done."""
+        num_out, num_in, num_groups = self._sizes(module)
+        packed = self._weights.int32(f"{module}.qweight").view(np.uint32)
+        scales = self._weights.float32(f"{module}.scales", (num_groups, num_out))
+        stored = self._unpack(self._weights.int32(f"{module}.qzeros").view(np.uint32))[:, :num_out]
+        zeros = stored.astype(np.float32) + np.float32(self._config.zero_offset)
+        groups = self._groups(module, num_in, num_groups)
+        for start in range(0, num_in, _INPUTS_PER_PIECE):
+            inputs = slice(start, min(start + _INPUTS_PER_PIECE, num_in))
+            if self._config.method == "awq":
+                quants = self._unpack(packed[inputs])[:, :num_out]
+            else:
+                words = packed[start // self._per_word : inputs.stop // self._per_word]
+                quants = self._unpack(np.ascontiguousarray(words.T)).T
+            group = groups[inputs]
+            yield inputs, (quants.astype(np.float32) - zeros[group]) * scales[group]
+
+    def _groups(self, module: str, num_in: int, num_groups: int) -> npt.NDArray[Any]:
+        if not self._has_g_idx(module):
+            return np.arange(num_in) // (num_in if self._config.group_size == -1 else self._config.group_size)
+        groups = self._weights.int32(f"{module}.g_idx")
+        if groups.min() < 0 or groups.max() >= num_groups:
+            raise CheckpointError(f"tensor {module}.g_idx names groups outside of 0 to {num_groups - 1}")
+        return groups
+
+    def _unpack(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+        """[rows, n] uint32 -> [rows, n * per word], in the order of the outputs or inputs."""
+        bits = self._config.bits
+        shifts = np.arange(0, _WORD_BITS, bits, dtype=np.uint32)
+        if self._config.method == "awq":
+            shifts = shifts[np.argsort(_AWQ_ORDER)]
+        values = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+        return values.astype(np.uint8).reshape(len(words), -1)

@@ -1,0 +1,187 @@
+"""A decoder's configuration from GGUF metadata, and the file's tensor names."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import ModelConfig, parse_model_config
+from faser_trtllm.models.gguf.file import GgufFile
+from faser_trtllm.models.rope import RopeConfig
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""general.architecture -> ours. Mistral models are "llama" in GGUF."""
+ROPE_FREQS = "rope_freqs.weight"
+_MIN_TENSORS_PER_LAYER = 9
+_MISSING: Any = object()
+_OUTER_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """A tensor's name in GGUF from its Hugging Face name; KeyError for one that no supported model has."""
+    module, _, kind = name.rpartition(".")
+    if module in _OUTER_NAMES:
+        return f"{_OUTER_NAMES[module]}.{kind}"
+    _, _, layer, rest = module.split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAMES[rest]}.{kind}"
+
+
+def model_config(file: GgufFile) -> ModelConfig:
+    """Check and translate the metadata; CheckpointError names file, key and value."""
+    source = file.path.name
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{source}: general.architecture is {architecture!r}, supported are {', '.join(ARCHITECTURES)}"
+        )
+    keys = _Keys(file.metadata, architecture, source)
+    if keys.integer("expert_count", 0):
+        raise CheckpointError(f"{source}: {architecture}.expert_count is set, mixtures of experts are not supported")
+    num_layers = keys.integer("block_count")
+    if num_layers * _MIN_TENSORS_PER_LAYER > len(file.tensors):
+        raise CheckpointError(
+            f"{source}: {architecture}.block_count is {num_layers}, but {len(file.tensors)} tensors are too few for "
+            f"that; the file is damaged or not a whole model"
+        )
+    hidden_size, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    if num_heads < 1:
+        raise CheckpointError(f"{source}: {architecture}.attention.head_count is {num_heads}, it must be at least 1")
+    head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.integer(key, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{source}: {architecture}.{key} is {keys.integer(key)}, only {head_dim}, the length of a key, is "
+                "supported"
+            )
+    embedding = file.tensors.get("token_embd.weight")
+    window = keys.integer("attention.sliding_window", 0)
+    data = {
+        "architectures": [ARCHITECTURES[architecture]],
+        "vocab_size": embedding.shape[0] if embedding else keys.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(keys),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "dtype": "bfloat16",
+    }
+    if architecture != "qwen2":
+        data["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if architecture == "llama":
+        data["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    config = parse_model_config(data, source)
+    config = dataclasses.replace(config, sliding_window=window)
+    return _with_rope_freqs(config, file)
+
+
+def _rope(keys: _Keys) -> dict[str, Any]:
+    kind = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", "none")
+    rope = {"rope_type": "default" if kind == "none" else kind, "rope_theta": keys.number("rope.freq_base", 10000.0)}
+    known = {"type", "finetuned", "original_context_length"}
+    if kind != "none":
+        rope["factor"] = keys.number("rope.scaling.factor")
+        known.add("factor")
+        original = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
+        rope["original_max_position_embeddings"] = original
+    elif keys.number("rope.scaling.factor", 1.0) in (0.0, 1.0):
+        known.add("factor")
+    if kind == "yarn":
+        for key in ("beta_fast", "beta_slow"):
+            known.add(f"yarn_{key}")
+            value = keys.number(f"rope.scaling.yarn_{key}", None)
+            if value is not None:
+                rope[key] = value
+    if keys.number("rope.scaling.attn_factor", 1.0) == 1.0:
+        known.add("attn_factor")
+    prefix = f"{keys.architecture}.rope.scaling."
+    for key in keys.metadata:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in known:
+            raise CheckpointError(
+                f"{keys.source}: {key} is {keys.metadata[key]!r:.80} with rope scaling {kind!r}, which is not supported"
+            )
+    return rope
+
+
+def _with_rope_freqs(config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Llama 3.1 and later: the frequencies are divided by the factors of a tensor."""
+    tensor = file.tensors.get(ROPE_FREQS)
+    if tensor is None:
+        return config
+    source = file.path.name
+    if config.rope.rope_type != "default":
+        raise CheckpointError(
+            f"{source}: it has {ROPE_FREQS} and rope scaling {config.rope.rope_type!r}, one is supported"
+        )
+    if tensor.block.name != "F32" or tensor.shape != (config.head_dim // 2,):
+        raise CheckpointError(
+            f"{source}: {ROPE_FREQS} is {tensor.block.name} of shape {list(tensor.shape)}, it must be F32 of "
+            f"[{config.head_dim // 2}]"
+        )
+    factors = file.data(ROPE_FREQS).view("<f4")
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise CheckpointError(f"{source}: {ROPE_FREQS} has factors that are not positive numbers")
+    rope = RopeConfig("freq_factors", config.rope.theta, freq_factors=tuple(factors.tolist()))
+    return dataclasses.replace(config, rope=rope)
+
+
+class _Keys:
+    """Typed access to the keys of one architecture."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, source: str) -> None:
+        self.metadata = metadata
+        self.architecture = architecture
+        self.source = source
+
+    def integer(self, key: str, default: Any = _MISSING) -> Any:
+        """An integer of at least 0; of an array, the value that all its elements share."""
+        value = self._get(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        if value is not default and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise self._wrong(key, "one integer of at least 0, the same for all layers")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING) -> Any:
+        """A finite number of at least 0."""
+        value = self._get(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not default and (not is_number or not math.isfinite(value) or value < 0):
+            raise self._wrong(key, "a number of at least 0")
+        return value
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if value is _MISSING:
+            raise CheckpointError(f"{self.source}: {self.architecture}.{key} is missing")
+        return value
+
+    def _wrong(self, key: str, wanted: str) -> CheckpointError:
+        name = f"{self.architecture}.{key}"
+        return CheckpointError(f"{self.source}: {name} is {self.metadata[name]!r:.80}, it must be {wanted}")

@@ -1,0 +1,98 @@
+"""Weights of a GGUF file under their Hugging Face names, decoded on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.gguf.blocks import decode
+from faser_trtllm.models.gguf.config import ROPE_FREQS, gguf_name
+from faser_trtllm.models.gguf.file import GgufFile, GgufTensor
+from faser_trtllm.models.weights import Bfloat16Array, Float32Array, bfloat16_from_float32, expected_shapes
+
+_VALUES_PER_PIECE = 1 << 20  # bounds the memory of decoding; a multiple of every block
+
+
+class GgufWeights:
+    """The tensors of one file; same interface as CheckpointWeights. The caller owns the file."""
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        """CheckpointError for the first tensor that no model of this configuration has."""
+        self._file = file
+        self._heads = {}
+        if file.metadata["general.architecture"] == "llama":
+            self._heads = {"self_attn.q_proj": config.num_heads, "self_attn.k_proj": config.num_kv_heads}
+        known = {gguf_name(name) for name in expected_shapes(config)} | {ROPE_FREQS}
+        for name in file.tensors:
+            if name not in known:
+                raise CheckpointError(
+                    f"{file.path.name}: tensor {name} belongs to no {config.architecture} that is supported"
+                )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; CheckpointError if there is none of this name."""
+        return self._tensor(name).shape
+
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
+        """The tensor as bf16 bits (a read-only view of the file if it holds just that), shape checked."""
+        tensor = self._checked(name, shape)
+        if tensor.block.name == "BF16":
+            bits = self._file.data(gguf_name(name)).view("<u2").reshape(shape)
+        else:
+            bits = self._decoded(name, tensor, np.dtype(np.uint16), bfloat16_from_float32)
+        return self._in_halves(name, bits)
+
+    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
+        """The tensor as fp32, shape checked."""
+        tensor = self._checked(name, shape)
+        return self._in_halves(name, self._decoded(name, tensor, np.dtype(np.float32), lambda values: values))
+
+    def _tensor(self, name: str) -> GgufTensor:
+        tensor = self._file.tensors.get(gguf_name(name))
+        if tensor is None:
+            raise CheckpointError(f"{self._file.path.name}: tensor {gguf_name(name)} is missing")
+        return tensor
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
+        tensor = self._tensor(name)
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{self._file.path.name}: tensor {gguf_name(name)} has shape {list(tensor.shape)}, "
+                f"the metadata asks for {list(shape)}"
+            )
+        return tensor
+
+    def _decoded(
+        self, name: str, tensor: GgufTensor, dtype: np.dtype[Any], convert: Callable[[Float32Array], npt.NDArray[Any]]
+    ) -> npt.NDArray[Any]:
+        data, block = self._file.data(gguf_name(name)), tensor.block
+        values = np.empty(tensor.shape, dtype)
+        flat = values.reshape(-1)
+        step = _VALUES_PER_PIECE // block.num_values * block.num_bytes
+        for start in range(0, len(data), step):
+            piece = decode(block, data[start : start + step])
+            if not np.isfinite(piece).all():
+                raise CheckpointError(
+                    f"{self._file.path.name}: tensor {gguf_name(name)} has values that are infinite or no numbers; "
+                    "the file is damaged"
+                )
+            first = start // block.num_bytes * block.num_values
+            flat[first : first + len(piece)] = convert(piece)
+        return values
+
+    def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Undo the order of rows in files of the llama architecture.
+
+        Its rope rotates neighbours, so each head's rows are stored as 0, d/2, 1, d/2 + 1, ...; ours rotates row i with
+        row i + d/2.
+        """
+        num_heads = self._heads.get(name.rpartition(".")[0].split(".", 3)[-1])
+        if num_heads is None:
+            return values
+        pairs = values.reshape(num_heads, values.shape[0] // num_heads // 2, 2, -1)
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

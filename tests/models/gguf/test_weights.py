@@ -1,0 +1,272 @@
+"""GGUF files of every supported family against the Hugging Face folder they were made of, up to the engine's logits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.rope import RopeConfig, rope_frequencies
+from tests.builder.test_cpu_parity import NUM_TOKENS, engine_logits
+from tests.models.gguf.opened import opened
+from tests.support.checkpoints import make_checkpoint, make_pair, write_safetensors
+from tests.support.gguf_writer import (
+    F32,
+    STRING,
+    TYPE_BF16,
+    TYPE_F16,
+    TYPE_F32,
+    TYPE_Q4_0,
+    TYPE_Q8_0,
+    U32,
+    Tensor,
+    decode,
+    gguf_bytes,
+    gguf_of,
+    read_float32,
+    write_gguf,
+)
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie": True}),
+    "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "num_kv_heads": 1}),
+    "llama-head-32": ("llama", {"head_dim": 32, "rope": {"rope_theta": 500000.0}}),
+    "llama-linear": ("llama", {"rope": {"rope_type": "linear", "factor": 2.5}}),
+    "llama-yarn": ("llama", {"rope": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}}),
+    "mistral": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {"rope": {"rope_theta": 1000000.0}}),
+    "qwen3": ("qwen3", {"head_dim": 32, "tie": True}),
+}
+TOKENS = list(range(2, 2 + NUM_TOKENS))
+
+
+def logits(path: Path, output: Path) -> np.ndarray:
+    engines = build_engines(BuildOptions(path, None, output, max_seq_len=256))
+    assert engines is not None
+    return engine_logits(engines.target_path, TOKENS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_bf16_files_are_those_of_the_folder(tmp_path: Path, family: str) -> None:
+    architecture, options = FAMILIES[family]
+    folder = make_checkpoint(tmp_path / "folder", architecture, **options)
+    file = write_gguf(tmp_path / "model.gguf", folder, TYPE_BF16)
+    np.testing.assert_array_equal(logits(file, tmp_path / "a"), logits(folder, tmp_path / "b"))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(TYPE_F16, "float16"), (TYPE_F32, "float32")])
+def test_logits_of_f16_and_f32_files_are_those_of_the_folder(tmp_path: Path, kind: int, dtype: str) -> None:
+    folder = make_checkpoint(tmp_path / "folder", dtype=dtype)
+    file = write_gguf(tmp_path / "model.gguf", folder, kind)
+    np.testing.assert_array_equal(logits(file, tmp_path / "a"), logits(folder, tmp_path / "b"))
+
+
+@pytest.mark.parametrize("kind", [TYPE_Q4_0, TYPE_Q8_0])
+def test_logits_of_quantised_files_are_those_of_the_dequantised_folder(tmp_path: Path, kind: int) -> None:
+    folder = make_checkpoint(tmp_path / "folder")
+    file = write_gguf(tmp_path / "model.gguf", folder, kind)
+    rounded = make_checkpoint(tmp_path / "rounded", dtype="float32")
+    heads = {"q_proj": 4, "k_proj": 2}
+    _, tensors = gguf_of(folder, kind)
+    by_name = dict(zip(read_float32(folder), tensors.values(), strict=True))
+    values = {}
+    for name, (shape, own, data) in by_name.items():
+        values[name] = decode(data, own, shape)
+        for part, num_heads in heads.items():
+            if part in name:
+                values[name] = halves(values[name], num_heads)
+    write_safetensors(rounded, values, "float32")
+    from_file = logits(file, tmp_path / "a")
+    np.testing.assert_array_equal(from_file, logits(rounded, tmp_path / "b"))
+    assert (from_file != logits(folder, tmp_path / "c")).any()
+
+
+def halves(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows 2i and 2i + 1 of each head back to i and i + d/2."""
+    back = np.empty_like(values)
+    head_dim = len(values) // num_heads
+    for row in range(len(values)):
+        head, place = divmod(row, head_dim)
+        back[head * head_dim + place // 2 + (place % 2) * head_dim // 2] = values[row]
+    return back
+
+
+def test_llama3_factors_give_its_frequencies(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "folder", rope=LLAMA3)
+    metadata, tensors = gguf_of(folder, TYPE_BF16)
+    rope = {key: value for key, value in LLAMA3.items() if key != "rope_type"}
+    wanted, _ = rope_frequencies(RopeConfig("llama3", 10000.0, **rope), 16)  # type: ignore[arg-type]
+    plain, _ = rope_frequencies(RopeConfig(), 16)
+    factors = (plain / wanted).astype("<f4")
+    tensors = {"rope_freqs.weight": ((8,), TYPE_F32, factors.tobytes())} | tensors
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(metadata, tensors))
+    with opened(path) as file:
+        got, factor = rope_frequencies(file.checkpoint.config.rope, 16)
+    assert factor == 1.0
+    np.testing.assert_allclose(got, wanted, rtol=3e-7)
+    assert (got != plain).any()
+    error = np.abs(logits(path, tmp_path / "a") - logits(folder, tmp_path / "b")).max()
+    assert error < 1e-2 * np.abs(logits(folder, tmp_path / "b")).max()
+
+
+def test_files_of_the_gguf_package_are_read(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    folder = make_checkpoint(tmp_path / "folder", hidden_size=256, vocab_size=300, num_heads=4, head_dim=64)
+    metadata, tensors = gguf_of(folder, TYPE_F32)
+    for kind in ("Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q4_1"):
+        # A mixture, as q4_K_M files are; the package cannot quantise to K types, so their bits are random.
+        own = gguf.GGMLQuantizationType[kind]
+        size, num_bytes = gguf.GGML_QUANT_SIZES[own]
+        mixed = dict(tensors)
+        random = np.random.default_rng(0)
+        for name in ("blk.0.attn_v.weight", "token_embd.weight"):
+            shape, _, _ = tensors[name]
+            blocks = random.integers(0, 256, (int(np.prod(shape)) // size, num_bytes), np.uint8)
+            for place in {"Q6_K": (208,), "Q5_0": (0,)}.get(kind, (0, 2)):
+                blocks[:, place : place + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+            mixed[name] = (shape, int(own), blocks.tobytes())
+        path = tmp_path / f"{kind}.gguf"
+        path.write_bytes(gguf_bytes(metadata, mixed))
+        theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+        with opened(path) as file:
+            weights = file.checkpoint.weights
+            for ours, name in (
+                ("model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight"),
+                ("model.embed_tokens.weight", "token_embd.weight"),
+            ):
+                expected = gguf.dequantize(theirs[name].data, own)
+                np.testing.assert_array_equal(weights.float32(ours, weights.shape(ours)), expected)
+            assert file.checkpoint.stored_types == ("F32", kind)
+
+
+def changed(
+    tmp_path: Path, keys: dict[str, Any] | None = None, tensors: dict[str, Tensor | None] | None = None
+) -> Path:
+    """A file with other metadata or tensors; None takes one out."""
+    metadata, all_tensors = gguf_of(make_checkpoint(tmp_path / "folder", num_layers=1), TYPE_BF16)
+    merged = {key: value for key, value in (metadata | (keys or {})).items() if value is not None}
+    kept = {name: tensor for name, tensor in (all_tensors | (tensors or {})).items() if tensor is not None}
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_bytes(merged, kept))
+    return path
+
+
+SCALING = "llama.rope.scaling."
+VECTOR = ((8,), TYPE_F32, np.zeros(8, "<f4").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "sentence"),
+    [
+        (
+            {"general.architecture": (STRING, "gemma3")},
+            {},
+            "general.architecture is 'gemma3', supported are llama, qwen2",
+        ),
+        ({"general.architecture": None}, {}, "general.architecture is None, supported are"),
+        ({"llama.expert_count": (U32, 8)}, {}, "llama.expert_count is set, mixtures of experts are not supported"),
+        (
+            {"llama.block_count": (U32, 4_000_000_000)},
+            {},
+            "llama.block_count is 4000000000, but 12 tensors are too few",
+        ),
+        ({"llama.block_count": None}, {}, "llama.block_count is missing"),
+        ({"llama.attention.head_count": (U32, 0)}, {}, "llama.attention.head_count is 0, it must be at least 1"),
+        (
+            {"llama.attention.head_count": (STRING, "4")},
+            {},
+            "llama.attention.head_count is '4', it must be one integer",
+        ),
+        ({"llama.attention.value_length": (U32, 8)}, {}, "llama.attention.value_length is 8, only 16"),
+        ({"llama.rope.dimension_count": (U32, 8)}, {}, "llama.rope.dimension_count is 8, only 16"),
+        ({"llama.rope.freq_base": (F32, float("nan"))}, {}, "llama.rope.freq_base is nan, it must be a number"),
+        ({SCALING + "type": (STRING, "longrope"), SCALING + "factor": (F32, 2.0)}, {}, "'longrope'.* not supported"),
+        ({SCALING + "factor": (F32, 4.0)}, {}, r"llama.rope.scaling.factor is 4.0 with rope scaling 'none'"),
+        ({SCALING + "attn_factor": (F32, 1.5)}, {}, "llama.rope.scaling.attn_factor is 1.5 with rope scaling"),
+        (
+            {"llama.embedding_length": (U32, 128)},
+            {},
+            r"embed_tokens.weight has shape \[320, 64\], .* asks for \[320, 128\]",
+        ),
+        ({}, {"blk.0.attn_k.weight": None}, "tensor blk.0.attn_k.weight is missing"),
+        (
+            {},
+            {"blk.0.attn_q.bias": VECTOR},
+            r"self_attn.q_proj.bias has shape \[8\], the configuration asks for \[64\]",
+        ),
+        ({}, {"blk.0.ffn_gate_inp.weight": VECTOR}, "tensor blk.0.ffn_gate_inp.weight belongs to no LlamaForCausalLM"),
+        ({}, {"rope_freqs.weight": VECTOR}, "rope_freqs.weight has factors that are not positive"),
+        ({}, {"rope_freqs.weight": ((4,), TYPE_F32, bytes(16))}, r"rope_freqs.weight is F32 of shape \[4\]"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Tensor | None], sentence: str
+) -> None:
+    with pytest.raises(CheckpointError, match=sentence) as caught, opened(changed(tmp_path, keys, tensors)):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_values_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    shape = (96, 64)
+    data = np.full(shape, np.inf, "<f2").tobytes()
+    path = changed(tmp_path, tensors={"blk.0.ffn_up.weight": (shape, TYPE_F16, data)})
+    with (
+        opened(path) as file,
+        pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight has values that are infinite"),
+    ):
+        list(file.arrays())
+
+
+def test_bf16_matrices_are_views_of_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", make_checkpoint(tmp_path / "folder"), TYPE_BF16)
+    with opened(path) as file:
+        name = "model.layers.0.mlp.up_proj.weight"
+        bits = file.checkpoint.weights.bfloat16(name, file.shape(name))
+        assert not bits.flags.owndata
+        assert not bits.flags.writeable
+
+
+def test_a_pair_of_a_folder_and_a_file_builds_and_is_recognised(tmp_path: Path) -> None:
+    target, draft = make_pair(tmp_path / "pair")
+    file = write_gguf(tmp_path / "draft.gguf", draft, TYPE_Q8_0)
+    options = BuildOptions(target, file, tmp_path / "engines", max_seq_len=64)
+    notes: list[str] = []
+    engines = build_engines(options, note=notes.append)
+    assert engines is not None
+    assert engines.has_draft
+    assert notes == ["draft: Q8_0 weights become bfloat16, which keeps 8 significant bits"]
+    manifest = (engines.path / "manifest.json").stat().st_ino
+    build_engines(options)
+    assert (engines.path / "manifest.json").stat().st_ino == manifest
+    file.write_bytes(gguf_bytes(*gguf_of(draft, TYPE_BF16)))
+    build_engines(options)
+    assert (engines.path / "manifest.json").stat().st_ino != manifest
+
+
+def test_the_engine_has_the_same_config_as_from_the_folder(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "folder", "qwen3", rope={"rope_theta": 1000000.0})
+    file = write_gguf(tmp_path / "x.gguf", folder, TYPE_BF16)
+    with opened(file) as ours, opened(folder) as theirs:
+        assert ours.checkpoint.config == dataclasses.replace(theirs.checkpoint.config, torch_dtype="bfloat16")
+    configs = []
+    for number, path in enumerate((file, folder)):
+        engines = build_engines(BuildOptions(path, None, tmp_path / f"engines{number}"))
+        assert engines is not None
+        configs.append(json.loads((engines.path / "target" / "config.json").read_text()))
+    assert configs[0] == configs[1]

@@ -1,0 +1,201 @@
+"""Writes tiny GGUF files after the public description of the format (ggml's docs/gguf.md), value by value."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+_LAYOUTS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", U64: "Q", I64: "q", F64: "d"}
+TYPE_F32, TYPE_F16, TYPE_Q4_0, TYPE_Q8_0, TYPE_BF16 = 0, 1, 2, 8, 30
+
+Tensor = tuple[tuple[int, ...], int, bytes]
+"""Shape [out, in], ggml's type id, data."""
+
+
+def string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def typed(kind: int, value: Any) -> bytes:
+    """A metadata value with its type in front; arrays are given as (element type, values)."""
+    if kind == STRING:
+        return struct.pack("<I", kind) + string(value)
+    if kind == ARRAY:
+        element, values = value
+        body = [string(v) if element == STRING else struct.pack("<" + _LAYOUTS[element], v) for v in values]
+        return struct.pack("<IIQ", kind, element, len(values)) + b"".join(body)
+    return struct.pack("<I" + _LAYOUTS[kind], kind, value)
+
+
+def gguf_bytes(
+    metadata: dict[str, tuple[int, Any]], tensors: dict[str, Tensor], alignment: int = 32, version: int = 3
+) -> bytes:
+    parts = [b"GGUF", struct.pack("<IQQ", version, len(tensors), len(metadata))]
+    parts += [string(key) + typed(kind, value) for key, (kind, value) in metadata.items()]
+    offset = 0
+    for name, (shape, kind, data) in tensors.items():
+        dims = struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        parts.append(string(name) + struct.pack("<I", len(shape)) + dims + struct.pack("<IQ", kind, offset))
+        offset += len(data) + -len(data) % alignment
+    header = b"".join(parts)
+    blobs = [data + bytes(-len(data) % alignment) for _, _, data in tensors.values()]
+    return header + bytes(-len(header) % alignment) + b"".join(blobs)
+
+
+def encode(values: np.ndarray, kind: int) -> bytes:
+    """fp32 -> the bytes of one of the types above; q4_0 and q8_0 one block of 32 at a time."""
+    if kind == TYPE_F32:
+        return values.astype("<f4").tobytes()
+    if kind == TYPE_F16:
+        return values.astype("<f2").tobytes()
+    if kind == TYPE_BF16:
+        bits = values.astype("<f4").view("<u4")
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    parts = []
+    for block in values.reshape(-1, 32).tolist():
+        largest = max(abs(value) for value in block)
+        scale = float(np.float16(largest / (127 if kind == TYPE_Q8_0 else 7))) or 1.0
+        quants = [round(value / scale) for value in block]
+        parts.append(struct.pack("<e", scale))
+        if kind == TYPE_Q8_0:
+            parts.append(struct.pack("<32b", *(max(-127, min(127, q)) for q in quants)))
+        else:
+            nibbles = [max(0, min(15, q + 8)) for q in quants]
+            parts.append(bytes(low | high << 4 for low, high in zip(nibbles[:16], nibbles[16:], strict=True)))
+    return b"".join(parts)
+
+
+def decode(data: bytes, kind: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The fp32 values that those bytes stand for, one Python number at a time for q4_0 and q8_0."""
+    if kind in (TYPE_F32, TYPE_F16):
+        return np.frombuffer(data, "<f4" if kind == TYPE_F32 else "<f2").astype(np.float32).reshape(shape)
+    if kind == TYPE_BF16:
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    values: list[float] = []
+    size = 34 if kind == TYPE_Q8_0 else 18
+    for start in range(0, len(data), size):
+        (scale,) = struct.unpack_from("<e", data, start)
+        if kind == TYPE_Q8_0:
+            values += [scale * q for q in struct.unpack_from("<32b", data, start + 2)]
+        else:
+            packed = data[start + 2 : start + 18]
+            values += [scale * ((byte & 15) - 8) for byte in packed] + [scale * ((byte >> 4) - 8) for byte in packed]
+    return np.array(values, np.float32).reshape(shape)
+
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def gguf_of(checkpoint: Path, kind: int) -> tuple[dict[str, tuple[int, Any]], dict[str, Tensor]]:
+    """A Hugging Face checkpoint as metadata and tensors; matrices whose rows have no whole blocks become F16."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    arch = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    tensors: dict[str, Tensor] = {}
+    for name, values in read_float32(checkpoint).items():
+        module, suffix = name.rsplit(".", 1)
+        layer = ""
+        if module.startswith("model.layers."):
+            _, _, number, module = module.split(".", 3)
+            layer = f"blk.{number}."
+        short = _NAMES[module]
+        if arch == "llama" and short in heads:
+            values = neighbours(values, heads[short])
+        own = kind if values.ndim == 2 else TYPE_F32
+        if own in (TYPE_Q4_0, TYPE_Q8_0) and values.shape[-1] % 32:
+            own = TYPE_F16
+        tensors[f"{layer}{short}.{suffix}"] = (values.shape, own, encode(values, own))
+    return metadata_of(config, arch) | tokenizer_of(checkpoint), tensors
+
+
+def read_float32(checkpoint: Path) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        try:
+            tensors |= {name: array.astype(np.float32) for name, array in load_file(file).items()}
+        except TypeError:  # numpy has no bfloat16
+            tensors |= {name: tensor.float().numpy() for name, tensor in load_torch(file).items()}
+    return tensors
+
+
+def neighbours(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows i and i + d/2 of each head become rows 2i and 2i + 1: the llama architecture's rope rotates neighbours."""
+    head_dim = len(values) // num_heads
+    order = []
+    for head in range(num_heads):
+        for i in range(head_dim // 2):
+            order += [head * head_dim + i, head * head_dim + head_dim // 2 + i]
+    return values[order]
+
+
+def metadata_of(config: dict[str, Any], arch: str) -> dict[str, tuple[int, Any]]:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config["rope_parameters"]
+    metadata: dict[str, tuple[int, Any]] = {
+        "general.architecture": (STRING, arch),
+        "general.name": (STRING, "tiny"),
+        f"{arch}.block_count": (U32, config["num_hidden_layers"]),
+        f"{arch}.context_length": (U32, config["max_position_embeddings"]),
+        f"{arch}.embedding_length": (U32, config["hidden_size"]),
+        f"{arch}.feed_forward_length": (U32, config["intermediate_size"]),
+        f"{arch}.attention.head_count": (U32, config["num_attention_heads"]),
+        f"{arch}.attention.head_count_kv": (U32, config["num_key_value_heads"]),
+        f"{arch}.attention.key_length": (U32, head_dim),
+        f"{arch}.attention.value_length": (U32, head_dim),
+        f"{arch}.attention.layer_norm_rms_epsilon": (F32, config["rms_norm_eps"]),
+        f"{arch}.rope.freq_base": (F32, rope["rope_theta"]),
+    }
+    if config.get("sliding_window"):
+        metadata[f"{arch}.attention.sliding_window"] = (U32, config["sliding_window"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        metadata[f"{arch}.rope.scaling.type"] = (STRING, rope["rope_type"])
+        metadata[f"{arch}.rope.scaling.factor"] = (F32, rope["factor"])
+    if "original_max_position_embeddings" in rope:
+        metadata[f"{arch}.rope.scaling.original_context_length"] = (U32, rope["original_max_position_embeddings"])
+    return metadata
+
+
+def tokenizer_of(checkpoint: Path) -> dict[str, tuple[int, Any]]:
+    """The byte-level tokenizer of tests/support/checkpoints.py, whose two first tokens are special."""
+    definition = json.loads((checkpoint / "tokenizer.json").read_text())
+    vocab = sorted(definition["model"]["vocab"].items(), key=lambda item: item[1])
+    tokens = [token for token, _ in vocab]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in definition["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "gpt-2"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, [3, 3] + [1] * (len(tokens) - 2))),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
+        "tokenizer.ggml.bos_token_id": (U32, 1),
+        "tokenizer.ggml.eos_token_id": (U32, 0),
+        "tokenizer.ggml.add_bos_token": (BOOL, definition["post_processor"] is not None),
+    }
+
+
+def write_gguf(path: Path, checkpoint: Path, kind: int) -> Path:
+    path.write_bytes(gguf_bytes(*gguf_of(checkpoint, kind)))
+    return path
