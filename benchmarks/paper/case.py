@@ -39,6 +39,7 @@ class Setting:
     output_len: int = 256
     requests_per_s: float = 0.0
     draft_sms: int = 0  # of the green context for drafting; 0: a quarter
+    seed: int = 0  # of acceptance, lengths and arrivals
 
     @property
     def pair(self) -> str:
@@ -77,16 +78,17 @@ def run_case(section: str, setting: Setting, system: str, speculation: str, max_
         max_prompt_len=max(setting.prompt_len, 4096),
         max_output_len=max(setting.output_len, 1024),
         max_draft_len=max_draft_len,
+        seed=setting.seed,
     )
     clock = ManualClock()
     with open_service(service, clock) as executor:
         if setting.load:
             lengths = Lengths(setting.prompt_len, 0.0, setting.output_len, 0.3)
-            requests = lengths.draw(np.random.default_rng(0), 4096, 1024)
+            requests = lengths.draw(np.random.default_rng(setting.seed), 4096, 1024)
             count = max(MIN_REQUESTS, REQUESTS_PER_STREAM * setting.load)
             report = run_closed_loop(executor, clock, requests, setting.load, count)
         else:
-            arrivals = generated_arrivals(TRACES["azure"], setting.requests_per_s, TRACE_S, 0)
+            arrivals = generated_arrivals(TRACES["azure"], setting.requests_per_s, TRACE_S, setting.seed)
             report = run_arrivals(executor, clock, itertools.islice(arrivals, 10_000))
         stats = executor.stats()
     drafted = max(1.0, stats["num_draft_tokens"])

@@ -24,6 +24,8 @@ LANES = {
     "ping_pong": "price:mode=ping_pong,prune=off",
     "draft_ahead": "price:mode=draft_ahead,prune=off",
 }
+LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SEEDS = (0, 1, 2)
 H100_8B = Setting("h100", "llama-3.1-8b", "llama-3.2-1b", 64)
 
 
@@ -54,11 +56,11 @@ SECTIONS = {
         Section(
             "static",
             "price against every static setting",
-            (
-                *_at(H100_8B, (1, 2, 4, 8, 16, 32, 64, 128, 256)),
-                replace(H100_8B, load=0, requests_per_s=6.0),
-                *_at(replace(H100_8B, gpu="h200"), (1, 2, 4, 8, 16, 32, 64, 128, 256)),
-                replace(H100_8B, gpu="h200", load=0, requests_per_s=6.0),
+            tuple(
+                replace(setting, gpu=gpu, seed=seed)
+                for gpu in ("h100", "h200")
+                for setting in (*_at(H100_8B, LOADS), replace(H100_8B, load=0, requests_per_s=6.0))
+                for seed in SEEDS
             ),
             STATIC | {PRICE: "price:mode=serial,prune=off"},
         ),
