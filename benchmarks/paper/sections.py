@@ -56,11 +56,14 @@ SECTIONS = {
         Section(
             "static",
             "price against every static setting",
-            tuple(
-                replace(setting, gpu=gpu, seed=seed)
-                for gpu in ("h100", "h200")
-                for setting in (*_at(H100_8B, LOADS), replace(H100_8B, load=0, requests_per_s=6.0))
-                for seed in SEEDS
+            (
+                *(
+                    replace(setting, gpu=gpu, seed=seed)
+                    for seed in SEEDS
+                    for gpu in ("h100", "h200")
+                    for setting in _at(H100_8B, LOADS)
+                ),
+                *(replace(H100_8B, gpu=gpu, load=0, requests_per_s=6.0) for gpu in ("h100", "h200")),
             ),
             STATIC | {PRICE: "price:mode=serial,prune=off"},
         ),

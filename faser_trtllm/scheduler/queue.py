@@ -43,8 +43,12 @@ class WaitingQueue:
 
     def first(self, count: int) -> list[Request]:
         """The next requests, at most count, without removing them."""
-        waiting = (entry for entry in self._heap if entry[2].state is RequestState.WAITING)
-        return [request for _, _, request in heapq.nsmallest(count, waiting)]
+        found = []
+        while len(found) < count and self.peek() is not None:
+            found.append(heapq.heappop(self._heap))
+        for entry in found:
+            heapq.heappush(self._heap, entry)
+        return [request for _, _, request in found]
 
     def take(self, request: Request) -> None:
         """Remove a request anywhere in the queue."""
