@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.paper.arithmetic import Answer
 from benchmarks.paper.case import Result, run_case
 from benchmarks.paper.markdown import render_markdown
-from benchmarks.paper.sections import SECTIONS
+from benchmarks.paper.plot import write_plots
+from benchmarks.paper.sections import QUESTIONS, SECTIONS
 from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.costmodel.anchors import anchors_version
 from faser_trtllm.errors import InvalidArgumentError
@@ -27,16 +29,32 @@ def run_paper_bench(
 ) -> list[Result]:
     """Settings that do not fit into the time are left out, and named at the end."""
     for name in sections:
-        if name not in SECTIONS:
-            raise InvalidArgumentError(f"section is {name!r}, there are {', '.join(SECTIONS)}")
+        if name not in (*SECTIONS, *QUESTIONS):
+            raise InvalidArgumentError(f"section is {name!r}, there are {', '.join((*SECTIONS, *QUESTIONS))}")
     if not minutes > 0:
         raise InvalidArgumentError(f"minutes is {minutes}, it must be more than 0")
     output_dir.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(tuple(command_line)) | {"anchors": anchors_version(), "times": "modelled"}
     deadline_s = time.monotonic() + 60.0 * minutes
     results: list[Result] = []
+    answers: dict[str, list[Answer]] = {}
     left_out = 0
+
+    def write() -> None:
+        data = {
+            "environment": environment,
+            "results": [asdict(result) for result in results],
+            "answers": {name: [asdict(answer) for answer in found] for name, found in answers.items()},
+        }
+        (output_dir / JSON_FILE).write_text(json.dumps(data, indent=1) + "\n")
+        (output_dir / TEXT_FILE).write_text(render_markdown(results, environment, answers))
+
     for name in sections:
+        if name in QUESTIONS:
+            say(f"{name}: by arithmetic")
+            answers[name] = list(QUESTIONS[name].answers(QUESTIONS[name].settings))
+            write()
+            continue
         section = SECTIONS[name]
         for setting in section.settings:
             if time.monotonic() > deadline_s:
@@ -49,9 +67,8 @@ def run_paper_bench(
                     f"{name}: {setting.gpu} {setting.pair} at {setting.load_name}, {system}: "
                     f"{found.tokens_per_s:.0f} tokens/s, {found.wall_s:.1f} s"
                 )
-            data = {"environment": environment, "results": [asdict(result) for result in results]}
-            (output_dir / JSON_FILE).write_text(json.dumps(data, indent=1) + "\n")
-            (output_dir / TEXT_FILE).write_text(render_markdown(results, environment))
+            write()
+    write_plots(results, answers, output_dir)
     if left_out:
         say(f"{left_out} settings did not fit into {minutes:g} minutes")
     return results

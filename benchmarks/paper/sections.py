@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.paper.arithmetic import Answer, baselines, lanes
 from benchmarks.paper.case import EAGLE3, OFF, Setting
 
 PRICE = "price"
 STATIC = {OFF: "off", **{f"fixed:{k}": f"fixed:{k}" for k in (1, 2, 3, 5)}, "schedule": "schedule"}
 ABLATION = {
     OFF: "off",
-    "VSD, fixed 5 (SpecInfer-like, no tree)": "fixed:5",
+    "VSD, fixed 5": "fixed:5",
     "schedule (AdaSpec-like)": "schedule",
     "gp_lcb (FASER's own drafter)": "gp_lcb",
     "+ adaptive (price)": "price:mode=serial,prune=off",
@@ -72,7 +73,7 @@ SECTIONS = {
             "the paper's ablation",
             _PAIRS,
             ABLATION,
-            base="VSD, fixed 5 (SpecInfer-like, no tree)",
+            base="VSD, fixed 5",
         ),
         Section(
             "adaptive",
@@ -103,6 +104,41 @@ SECTIONS = {
                 for prompt_len, output_len in ((256, 1000), (4000, 256), (4000, 1000))
             ),
             {OFF: "off", "fixed:3": "fixed:3", PRICE: "price:mode=serial,prune=off"},
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """answers: by arithmetic, without a simulation."""
+
+    name: str
+    title: str
+    settings: tuple[Setting, ...]
+    answers: Callable[[Iterable[Setting]], Iterator[Answer]]
+
+
+QUESTIONS = {
+    question.name: question
+    for question in (
+        Question("baselines", "trees and several drafters", _PAIRS, baselines),
+        Question(
+            "sharing",
+            "what shares the GPU between two lanes",
+            tuple(
+                replace(setting, load=load, acceptance=acceptance)
+                for setting in (
+                    H100_8B,
+                    replace(H100_8B, draft=EAGLE3),
+                    Setting("h100", "qwen3-32b", "qwen3-0.6b", 64),
+                    replace(H100_8B, gpu="h200"),
+                    replace(H100_8B, gpu="b200"),
+                )
+                for acceptance in (0.7, 0.85)
+                for load in (4, 16, 64, 256)
+            ),
+            lanes,
         ),
     )
 }

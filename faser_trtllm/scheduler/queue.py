@@ -43,7 +43,7 @@ class WaitingQueue:
 
     def first(self, count: int) -> list[Request]:
         """The next requests, at most count, without removing them."""
-        found = []
+        found: list[tuple[float, int, Request]] = []
         while len(found) < count and self.peek() is not None:
             found.append(heapq.heappop(self._heap))
         for entry in found:

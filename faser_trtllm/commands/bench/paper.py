@@ -14,10 +14,10 @@ EXAMPLES = "Example: faser bench paper --output_dir paper_results --sections abl
 
 
 def paper(
-    output_dir: Annotated[Path, typer.Option("--output_dir", help="where paper.json and paper.md go")],
+    output_dir: Annotated[Path, typer.Option("--output_dir", help="where paper.json, paper.md and plots go")],
     sections: Annotated[
-        str, typer.Option("--sections", help="ablation, adaptive, context, static, overlap")
-    ] = "ablation,adaptive,context,static,overlap",
+        str, typer.Option("--sections", help="baselines, sharing, ablation, adaptive, context, static, overlap")
+    ] = "baselines,sharing,ablation,adaptive,context,static,overlap",
     minutes: Annotated[float, typer.Option("--minutes", help="no setting is begun after so many")] = 55.0,
 ) -> None:
     """Simulate the FASER paper's ablation on modelled GPUs.

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.paper import runner
+from benchmarks.paper.arithmetic import Answer
 from benchmarks.paper.case import OFF, Result, Setting, run_case
-from benchmarks.paper.markdown import over_base, render_markdown
+from benchmarks.paper.markdown import ahead_of_best, over_base, render_markdown
 from benchmarks.paper.runner import JSON_FILE, TEXT_FILE, run_paper_bench
-from benchmarks.paper.sections import SECTIONS, Section
+from benchmarks.paper.sections import SECTIONS, Question, Section
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.registry import make_policy
 from tests.support.executor_harness import toy_costs
@@ -70,7 +71,17 @@ def test_systems_are_held_against_the_base_of_their_setting():
             result(other, "fixed:7", 400.0),
         ],
     )
-    assert found == {SMALL: {"fixed:7": 1.0, "price": 1.5}, other: {"fixed:7": 1.0, "price": 0.75}}
+    assert found == {SMALL: {"fixed:7": [1.0], "price": [1.5]}, other: {"fixed:7": [1.0], "price": [0.75]}}
+
+
+def test_seeds_are_compared_each_with_its_own_rivals():
+    second = replace(SMALL, seed=1)
+    rates = {SMALL: {"off": 100.0, "fixed:2": 120.0, "price": 126.0}, second: {"off": 200.0, "fixed:2": 180.0}}
+    rates[second]["price"] = 190.0
+    results = [result(setting, name, rate) for setting, found in rates.items() for name, rate in found.items()]
+    found = over_base(SECTIONS["static"], results)
+    assert list(found) == [SMALL]
+    assert ahead_of_best(found[SMALL]) == pytest.approx([1.05, 0.95])
 
 
 def test_the_report_says_that_times_are_modelled_and_what_was_pruned():
@@ -103,3 +114,21 @@ def test_results_are_written_and_what_does_not_fit_is_named(tmp_path, monkeypatc
 def test_what_cannot_be_asked_is_refused(tmp_path, sections, minutes, words):
     with pytest.raises(InvalidArgumentError, match=words):
         run_paper_bench(tmp_path, sections, minutes)
+
+
+def test_questions_are_answered_in_the_report_and_drawn(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    rates = {"serial": 2.0, "green contexts": 1.5}
+    found = [
+        Answer(replace(SMALL, gpu=gpu, load=load, acceptance=0.85), "serial", rates, 32)
+        for gpu in ("h100", "h200")
+        for load in (4, 8)
+    ]
+    question = Question("sharing", "who shares", (SMALL,), lambda settings: iter(found))
+    monkeypatch.setitem(runner.QUESTIONS, "sharing", question)
+    run_paper_bench(tmp_path, ["sharing"], 1.0)
+    text = (tmp_path / TEXT_FILE).read_text()
+    assert "| serial | green contexts | SMs |" in text
+    assert "| 1.00 | 0.75 | 32 |" in text
+    assert len(json.loads((tmp_path / JSON_FILE).read_text())["answers"]["sharing"]) == 4
+    assert [path.name for path in tmp_path.glob("*.png")] == ["sharing.png"]
