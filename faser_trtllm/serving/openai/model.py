@@ -67,6 +67,9 @@ class Model:
     ) -> AsyncIterator[Delta]:
         """Yield the deltas of one sequence; leaving the iteration or cancelling the task cancels it in the server.
 
+        The last delta, or the error, comes once the stream has ended: Triton 2.51 never frees a stream that is
+        cancelled after its last response, and waits for it when it stops.
+
         prompt: text or token ids. inputs: further inputs of the Triton model by name, as Python values. Raises
         ModelError with the model's message, UnavailableError if the server cannot be reached.
         """
@@ -84,19 +87,24 @@ class Model:
             }
 
         answers = self._client.stream_infer(requests())
+        last: Delta | FaserError | None = None
         try:
             async for result, error in answers:
                 if error is not None:
-                    raise _error_of(error.message())
+                    last = _error_of(error.message())
+                    continue
                 delta = _delta_of(result.as_numpy)
-                yield delta
-                if delta.finish_reason is not None:
-                    return
+                if delta.finish_reason is None:
+                    yield delta
+                else:
+                    last = delta
         except grpc.aio.AioRpcError as error:
-            raise _failure(error) from error
+            last = last or _failure(error)
         finally:
             answers.cancel()
-        raise ModelError("the server ended the stream early; send the request again", "UNAVAILABLE")
+        if not isinstance(last, Delta):
+            raise last or ModelError("the server ended the stream early; send the request again", "UNAVAILABLE")
+        yield last
 
     def _tensor(self, name: str, value: Any) -> Any:
         """An input of batch size 1."""

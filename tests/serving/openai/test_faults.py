@@ -22,14 +22,14 @@ NUM_WORKERS = 24
 NUM_KILLS = 3
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    write_tokenizer(directory, 320)
-    repository = fake_repository(tmp_path_factory.mktemp("repository"))
-    config = directory / "faser.yaml"
+@pytest.fixture
+def server(tmp_path):
+    write_tokenizer(tmp_path, 320)
+    (tmp_path / "repository").mkdir()
+    config = tmp_path / "faser.yaml"
     config.write_text("restart_backoff_s: 0.05\n")
-    with Server(directory, model_repo=repository, config=config, log=directory / "log") as server:
+    repository = fake_repository(tmp_path / "repository")
+    with Server(tmp_path, model_repo=repository, config=config, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 
@@ -87,3 +87,27 @@ def test_triton_outlives_errors_of_many_streams_and_their_codes_arrive(server):
     assert set(codes) == {"length", "left", "INVALID_ARG", "UNAVAILABLE"}, codes
     assert not any(sentence.startswith("[") for sentence in sentences), sentences
     assert min(codes.values()) >= NUM_WORKERS / 2, codes
+
+
+def test_streams_are_read_to_their_end_so_that_triton_frees_them(server):
+    """It keeps a stream that is cancelled behind its last response, and cannot stop in time."""
+    ends: Counter[str] = Counter()
+
+    async def work(model: Model) -> None:
+        for max_tokens in (3, 0) * 20:
+            try:
+                async for delta in model.generate("1", "abc", {"max_tokens": max_tokens, "stream": True}):
+                    ends[str(delta.finish_reason)] += 1
+            except FaserError as error:
+                ends[error.code] += 1
+
+    async def run() -> None:
+        model = Model(server.grpc_url)
+        await asyncio.gather(*(work(model) for _ in range(4)))
+        await model.close()
+
+    asyncio.run(run())
+    assert ends["length"] == ends["INVALID_ARG"] == 80, ends
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE_S) == 0
+    assert "Exit timeout expired" not in server.output()
