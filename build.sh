@@ -62,7 +62,7 @@ setup() {
   if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
     check_compiler
     echo "build.sh: installing the package and compiling the native library"
-    pip_install -e ".[serve]"
+    pip_install -e ".[serve,openai]"
     mark_done setup "$sources"
   fi
 }
@@ -124,8 +124,8 @@ run_tests() {
 # The sanitized library takes the usual one's place until the tests have ended.
 sanitize() {
   local found
-  trap 'pip_install -e ".[serve]" --config-settings=cmake.define.FASER_SANITIZE=OFF' EXIT
-  pip_install -e ".[serve]" --config-settings=cmake.define.FASER_SANITIZE=ON
+  trap 'pip_install -e ".[serve,openai]" --config-settings=cmake.define.FASER_SANITIZE=OFF' EXIT
+  pip_install -e ".[serve,openai]" --config-settings=cmake.define.FASER_SANITIZE=ON
   found="$("${CXX:-c++}" -print-file-name=libasan.so) $("${CXX:-c++}" -print-file-name=libubsan.so)"
   LD_PRELOAD="$found" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1 \
     "$PYTHON" -m pytest "$@"

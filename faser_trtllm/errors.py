@@ -45,6 +45,11 @@ class ConfigError(InvalidArgumentError):
     """A configuration file or flag is wrong."""
 
 
+def install(extras: str) -> str:
+    """How to install extras of this package, such as "serve,openai". The project is on no package index."""
+    return f"pip install -c constraints.txt '.[{extras}]' in a checkout of faser_trtllm"
+
+
 def reason_of(error: Exception) -> str:
     """The system's reason why a file could not be used, and the user: "Permission denied, as uid 1000"."""
     return f"{error.strerror}, as uid {os.geteuid()}" if isinstance(error, OSError) else str(error)

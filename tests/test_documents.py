@@ -43,3 +43,12 @@ def test_files_that_are_named_exist(path):
     for name in named:
         places = [ROOT / WITH_PATHS[path], ROOT / "faser_trtllm", ROOT]
         assert any(list(place.glob(name)) for place in places), f"{path} names {name}, which is not there"
+
+
+def test_nothing_says_to_install_the_project_by_a_name_that_no_index_has():
+    """Outside pyproject.toml, where the name means the project itself."""
+    wrong = re.compile(r"install\s+['\"]?faser[-_]trtllm|faser[-_]trtllm\[")
+    command = ["git", "grep", "--untracked", "-lE", "faser[-_]trtllm", "--", ":!pyproject.toml", ":!CHANGELOG.md"]
+    paths = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    assert paths
+    assert [path for path in paths if wrong.search((ROOT / path).read_text(errors="replace"))] == []

@@ -14,13 +14,14 @@ from benchmarks.peers.report import FASER, OFF
 from benchmarks.peers.worker_process import WorkerError, WorkerProcess
 from benchmarks.peers.workers.protocol import CONTEXT_LEN
 from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.errors import install
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.weights import CheckpointWeights
 
 SETTLE_S = 0.03  # lets thread pools of the previous process stop spinning
-LLAMACPP_FIX = 'pip install "faser-trtllm[bench-llamacpp]", or give its interpreter with --llama_python'
-TRANSFORMERS_FIX = 'pip install "faser-trtllm[bench]", or give its interpreter with --transformers_python'
+LLAMACPP_FIX = f"{install('bench-llamacpp')}, or give its interpreter with --llama_python"
+TRANSFORMERS_FIX = f"{install('bench')}, or give its interpreter with --transformers_python"
 
 
 @dataclass(frozen=True)

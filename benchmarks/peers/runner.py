@@ -27,7 +27,7 @@ from benchmarks.peers.worker_process import WorkerError
 from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
 from faser_trtllm.bench.prompts import PromptSet, draw_prompts
 from faser_trtllm.bench.stats import agreement, first_difference
-from faser_trtllm.errors import CheckpointError
+from faser_trtllm.errors import CheckpointError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 
 STEP_REPEATS = 30
@@ -85,7 +85,7 @@ def write_report(report: BenchReport, output_dir: Path, say: Progress) -> None:
     if write_plot(report, output_dir / "bench.png"):
         written += ", bench.png"
     else:
-        say('no plot, matplotlib is missing: pip install "faser-trtllm[bench]"')
+        say(f"no plot, matplotlib is missing: {install('bench')}")
     say(f"wrote {written} to {output_dir}")
 
 

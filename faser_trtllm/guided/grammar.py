@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.guide import GuideError
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError, install
 from faser_trtllm.guided.spec import GuideSpec
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MISSING = "guided decoding needs llguidance, which is not installed here; run pip install 'faser-trtllm[guided]'"
+MISSING = f"guided decoding needs llguidance, which is not installed here; run {install('guided')}"
 _ANY_JSON = '{"type": ["object", "array"]}'
 _MAX_REASON_CHARS = 200
 

@@ -15,7 +15,7 @@ from typing import Any
 from faser_trtllm.errors import ConfigError
 
 ACCEPTED = ">=1.2,<1.3"
-FIX = f"install tensorrt-llm{ACCEPTED} (faser-trtllm[trtllm])"
+FIX = f"install tensorrt-llm{ACCEPTED} (the extra trtllm)"
 DRAFTER_RELEASES = ("1.2", "1.3", "1.4")
 """Those whose drafter is recorded (check/recorded). Of 1.3 and 1.4 there were candidates only."""
 

@@ -18,7 +18,7 @@ from benchmarks.policies.drive import drive
 from benchmarks.policies.workload import Job, closed_loop
 from faser_trtllm.bench.stats import agreement
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, install
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
 from faser_trtllm.policy.registry import make_policy
@@ -33,7 +33,7 @@ def run(bench: Bench) -> None:
     try:
         import transformers
     except ImportError as error:
-        raise Skipped("transformers is not installed; pip install 'faser-trtllm[bench]'") from error
+        raise Skipped(f"transformers is not installed; {install('bench')}") from error
     bench.record.value("transformers", transformers.__version__)
     bench.record.value("vllm", "not measured: the suite has no code for it")
     rows: list[tuple[object, ...]] = []

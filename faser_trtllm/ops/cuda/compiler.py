@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.errors import ConfigError, FaserError, install
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 MIN_NVCC_VERSION = (12, 8)
@@ -119,8 +119,7 @@ def find_nvcc() -> Path:
     least = ".".join(map(str, MIN_NVCC_VERSION))
     what = f"nvcc {'.'.join(map(str, _nvcc_version(found[0])))} is too old" if found else "nvcc was not found"
     raise ConfigError(
-        f"{what}: compiling CUDA kernels needs nvcc >= {least}; "
-        f"pip install 'faser-trtllm[cuda]' ({WHEELS}) or a CUDA toolkit"
+        f"{what}: compiling CUDA kernels needs nvcc >= {least}; {install('cuda')} ({WHEELS}) or a CUDA toolkit"
     )
 
 

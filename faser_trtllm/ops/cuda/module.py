@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.errors import ConfigError, FaserError, install
 
 # c_void_p or c_int32; no common base type covers both.
 Argument = Any
@@ -132,7 +132,7 @@ def load_driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise ConfigError("cuda-bindings is not installed; pip install 'faser-trtllm[cuda]'") from error
+        raise ConfigError(f"cuda-bindings is not installed; {install('cuda')}") from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:

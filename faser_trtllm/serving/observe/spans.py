@@ -16,7 +16,7 @@ from typing import Any
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, install
 
 log = logging.getLogger("faser.spans")
 
@@ -246,7 +246,7 @@ def open_span_recorder(endpoint: str | None) -> SpanRecorder | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         wanted = f"otlp_traces_endpoint is {endpoint!r}" if endpoint else "the environment sets OTEL_EXPORTER_OTLP_*"
-        message = f"{wanted}, but OpenTelemetry is not installed; pip install 'faser-trtllm[observability]'"
+        message = f"{wanted}, but OpenTelemetry is not installed; {install('observability')}"
         if endpoint:
             raise ConfigError(message) from None
         log.warning("%s; tracing is off", message)

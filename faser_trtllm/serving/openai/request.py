@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.openai.chat_template import ChatTemplate
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
 from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS
 from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, SEED_STEP
+
+if TYPE_CHECKING:
+    from faser_trtllm.serving.openai.chat_template import ChatTemplate
 
 MAX_PROMPTS = 64
 MAX_SEQUENCES = 128

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
@@ -197,7 +197,5 @@ def _check_installed() -> None:
         import tritonclient.grpc
         import uvicorn
     except ImportError as error:
-        raise InvalidArgumentError(
-            f"the package {error.name} is missing; install the extra: pip install 'faser-trtllm[serve,openai]'"
-        ) from error
+        raise InvalidArgumentError(f"the package {error.name} is missing; run {install('serve,openai')}") from error
     del jinja2, starlette, tritonclient, uvicorn

@@ -178,4 +178,4 @@ def test_a_server_without_the_package_says_what_to_install(tokenizer, monkeypatc
     case.submit("r", "a+")
     output = case.last("r")
     assert output.error_code == "INVALID_ARG"
-    assert "run pip install 'faser-trtllm[guided]'" in output.error
+    assert "run pip install -c constraints.txt '.[guided]'" in output.error

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.engine.gpu.runtime import MIN_TORCH
-from faser_trtllm.errors import FaserError
+from faser_trtllm.errors import FaserError, install
 from faser_trtllm.ops.cuda.compiler import Compiled, include_dirs, source_dir
 from tests.ops.cuda.emulation import EMULATOR_DIR, built, emulation_flags, host_compiler
 
@@ -30,7 +30,7 @@ def why_not() -> str:
     if sys.platform != "linux" or host_compiler() is None:
         return "the virtual GPU needs Linux and a C++ compiler (CXX, c++)"
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
-        return "the virtual GPU needs cuda-bindings; pip install 'faser-trtllm[cuda]'"
+        return f"the virtual GPU needs cuda-bindings; {install('cuda')}"
     try:
         include_dirs()
     except FaserError as error:
