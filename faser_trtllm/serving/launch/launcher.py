@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
 from faser_trtllm.serving.launch.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
@@ -34,11 +35,12 @@ from faser_trtllm.serving.launch.shm import SHM_DIR, ShmPrefix, remove_stale
 from faser_trtllm.serving.launch.tritonserver import TritonInstall, find_tritonserver, spawn
 from faser_trtllm.serving.triton.model import STARTUP_ERROR_FILE
 from faser_trtllm.serving.worker.process import command_line, kill, session_pids
-from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+from faser_trtllm.serving.worker.supervisor import PARENT_OPTION, STEADY_S
 from faser_trtllm.testing.faults import faults_of_environment
 
 EXIT_TIMEOUT_S = 5
 LOST_STUB_S = 10.0  # a server that notices the end of a model's process exits sooner than this
+DYING_S = 2.0
 STUB_NAME = "triton_python_backend_stub"
 
 
@@ -61,6 +63,7 @@ class Launcher:
         self._run_dir: Path | None = None
         self._log: IO[bytes] | None = None
         self._stub_pids: list[int] = []
+        self._end_signal: str | None = None
         self.hurry = threading.Event()  # set: stop waiting for running requests
 
     def __enter__(self) -> Launcher:
@@ -73,6 +76,16 @@ class Launcher:
     def is_synthetic(self) -> bool:
         """synthetic_acceptance is on: outputs are not the target's."""
         return self._config.synthetic_acceptance is not None
+
+    @property
+    def config(self) -> ServiceConfig:
+        """The effective configuration."""
+        return self._config
+
+    @property
+    def end_signal(self) -> str | None:
+        """The signal that ended the server by itself, such as "SIGSEGV"."""
+        return self._end_signal
 
     @property
     def pid(self) -> int | None:
@@ -123,7 +136,12 @@ class Launcher:
         return False
 
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        if self._process is None:
+            return False
+        code = self._process.poll()
+        if code is not None and code < 0 and self._end_signal is None:
+            self._end_signal = signal.Signals(-code).name
+        return code is None
 
     def has_lost_model(self) -> bool:
         """Whether a process that runs model.py has died: Triton neither fails its requests nor restarts it.
@@ -277,40 +295,63 @@ def _run_dir(prefix: str) -> Path:
 def serve(options: ServeOptions) -> int:
     """Run a server until SIGTERM or SIGINT. Returns 0 after a drain, 1 if the server ended by itself.
 
-    A second signal stops it at once. Raises FaserError if the server cannot start.
+    A server that a signal ended, once it was ready, is started again. A second SIGTERM or SIGINT stops it at once.
+    Raises FaserError if the server cannot start.
     """
-    stop = threading.Event()
-    with Launcher(options) as launcher:
+    stop, hurry = threading.Event(), threading.Event()
 
-        def on_signal(signum: int, frame: object) -> None:
-            if stop.is_set():
-                launcher.hurry.set()
-            stop.set()
+    def on_signal(signum: int, frame: object) -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
 
-        signums = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
-            signums.append(signal.SIGHUP)
-        previous = {signum: signal.signal(signum, on_signal) for signum in signums}
-        try:
-            if launcher.conversion is not None:
-                print(f"{options.config} is a TensorRT-LLM configuration:", file=sys.stderr)
-                print(launcher.conversion.as_text(), file=sys.stderr, flush=True)
-            launcher.start()
-            if launcher.wait_ready(stop):
-                if launcher.is_synthetic:
-                    print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
-                print(
-                    f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
-                    f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
-                    flush=True,
-                )
-            while not stop.wait(0.2):
-                if not launcher.is_running() or launcher.has_lost_model():
-                    what = "model process" if launcher.is_running() else "server"
-                    print(f"the {what} ended by itself; see its messages", file=sys.stderr, flush=True)
-                    return 1
-            launcher.stop()
-            return 0
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
+    signums = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
+        signums.append(signal.SIGHUP)
+    previous = {signum: signal.signal(signum, on_signal) for signum in signums}
+    backoff_s = 0.0
+    try:
+        while True:
+            started_s = time.monotonic()
+            with Launcher(options) as launcher:
+                launcher.hurry = hurry
+                what = _serve_once(launcher, options, stop)
+                if what is None:
+                    return 0
+                config = launcher.config
+            if launcher.end_signal is None:
+                print(f"the {what} ended by itself; see its messages", file=sys.stderr, flush=True)
+                return 1
+            lived_s = time.monotonic() - started_s
+            backoff_s = config.restart_backoff_s if lived_s > STEADY_S else 2 * backoff_s or config.restart_backoff_s
+            backoff_s = min(backoff_s, config.restart_backoff_max_s)
+            print(f"the {what} was ended by {launcher.end_signal} and is started again", file=sys.stderr, flush=True)
+            if stop.wait(backoff_s):
+                return 0
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _serve_once(launcher: Launcher, options: ServeOptions, stop: threading.Event) -> str | None:
+    """Serve until `stop`, then drain; returns what ended before, None if nothing did."""
+    if launcher.conversion is not None:
+        print(f"{options.config} is a TensorRT-LLM configuration:", file=sys.stderr)
+        print(launcher.conversion.as_text(), file=sys.stderr, flush=True)
+    launcher.start()
+    if launcher.wait_ready(stop):
+        if launcher.is_synthetic:
+            print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
+        print(
+            f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
+            f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
+            flush=True,
+        )
+    while not stop.wait(0.2):
+        if not launcher.is_running():
+            return "server"
+        if launcher.has_lost_model():
+            stop.wait(DYING_S)  # a server that has crashed may still be on its way out
+            return "model process" if launcher.is_running() else "server"
+    launcher.stop()
+    return None

@@ -1,0 +1,46 @@
+"""`faser serve` starts a server again that a signal has ended."""
+
+import os
+import signal
+
+import pytest
+
+from faser_trtllm.serving.client import generate_http
+from tests.support.checkpoints import write_tokenizer
+from tests.support.triton_server import Server, fake_repository
+from tests.support.waiting import PATIENCE_S, wait_until
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+@pytest.fixture
+def server(tmp_path):
+    write_tokenizer(tmp_path, 320)
+    (tmp_path / "repository").mkdir()
+    repository = fake_repository(tmp_path / "repository")
+    with Server(tmp_path, model_repo=repository, log=tmp_path / "log") as server:
+        yield server.wait_ready()
+
+
+def test_a_server_that_a_signal_ended_is_started_again_and_the_signal_is_named(server):
+    for number, signum in enumerate((signal.SIGSEGV, signal.SIGKILL), 1):
+        os.kill(server.triton_pid(), signum)
+        wait_until(lambda number=number: server.output().count("ready:") == number + 1)
+        assert f"the server was ended by {signum.name} and is started again" in server.output()
+        assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_server_that_someone_else_stops_is_not(server):
+    os.kill(server.triton_pid(), signal.SIGTERM)
+    assert server.process.wait(PATIENCE_S) == 1
+    assert "the server ended by itself" in server.output()
+    assert server.output().count("ready:") == 1
+
+
+def test_sigterm_ends_the_wait_before_the_next_start(server):
+    os.kill(server.triton_pid(), signal.SIGKILL)
+    wait_until(lambda: "is started again" in server.output())
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE_S) == 0
