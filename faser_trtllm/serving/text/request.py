@@ -34,6 +34,7 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     return_log_probs, normalize_log_probs, return_generation_logits: as in SamplingParams; logits of at most
     MAX_LOGITS_BYTES per request.
     return_is_draft: return for each output token whether it was an accepted draft.
+    return_statistics: return the statistics so far with every output, not only with the last.
     guided_decoding_guide_type, guided_decoding_guide: constraints on the output, see guided/spec.py.
     """
 
@@ -67,6 +68,7 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     normalize_log_probs: bool = False
     return_generation_logits: bool = False
     return_is_draft: bool = False
+    return_statistics: bool = False
     guided_decoding_guide_type: str | None = None
     guided_decoding_guide: str | None = None
 
@@ -141,7 +143,8 @@ class Statistics(msgspec.Struct, frozen=True):
 class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """New text and its tokens.
 
-    The last output has statistics and a finish_reason: "stop", "length", "cancelled", "timeout" or "error".
+    The last output has statistics and a finish reason: "stop", "length", "cancelled", "timeout" or "error". With
+    return_statistics every output has statistics.
     error: a sentence, only with "error" and "timeout". error_code: the Triton status of "error".
     log_probs: one per token id. logits: [len(token_ids), vocab_size] fp32 in C order. Both are empty unless requested.
     """

@@ -219,6 +219,7 @@ class _TextSink:
         self._token_ids: list[int] = []
         self._num_output_tokens = 0
         self._num_sent_tokens = 0
+        self._returns_statistics = request.return_statistics
         self._returns_is_draft = request.return_is_draft
         self._is_draft: list[bool] = []
         self._num_accepted_tokens = 0
@@ -248,7 +249,17 @@ class _TextSink:
         is_draft = tuple(self._is_draft[self._num_sent_tokens : self._num_output_tokens])
         log_probs, logits = self._kept_rows(output)
         if not final:
-            self._on_output(TextOutput(text, tuple(token_ids), log_probs=log_probs, logits=logits, is_draft=is_draft))
+            statistics = self._statistics(output) if self._returns_statistics else None
+            self._on_output(
+                TextOutput(
+                    text,
+                    tuple(token_ids),
+                    statistics=statistics,
+                    log_probs=log_probs,
+                    logits=logits,
+                    is_draft=is_draft,
+                )
+            )
             return False
         reason = FinishReason.STOP if stopped or reason is None else reason
         self._on_output(

@@ -1,7 +1,8 @@
-"""The output tensors of one Triton request, with TensorRT-LLM's names and shapes."""
+"""The output tensors of one Triton request, with TensorRT-LLM's names, shapes and order."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,11 @@ NewTensor = Callable[[str, npt.NDArray[Any]], Any]
 
 
 class Reply:
-    """Turns chunks into output tensors. Like TensorRT-LLM, it leaves out what the client did not ask for."""
+    """Turns chunks into output tensors. Like TensorRT-LLM, it leaves out what the client did not ask for.
+
+    TensorRT-LLM's models send the log probs of all tokens so far with each response of a stream, and counts of this
+    response's tokens; the model `faser` sends new log probs, and counts at the end.
+    """
 
     def __init__(
         self, new_tensor: NewTensor, contract: ModelContract, requested: RequestedStats, parts: Sequence[Part]
@@ -28,15 +33,15 @@ class Reply:
         self._requested = requested
         self._parts = parts
         self._cum_log_probs = [0.0] * len(parts)
+        self._log_probs = [array("f") for _ in parts]
+        self._has_batch = any(part.batch_index for part in parts)
+        self._has_sequences = any(part.sequence_index for part in parts)
 
     def tensors(self, place: int, chunk: Chunk) -> list[Any]:
         """The tensors of one response, all of batch size 1. place: index of the part that the chunk belongs to."""
         part = self._parts[place]
         request = part.request
-        outputs: dict[str, npt.NDArray[Any]] = {
-            "sequence_index": _int32(part.sequence_index),
-            "batch_index": _int32(part.batch_index),
-        }
+        outputs: dict[str, npt.NDArray[Any]] = {}
         token_ids = chunk.token_ids
         if self._contract.has_text:
             outputs["text_output"] = np.array([chunk.text.encode()], dtype=np.object_)
@@ -44,33 +49,43 @@ class Reply:
             token_ids = (*(request.token_ids or ()), *token_ids)
         outputs["output_ids"] = np.array([[token_ids]], dtype=np.int32)
         outputs["sequence_length"] = _int32(len(token_ids))
-        if request.return_log_probs:
-            self._cum_log_probs[place] += sum(chunk.log_probs)
-            outputs["output_log_probs"] = np.array([[chunk.log_probs]], dtype=np.float32)
-            outputs["cum_log_probs"] = np.array([[self._cum_log_probs[place]]], dtype=np.float32)
-        if request.return_is_draft:
-            outputs["output_is_draft"] = np.array([[chunk.is_draft]], dtype=np.bool_)
         if request.return_generation_logits:
             logits = np.frombuffer(chunk.logits, np.float32)
             outputs["generation_logits"] = logits.reshape(1, 1, len(chunk.token_ids), -1 if logits.size else 0)
-        if chunk.statistics is not None:
-            assert chunk.finish_reason is not None
-            finish = spell_finish(chunk.finish_reason, chunk.statistics.is_synthetic)
-            outputs["finish_reason"] = np.array([finish.encode()], dtype=np.object_)
-            outputs |= self._counts(chunk.statistics)
-        return [self._new_tensor(name, array) for name, array in outputs.items() if name in self._contract.outputs]
+        if request.return_log_probs:
+            outputs |= self._log_probs_of(place, chunk)
+        if self._has_batch:
+            outputs["batch_index"] = _int32(part.batch_index)
+        if self._has_sequences:
+            outputs["sequence_index"] = _int32(part.sequence_index)
+        statistics = chunk.statistics
+        if statistics is not None:
+            per_response = self._contract.is_trtllm and request.stream
+            outputs |= self._counts(statistics, len(token_ids) if per_response else statistics.num_output_tokens)
+            if chunk.finish_reason is not None:
+                finish = spell_finish(chunk.finish_reason, statistics.is_synthetic)
+                outputs["finish_reason"] = np.array([finish.encode()], dtype=np.object_)
+        if request.return_is_draft:
+            outputs["output_is_draft"] = np.array([[chunk.is_draft]], dtype=np.bool_)
+        return [self._new_tensor(name, values) for name, values in outputs.items() if name in self._contract.outputs]
 
-    def _counts(self, statistics: Statistics) -> dict[str, npt.NDArray[Any]]:
+    def _log_probs_of(self, place: int, chunk: Chunk) -> dict[str, npt.NDArray[Any]]:
+        self._cum_log_probs[place] += sum(chunk.log_probs)
+        log_probs = np.array(chunk.log_probs, np.float32)
+        if self._contract.is_trtllm:
+            so_far = self._log_probs[place]
+            so_far.extend(chunk.log_probs)
+            log_probs = np.array(so_far, np.float32)
+        cum_log_probs = np.array([[self._cum_log_probs[place]]], np.float32)
+        return {"output_log_probs": log_probs[None, None], "cum_log_probs": cum_log_probs}
+
+    def _counts(self, statistics: Statistics, num_output_tokens: int) -> dict[str, npt.NDArray[Any]]:
         requested = self._requested
         counts: dict[str, npt.NDArray[Any]] = {}
         if requested.num_input_tokens:
             counts["num_input_tokens"] = _int32(statistics.num_input_tokens)
         if requested.num_output_tokens:
-            counts["num_output_tokens"] = _int32(statistics.num_output_tokens)
-        if requested.acceptance:
-            counts["total_draft_tokens"] = _int32(statistics.num_draft_tokens)
-            counts["total_accepted_draft_tokens"] = _int32(statistics.num_accepted_tokens)
-            counts["acceptance_rate"] = np.array([[statistics.acceptance_rate]], np.float32)
+            counts["num_output_tokens"] = _int32(num_output_tokens)
         if requested.perf_metrics:
             new, reused = statistics.num_new_blocks, statistics.num_reused_blocks
             counts["kv_cache_alloc_new_blocks"] = _int32(new)
@@ -79,6 +94,10 @@ class Reply:
             for event in ("arrival", "first_scheduled", "first_token", "last_token"):
                 time_ns = getattr(statistics, f"{event}_time_ns") or 0
                 counts[f"{event}_time_ns"] = np.array([[time_ns]], np.int64)
+        if requested.acceptance:
+            counts["acceptance_rate"] = np.array([[statistics.acceptance_rate]], np.float32)
+            counts["total_accepted_draft_tokens"] = _int32(statistics.num_accepted_tokens)
+            counts["total_draft_tokens"] = _int32(statistics.num_draft_tokens)
         return counts
 
 

@@ -121,8 +121,12 @@ def parse_request(
     """
     parts: list[Part] = []
     items = _batch(tensors)
+    wanted = RequestedStats(tensors, contract)
+    per_response = contract.is_trtllm and (wanted.num_input_tokens or wanted.num_output_tokens or wanted.perf_metrics)
     for batch_index, item in enumerate(items):
         request = _parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1)
+        if per_response and request.stream:
+            request = msgspec.structs.replace(request, return_statistics=True)
         num_sequences = _scalar(item, "num_return_sequences", int, 1)
         if not 1 <= num_sequences <= MAX_RETURN_SEQUENCES:
             raise InvalidArgumentError(

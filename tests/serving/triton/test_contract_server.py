@@ -159,10 +159,13 @@ def test_end_to_end_client_with_log_probs_logits_and_perf_metrics(server, alone,
     before_ns = time.perf_counter_ns()
     results = succeed(send(server, "ensemble", inputs, outputs))
     expected = alone(prompt, max_tokens=20, return_log_probs=True, return_generation_logits=True)
-    log_probs = np.concatenate([result.as_numpy("output_log_probs") for result in results], axis=2)
-    assert log_probs.dtype == np.float32
-    assert np.array_equal(log_probs, np.array([[expected.log_probs]], np.float32))
     last = results[-1]
+    num_tokens = 0
+    for result in results:  # as TensorRT-LLM's createResult: all so far
+        num_tokens += result.as_numpy("generation_logits").shape[2]
+        log_probs = result.as_numpy("output_log_probs")
+        assert log_probs.dtype == np.float32
+        assert np.array_equal(log_probs, np.array([[expected.log_probs[:num_tokens]]], np.float32))
     assert last.as_numpy("cum_log_probs") == pytest.approx(sum(expected.log_probs))
     assert last.as_numpy("cum_log_probs").shape == (1, 1)
     logits = np.concatenate([result.as_numpy("generation_logits") for result in results], axis=2)
@@ -182,17 +185,44 @@ def test_end_to_end_client_with_log_probs_logits_and_perf_metrics(server, alone,
     assert times == sorted(times)
     assert before_ns < times[0]
     assert times[-1] < time.perf_counter_ns()
-    for result in results[:-1]:
-        assert all(result.as_numpy(name) is None for name in PERF_OUTPUTS)
+    for result in results[:-1]:  # NVIDIA's client reads them in each
+        so_far = {name: result.as_numpy(name)[0][0] for name in PERF_OUTPUTS}
+        assert so_far["arrival_time_ns"] == number["arrival_time_ns"]
+        assert so_far["total_draft_tokens"] <= number["total_draft_tokens"]
 
 
 def test_what_is_not_asked_for_is_not_sent(server):
     (result,) = succeed(send(server, "ensemble", end_to_end_inputs("hello")))
-    assert {output.name for output in result.get_response().outputs} == {
-        "text_output",
-        "batch_index",
-        "sequence_index",
-    }
+    assert names_of(result) == ["text_output"]
+
+
+def names_of(result):
+    return [output.name for output in result.get_response().outputs]
+
+
+def test_outputs_come_in_tensorrt_llm_s_order(server):
+    """Clients read outputs[0]; TensorRT-LLM's backend writes them in this order (fillTritonResponse)."""
+    flags = ("return_log_probs", "return_generation_logits", "return_num_input_tokens", "return_num_output_tokens")
+    more = {name: np.array([[True]]) for name in (*flags, "return_perf_metrics")}
+    counts = ["num_input_tokens", "num_output_tokens", *PERF_OUTPUTS]
+    rows = ["generation_logits", "output_log_probs", "cum_log_probs"]
+    for result in succeed(send(server, "tensorrt_llm", llm_client_inputs([4, 5, 6], 12, True, **more))):
+        assert names_of(result) == ["output_ids", "sequence_length", *rows, *counts]
+    (result,) = succeed(send(server, "ensemble", end_to_end_inputs("hello", **more)))
+    assert names_of(result) == ["text_output", *rows, *counts]
+    two = stacked([llm_client_inputs([4, 5, 6]), llm_client_inputs([7, 8, 9])])
+    for result in succeed(send(server, "tensorrt_llm", two | {"num_return_sequences": np.array([[2]] * 2, np.int32)})):
+        assert names_of(result) == ["output_ids", "sequence_length", "batch_index", "sequence_index"]
+
+
+def test_each_response_of_a_stream_counts_its_own_tokens(server):
+    """As TensorRT-LLM's; NVIDIA's OpenAI frontend adds them up."""
+    more = {name: np.array([[True]]) for name in ("return_num_input_tokens", "return_num_output_tokens")}
+    results = succeed(send(server, "tensorrt_llm", llm_client_inputs([4, 5, 6], 12, True, **more)))
+    assert [result.as_numpy("num_output_tokens")[0][0] for result in results] == list(map(len, map(tokens_of, results)))
+    assert {result.as_numpy("num_input_tokens")[0][0] for result in results} == {3}
+    (whole,) = succeed(send(server, "tensorrt_llm", llm_client_inputs([4, 5, 6], 12, **more)))
+    assert whole.as_numpy("num_output_tokens")[0][0] == 12
 
 
 def test_speculation_per_request(server):
