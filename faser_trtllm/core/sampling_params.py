@@ -28,11 +28,15 @@ class SamplingMode(IntEnum):
 NUM_MODES = len(SamplingMode)
 
 
+MIN_TEMPERATURE = 1e-3
+"""Below it the target's most probable token is taken: clients send 1e-6 to mean that, and logits / 1e-6 overflow."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters with TensorRT-LLM's names; None means "not given".
 
-    temperature: 0 is greedy. Not given it is 1 if top_k > 1, top_p or min_p is given, else 0. top_k == 1 is greedy.
+    temperature: below MIN_TEMPERATURE is greedy. Not given it is 1 if top_k > 1, top_p or min_p is given, else 0. top_k == 1 is greedy.
     top_k: keep the k most probable tokens; 0 is off.
     top_p: in (0, 1]; keep the smallest set of tokens whose probability reaches it.
     min_p: in [0, 1); drop tokens less probable than min_p x the most probable.
@@ -42,7 +46,7 @@ class SamplingParams:
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
     num_draft_tokens: maximum draft tokens per step; 0 turns speculation off; None leaves it to the policy.
     return_log_probs: keep the log probability of every output token under the target's distribution after penalties,
-    bias and temperature (1 for a greedy request), over the whole vocabulary: before top_k, top_p and min_p.
+    bias and temperature (1 where that is not given or below MIN_TEMPERATURE), over the whole vocabulary: before top_k, top_p and min_p.
     normalize_log_probs: use the distribution that the token was tested against or drawn from instead: also after those
     three, so 0.0 for a greedy request.
     return_generation_logits: keep the target's logits of every output token, before any edit.
@@ -73,8 +77,13 @@ class SamplingParams:
         if self.top_k == 1:
             return 0.0
         if self.temperature is not None:
-            return self.temperature
+            return self.temperature if self.temperature >= MIN_TEMPERATURE else 0.0
         return 1.0 if self.top_k or self.top_p is not None or self.min_p is not None else 0.0
+
+    @property
+    def log_prob_temperature(self) -> float:
+        """The temperature of reported log probs."""
+        return self.temperature if self.temperature is not None and self.temperature >= MIN_TEMPERATURE else 1.0
 
     @property
     def is_greedy(self) -> bool:
@@ -92,10 +101,6 @@ class SamplingParams:
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens, "0 to max_tokens")
         if self.temperature is not None:
             _in_range("temperature", self.temperature, 0.0, 100.0, "0 (greedy) to 100")
-            if 0.0 < self.temperature < 1e-3:
-                raise InvalidArgumentError(
-                    f"temperature is {self.temperature}, allowed is 0 (greedy) or 0.001 to 100; use 0 for greedy"
-                )
         if self.top_k is not None:
             _in_range("top_k", self.top_k, 0, 2**31 - 1, "0 (off) or more")
         if self.top_p is not None:

@@ -136,8 +136,8 @@ class Executor:
                 raise UnavailableError("the server is shutting down; send the request to another one")
             if len(self._live) >= self._max_queue_size:
                 raise UnavailableError(
-                    f"{len(self._live)} requests are waiting or running, the limit max_queue_size is "
-                    f"{self._max_queue_size}; try again later"
+                    f"Maximum queue size of {self._max_queue_size} has been reached, please try again later "
+                    "(max_queue_size)"
                 )
             if request_id in self._live:
                 raise InvalidArgumentError(f"request id {request_id[:64]!r} is already in use by a running request")

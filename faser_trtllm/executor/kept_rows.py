@@ -47,7 +47,7 @@ def _log_probs(asking: Sequence[Kept], sampling: SamplingArray, logits: Any, tes
         return {}
     entries = np.repeat(sampling[[one.request.slot for one in asking]], counts)
     keeps_filters = np.repeat([one.request.params.normalize_log_probs for one in asking], counts)
-    temperatures = np.repeat([one.request.params.temperature or 1.0 for one in asking], counts)
+    temperatures = np.repeat([one.request.params.log_prob_temperature for one in asking], counts)
     entries["mode"][~keeps_filters] = SEEDED  # any but greedy, whose distribution is all at the argmax
     entries["temperature"][~keeps_filters] = temperatures[~keeps_filters]
     for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):

@@ -18,8 +18,8 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt, as text or as token ids (exactly one of the two), and what to do with it.
 
     Sampling fields mean the same as in SamplingParams.
-    max_tokens: at most the engine's max_seq_len. If prompt and max_tokens together exceed max_seq_len, the request is
-    served and ends with finish reason "length".
+    max_tokens: if prompt and max_tokens together exceed the engine's max_seq_len, the request is served and ends there
+    with finish reason "length", as TensorRT-LLM does.
     stop_words: text that ends the output and is not part of it, however it is split into tokens.
     bad_words: words whose tokens are never produced, neither at the start of a line nor after a space.
     embedding_bias_words, embedding_bias_weights: the weight is added to the logits of the word's tokens.

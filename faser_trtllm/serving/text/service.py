@@ -148,20 +148,18 @@ class TextGenerator:
             )
 
     def _params(self, request: TextRequest) -> SamplingParams:
-        max_seq_len = self._executor.max_seq_len
-        if request.max_tokens > max_seq_len:
-            raise InvalidArgumentError(
-                f"max_tokens is {request.max_tokens}, the engine allows 1 to {max_seq_len} (max_seq_len)"
-            )
-        num_bytes = 4 * self._executor.vocab_size * request.max_tokens
+        max_tokens, min_tokens = request.max_tokens, request.min_tokens
+        if min_tokens <= max_tokens:
+            max_tokens, min_tokens = (min(number, self._executor.max_seq_len) for number in (max_tokens, min_tokens))
+        num_bytes = 4 * self._executor.vocab_size * max_tokens
         if request.return_generation_logits and num_bytes > MAX_LOGITS_BYTES:
             raise InvalidArgumentError(
-                f"return_generation_logits with max_tokens {request.max_tokens} is {num_bytes} bytes, allowed are "
+                f"return_generation_logits with max_tokens {max_tokens} is {num_bytes} bytes, allowed are "
                 f"{MAX_LOGITS_BYTES}; lower max_tokens to {MAX_LOGITS_BYTES // (4 * self._executor.vocab_size)}"
             )
         return SamplingParams(
-            max_tokens=request.max_tokens,
-            min_tokens=request.min_tokens,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
             temperature=request.temperature,
             top_k=request.top_k,
             top_p=request.top_p,

@@ -147,6 +147,20 @@ def test_sampling_params(tokenizer):
     assert dict(bias) == {i: 0.5 * tokenizer.encode("aa").count(i) for i in tokenizer.encode("aa")}
 
 
+def test_max_tokens_is_cut_at_the_longest_sequence_and_min_tokens_with_it(tokenizer):
+    for max_tokens in (512, 513, 2**31 - 1):
+        params = params_of(tokenizer, max_tokens=max_tokens, min_tokens=max_tokens)
+        assert (params.max_tokens, params.min_tokens) == (512, 512)
+    assert params_of(tokenizer, max_tokens=511).max_tokens == 511
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 0.0009999, 0.0])
+def test_a_temperature_below_a_thousandth_is_greedy(tokenizer, temperature):
+    params = params_of(tokenizer, temperature=temperature, seed=3, top_p=0.9)
+    assert (params.is_greedy, params.effective_temperature, params.log_prob_temperature) == (True, 0.0, 1.0)
+    assert not params_of(tokenizer, temperature=0.001).is_greedy
+
+
 BAD = [
     ({"text": None}, "text_input or input_ids"),
     ({"text": "a", "token_ids": (1,)}, "one of them"),
@@ -157,7 +171,6 @@ BAD = [
     ({"text": None, "token_ids": (1,) * 512}, "512 tokens, the engine takes at most 511"),
     ({"text": "a" * 1_000_000}, "text_input has 1000000 characters"),
     ({"max_tokens": 0}, "max_tokens is 0"),
-    ({"max_tokens": 1215752191}, "max_tokens is 1215752191"),
     ({"min_tokens": 17}, "min_tokens is 17"),
     ({"temperature": float("nan")}, "temperature is nan"),
     ({"temperature": float("inf")}, "temperature is inf"),

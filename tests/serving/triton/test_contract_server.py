@@ -399,11 +399,17 @@ def test_what_cannot_be_is_one_sentence(server, model, tensors, message):
     assert "\n" not in error.message()
 
 
+@pytest.mark.parametrize("max_tokens", [MAX_SEQ_LEN, MAX_SEQ_LEN + 1, 2**31 - 1])
+def test_max_tokens_is_cut_at_the_end_of_the_context(server, max_tokens):
+    (result,) = succeed(send(server, "tensorrt_llm", llm_client_inputs([4, 5, 6], max_tokens)))
+    assert len(tokens_of(result)) == MAX_SEQ_LEN
+
+
 def test_one_bad_item_ends_a_batch_with_its_sentence(server):
-    bad = end_to_end_inputs("a", max_tokens=np.array([[MAX_SEQ_LEN + 1]], np.int32))
+    bad = end_to_end_inputs("a", max_tokens=np.array([[-1]], np.int32))
     inputs = stacked([end_to_end_inputs("b", LONG), bad])
     (error,) = send(server, "ensemble", inputs)
-    assert f"max_tokens is {MAX_SEQ_LEN + 1}" in str(error)
+    assert "max_tokens is -1" in str(error)
     wait_until_idle(server)
 
 

@@ -237,7 +237,6 @@ def test_bad_requests_get_one_sentence_and_the_server_lives(server):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ('{"text_input": "a", "max_tokens": 99999999999}', "max_tokens is 1215752191"),
         ('{"text_input": "a", "temperature": 1e60}', "temperature is inf"),
         ('{"text_input": "a", "max_tokens": "many"}', "Unable to parse"),
         ('{"text_input": "a", "max_tokens": ', "parse"),
