@@ -33,6 +33,22 @@ def openai(
     max_body_bytes: Annotated[
         int | None, typer.Option("--max_body_bytes", help="largest request body; default: 4 MiB")
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api_key",
+            envvar="FASER_API_KEY",
+            show_envvar=False,
+            help="key that requests to /v1 must carry; FASER_API_KEY keeps it out of the list of processes",
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        str | None,
+        typer.Option("--allowed_origins", help="web origins whose pages may call the API, with commas between, or *"),
+    ] = None,
+    metrics_url: Annotated[
+        str | None, typer.Option("--metrics_url", help="with --url: the metrics page that /metrics passes on")
+    ] = None,
     http_port: Annotated[int, typer.Option("--http_port", help="HTTP port of the Triton server to start")] = 8000,
     grpc_port: Annotated[int, typer.Option("--grpc_port", help="gRPC port of the Triton server to start")] = 8001,
     metrics_port: Annotated[
@@ -65,6 +81,9 @@ def openai(
         served_model_name=served_model_name,
         chat_template=chat_template,
         max_body_bytes=max_body_bytes,
+        api_key=api_key,
+        allowed_origins=tuple(allowed_origins.split(",")) if allowed_origins else (),
+        metrics_url=metrics_url,
         triton=triton,
     )
     raise typer.Exit(serve_openai(options))

@@ -36,7 +36,8 @@ MIN_TEMPERATURE = 1e-3
 class SamplingParams:
     """Sampling parameters with TensorRT-LLM's names; None means "not given".
 
-    temperature: below MIN_TEMPERATURE is greedy. Not given it is 1 if top_k > 1, top_p or min_p is given, else 0. top_k == 1 is greedy.
+    temperature: below MIN_TEMPERATURE is greedy, and so is top_k == 1. Not given it is 1 if top_k > 1, top_p or min_p
+    is given, else 0.
     top_k: keep the k most probable tokens; 0 is off.
     top_p: in (0, 1]; keep the smallest set of tokens whose probability reaches it.
     min_p: in [0, 1); drop tokens less probable than min_p x the most probable.
@@ -46,7 +47,8 @@ class SamplingParams:
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
     num_draft_tokens: maximum draft tokens per step; 0 turns speculation off; None leaves it to the policy.
     return_log_probs: keep the log probability of every output token under the target's distribution after penalties,
-    bias and temperature (1 where that is not given or below MIN_TEMPERATURE), over the whole vocabulary: before top_k, top_p and min_p.
+    bias and temperature (1 where that is not given or below MIN_TEMPERATURE), over the whole vocabulary: before top_k,
+    top_p and min_p.
     normalize_log_probs: use the distribution that the token was tested against or drawn from instead: also after those
     three, so 0.0 for a greedy request.
     return_generation_logits: keep the target's logits of every output token, before any edit.

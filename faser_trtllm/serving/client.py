@@ -40,6 +40,8 @@ INPUT_DTYPES = {
     "bad_words": "BYTES",
     "embedding_bias_words": "BYTES",
     "embedding_bias_weights": "FP32",
+    "logit_bias_ids": "INT32",
+    "logit_bias_values": "FP32",
     "end_id": "INT32",
     "pad_id": "INT32",
     "beam_width": "INT32",

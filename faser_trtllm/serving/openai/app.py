@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from faser_trtllm.errors import FaserError
+from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
 from faser_trtllm.serving.openai.fields import parse_object
 from faser_trtllm.serving.openai.generation import Generation
@@ -35,6 +39,7 @@ log = logging.getLogger("faser.openai")
 
 MAX_BODY_BYTES = 4 << 20
 _BODY_TIMEOUT_S = 30.0
+_METRICS_TIMEOUT_S = 5.0
 _DRAINED_BODIES = 4  # too large a body is read up to this many limits, else its client would not see the error
 _RETRY_AFTER_S = "1"
 
@@ -43,11 +48,18 @@ Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """State shared by the routes."""
+    """State shared by the routes.
+
+    metrics_url: of Triton's metrics, None: there is no /metrics. api_key: that /v1 demands, None: none.
+    allowed_origins: web pages that browsers let read answers; "*" is all.
+    """
 
     model: Model
     served: ServedModel
     max_body_bytes: int = MAX_BODY_BYTES
+    metrics_url: str | None = None
+    api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
 
 
 def build_app(service: Service) -> Starlette:
@@ -69,6 +81,15 @@ def build_app(service: Service) -> Starlette:
     async def health(request: Request) -> Response:
         return Response(status_code=200 if await service.model.is_ready() else 503)
 
+    async def metrics(request: Request) -> Response:
+        if service.metrics_url is None:
+            return _error(RequestError("metrics are not known here; start the server with --metrics_url", status=404))
+        try:
+            page = await asyncio.to_thread(_read_page, service.metrics_url)
+        except OSError:
+            return _error(UnavailableError("the Triton server's metrics cannot be reached; try again in a moment"))
+        return Response(page, media_type="text/plain; version=0.0.4")
+
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
@@ -81,10 +102,43 @@ def build_app(service: Service) -> Starlette:
             Route("/v1/completions", _Endpoint(service, parse_completion), methods=["POST"]),
             Route("/v1/chat/completions", _Endpoint(service, parse_chat), methods=["POST"]),
             Route("/health", health),
+            Route("/metrics", metrics),
         ],
+        middleware=_middleware(service),
         exception_handlers={HTTPException: _on_http_error},
         lifespan=lifespan,
     )
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    """The first is outermost: browsers ask for permission without a key."""
+    layers = []
+    if service.allowed_origins:
+        origins = list(service.allowed_origins)
+        layers.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        )
+    if service.api_key is not None:
+        layers.append(Middleware(_Keyed, api_key=service.api_key))
+    return layers
+
+
+class _Keyed:
+    """Lets requests for /v1 pass that carry the key; health and metrics are open, as in vLLM."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
+                error = RequestError(message, status=401, reason="invalid_api_key")
+                await _error(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class _Endpoint:
@@ -222,6 +276,12 @@ async def _while_connected(receive: Receive, work: Awaitable[None]) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _read_page(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=_METRICS_TIMEOUT_S) as answer:
+        page: bytes = answer.read()
+        return page
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -29,11 +29,12 @@ class RequestError(InvalidArgumentError):
 
 
 class ModelError(FaserError):
-    """The Triton model refused the request or failed. code: Triton's status."""
+    """The Triton model refused the request or failed. code: Triton's status. reason: OpenAI's error code, if any."""
 
-    def __init__(self, message: str, code: str) -> None:
+    def __init__(self, message: str, code: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.reason = reason
 
 
 def status_of(error: FaserError) -> int:
@@ -47,5 +48,6 @@ def error_object(error: FaserError) -> dict[str, Any]:
     """The body {"error": {...}} of an error."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    param, reason = (error.param, error.reason) if isinstance(error, RequestError) else (None, None)
+    param = error.param if isinstance(error, RequestError) else None
+    reason = error.reason if isinstance(error, RequestError | ModelError) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": reason}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from faser_trtllm.errors import InvalidArgumentError
@@ -11,7 +12,8 @@ from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 
 _ANY_OBJECT = '{"type": "object"}'
-_TYPES = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
+_TYPES = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar", "choice": "regex"}
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _FORMATS = "text, json_object, json_schema"
 
 
@@ -73,4 +75,11 @@ def _structured_outputs(value: Any) -> tuple[str, str]:
 def _guide(field: str, name: str, value: Any) -> tuple[str, str]:
     if name == "json" and isinstance(value, dict):
         return _TYPES[name], json.dumps(value)
+    if name == "choice":
+        if not isinstance(value, list) or not value:
+            raise RequestError(f"{field} is {kind_of(value)}, it must be a list of at least one text", field)
+        texts = [checked_text(field, text) for text in value]
+        if "" in texts:
+            raise RequestError(f"{field} holds an empty text; leave it out", field)
+        return _TYPES[name], "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in texts)
     return _TYPES[name], checked_text(field, value)

@@ -20,6 +20,7 @@ _DTYPES: Mapping[type, tuple[str, Any]] = {
     int: ("INT32", np.int32),
     float: ("FP32", np.float32),
 }
+_TOO_LONG = re.compile(r" tokens, the engine takes at most \d| characters, max_seq_len \d+ leaves room ")
 _CODE = re.compile(r"\[([A-Z_]+)\] ")
 _UINT64_INPUTS = ("seed",)
 _FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
@@ -28,7 +29,11 @@ _FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of a sequence and its tokens. log_probs: one per token, or empty. Only the last delta has the rest."""
+    """New text of a sequence and its tokens.
+
+    log_probs: one per token, or empty. num_*: counts so far, 0 where they were not sent. Only the last delta has the
+    rest.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -36,6 +41,7 @@ class Delta:
     finish_reason: str | None = None
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0
     is_synthetic: bool = False  # the output is not the target's
 
 
@@ -138,6 +144,7 @@ def _delta_of(get: Any) -> Delta:
         is_synthetic=is_synthetic,
         num_input_tokens=number("num_input_tokens"),
         num_output_tokens=number("num_output_tokens"),
+        num_cached_tokens=number("num_cached_tokens"),
     )
 
 
@@ -161,4 +168,5 @@ def _error_of(details: str) -> ModelError:
     found = _CODE.match(details)
     if found is None:
         return ModelError(_message_of(details), "UNAVAILABLE")
-    return ModelError(_message_of(details[found.end() :]), found[1])
+    message = _message_of(details[found.end() :])
+    return ModelError(message, found[1], "context_length_exceeded" if _TOO_LONG.search(message) else None)

@@ -62,17 +62,21 @@ class Reply:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._request.is_chat else "text_completion"
-        usage = {"usage": None} if self._request.include_usage else {}
+        usage: dict[str, Any] = {}
+        if self._request.include_usage:
+            usage["usage"] = self._usage() if self._request.usage_per_chunk else None
         return {**self._head, "object": kind, "choices": choices, **usage}
 
-    def _usage(self) -> dict[str, int]:
-        """Token counts; a prompt counts once for all its choices."""
-        num_input_tokens = sum(choice.num_input_tokens for choice in self._choices[:: self._request.num_choices])
+    def _usage(self) -> dict[str, Any]:
+        """Token counts so far; a prompt counts once for all its choices."""
+        firsts = self._choices[:: self._request.num_choices]
+        num_input_tokens = sum(choice.num_input_tokens for choice in firsts)
         num_output_tokens = sum(choice.num_output_tokens for choice in self._choices)
         return {
             "prompt_tokens": num_input_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_input_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in firsts)},
         }
 
 
@@ -87,6 +91,7 @@ class _Choice:
         self._finish_reason: str | None = None
         self.num_input_tokens = 0
         self.num_output_tokens = 0
+        self.num_cached_tokens = 0
 
     def add(self, delta: Delta) -> None:
         self._texts.append(delta.text)
@@ -119,8 +124,10 @@ class _Choice:
     def _count(self, delta: Delta) -> None:
         if delta.finish_reason is not None:
             self._finish_reason = _FINISH_REASONS.get(delta.finish_reason, "stop")
+        if delta.finish_reason is not None or delta.num_output_tokens:
             self.num_input_tokens = delta.num_input_tokens
             self.num_output_tokens = delta.num_output_tokens
+            self.num_cached_tokens = delta.num_cached_tokens
 
 
 class _Entry:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
@@ -30,15 +31,15 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _COMMON = frozenset(
     (
         *("model", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "logprobs"),
-        *("presence_penalty", "frequency_penalty"),
+        *("presence_penalty", "frequency_penalty", "logit_bias"),
         # Not OpenAI's; named as in vLLM, or as the inputs of the Triton model.
         *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "num_draft_tokens", "timeout_ms"),
-        *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar"),
+        *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     )
 )
-_COMPLETION = _COMMON | {"prompt", "best_of", "echo", "suffix", "logit_bias"}
+_COMPLETION = _COMMON | {"prompt", "best_of", "echo", "suffix"}
 _CHAT = _COMMON | {
-    *("messages", "max_completion_tokens", "top_logprobs", "logit_bias", "tools", "tool_choice", "functions"),
+    *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions"),
     *("function_call", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
 }
 _IGNORED = frozenset(
@@ -49,8 +50,6 @@ _IGNORED = frozenset(
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "the prompt is not repeated"),
     "suffix": (("",), "insertion is not supported"),
-    "logit_bias": (({},), "biases are not supported here; the Triton model takes embedding_bias_words"),
-    "tools": (([],), "tools are not supported"),
     "tool_choice": (("none", "auto"), "tools are not supported"),
     "functions": (([],), "tools are not supported"),
     "function_call": (("none", "auto"), "tools are not supported"),
@@ -86,6 +85,7 @@ class GenerationRequest:
     seed: int | None
     stream: bool
     include_usage: bool
+    usage_per_chunk: bool
     logprobs: bool
     is_chat: bool
 
@@ -125,6 +125,7 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
             f"top_logprobs is {shown(fields.get('top_logprobs'))}, allowed is 0: only the chosen tokens have logprobs",
             "top_logprobs",
         )
+    _check_tools(fields)
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]
     limits = [fields.integer(name, 1, _MAX_INT32) for name in names]
     if len(set(limits)) > 1:
@@ -143,6 +144,19 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
         raise RequestError("messages render to an empty prompt; send a message with content", "messages")
     max_tokens = limits[0] if limits else model.max_seq_len
     return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, fields.flag("logprobs"), is_chat=True)
+
+
+def _check_tools(fields: Fields) -> None:
+    """Tools are for a client's bookkeeping only: with tool_choice none the model answers in text, as it does here."""
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if tools and not isinstance(tools, list):
+        raise RequestError(f"tools is {kind_of(tools)}, it must be a list", "tools")
+    if tools and choice != "none":
+        raise RequestError(
+            f"tools was sent with tool_choice {shown(choice or 'auto')}, allowed is none: the model calls no tools; "
+            "describe the answer with response_format instead",
+            "tools",
+        )
 
 
 def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: ServedModel) -> Fields:
@@ -189,6 +203,7 @@ def _request(
             "n",
         )
     stream = fields.flag("stream")
+    include_usage, usage_per_chunk = _usage_options(fields, stream)
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     return GenerationRequest(
         prompts=prompts,
@@ -196,10 +211,12 @@ def _request(
         inputs=_inputs(fields, max_tokens)
         | guide_inputs(fields)
         | {"stream": stream, "exclude_input_in_output": True}
-        | ({"return_log_probs": True} if logprobs else {}),
+        | ({"return_log_probs": True} if logprobs else {})
+        | ({"return_perf_metrics": True} if usage_per_chunk else {}),
         seed=None if seed is None else seed % 2**64,
         stream=stream,
-        include_usage=_include_usage(fields, stream),
+        include_usage=include_usage,
+        usage_per_chunk=usage_per_chunk,
         logprobs=logprobs,
         is_chat=is_chat,
     )
@@ -223,22 +240,49 @@ def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:
     }
     if optional["top_k"] == -1:  # vLLM's spelling of "off"
         optional["top_k"] = 0
-    inputs = {name: value for name, value in optional.items() if value is not None}
+    inputs = {name: value for name, value in optional.items() if value is not None} | _logit_bias(fields)
     return inputs | {"max_tokens": max_tokens, "temperature": 1.0 if temperature is None else temperature}
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _logit_bias(fields: Fields) -> dict[str, Any]:
+    value = fields.get("logit_bias")
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"logit_bias is {kind_of(value)}, it must be an object of token ids and biases", "logit_bias"
+        )
+    if len(value) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias has {len(value)} entries, allowed are at most {MAX_LOGIT_BIAS}", "logit_bias")
+    biases = Fields(value)
+    for token in value:
+        if not (token.isascii() and token.isdigit() and len(token) <= 9):
+            raise RequestError(f"logit_bias has the key {shown(token)}, it must be a token id", "logit_bias")
+    ids = [int(token) for token in biases.names()]
+    try:
+        values = [biases.number(token, -100.0, 100.0) for token in biases.names()]
+    except RequestError as error:
+        raise RequestError(f"logit_bias of token {error}", "logit_bias") from error
+    return {"logit_bias_ids": ids, "logit_bias_values": values} if ids else {}
+
+
+def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """Whether to send the usage at the end, and with every chunk too."""
     options = fields.get("stream_options")
     if options is None:
-        return False
+        return False, False
     if not isinstance(options, dict):
         raise RequestError(f"stream_options is {kind_of(options)}, it must be an object", "stream_options")
     if not stream:
         raise RequestError("stream_options was sent without stream; set stream or leave it out", "stream_options")
     for name in options:
-        if name not in ("include_usage", "include_obfuscation"):
-            raise RequestError(f"stream_options has {shown(name)}, allowed is include_usage", "stream_options")
-    return Fields(options).flag("include_usage")
+        if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
+            raise RequestError(
+                f"stream_options has {shown(name)}, allowed are include_usage and continuous_usage_stats",
+                "stream_options",
+            )
+    include_usage = Fields(options).flag("include_usage")
+    return include_usage, include_usage and Fields(options).flag("continuous_usage_stats")
 
 
 def _stop(value: Any) -> tuple[str, ...]:

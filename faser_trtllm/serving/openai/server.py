@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import socket
 import sys
@@ -33,7 +34,8 @@ class OpenAIOptions:
 
     url: gRPC endpoint of a running Triton server; None starts one with the options `triton`.
     triton.engine_dir: also has the tokenizer and chat template; None with url: no chat and no logprobs.
-    chat_template: overrides the model's.
+    chat_template: overrides the model's. api_key: that clients must send. allowed_origins: of web pages, for CORS.
+    metrics_url: Triton's metrics page; None is that of the server started here.
     """
 
     url: str | None = None
@@ -42,6 +44,9 @@ class OpenAIOptions:
     served_model_name: str = "faser"
     chat_template: Path | None = None
     max_body_bytes: int | None = None
+    api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    metrics_url: str | None = None
     triton: ServeOptions = field(default_factory=ServeOptions)
 
 
@@ -55,6 +60,8 @@ def serve_openai(options: OpenAIOptions) -> int:
         raise InvalidArgumentError(f"port is {options.port}, allowed is 1 to 65535")
     if options.max_body_bytes is not None and not 1024 <= options.max_body_bytes <= 64 << 20:
         raise InvalidArgumentError(f"max_body_bytes is {options.max_body_bytes}, allowed is 1024 to {64 << 20}")
+    if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
+        raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
     served = _served_model(options)
     stop = threading.Event()
     with _listen(options.host, options.port) as listener, contextlib.ExitStack() as stack:
@@ -89,7 +96,11 @@ async def _serve(
     if launcher is None and not await model.is_ready():
         await model.close()
         raise UnavailableError(f"no Triton server with a ready model answers at {address}; start it or correct --url")
-    app = build_app(Service(model, served, options.max_body_bytes or MAX_BODY_BYTES))
+    metrics_url = options.metrics_url
+    if launcher is not None:
+        metrics_url = f"http://{options.triton.host}:{options.triton.metrics_port}/metrics"
+    limit = options.max_body_bytes or MAX_BODY_BYTES
+    app = build_app(Service(model, served, limit, metrics_url, options.api_key, options.allowed_origins))
     config = uvicorn.Config(
         app,
         http="h11",

@@ -144,7 +144,7 @@ class ModelContract:
 
 FASER = ModelContract(
     "faser",
-    frozenset(("text_output", "output_ids", "output_is_draft", "finish_reason", *CORE_OUTPUTS)),
+    frozenset(("text_output", "output_ids", "output_is_draft", "finish_reason", "num_cached_tokens", *CORE_OUTPUTS)),
     is_trtllm=False,
 )
 ENSEMBLE = ModelContract("ensemble", frozenset(("text_output", *CORE_OUTPUTS)))

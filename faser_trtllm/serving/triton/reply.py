@@ -22,7 +22,8 @@ class Reply:
     """Turns chunks into output tensors. Like TensorRT-LLM, it leaves out what the client did not ask for.
 
     TensorRT-LLM's models send the log probs of all tokens so far with each response of a stream, and counts of this
-    response's tokens; the model `faser` sends new log probs, and counts at the end.
+    response's tokens. The model `faser` sends new log probs, and counts at the end or, with return_perf_metrics, so
+    far.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Reply:
         counts: dict[str, npt.NDArray[Any]] = {}
         if requested.num_input_tokens:
             counts["num_input_tokens"] = _int32(statistics.num_input_tokens)
+            counts["num_cached_tokens"] = _int32(statistics.num_cached_tokens)
         if requested.num_output_tokens:
             counts["num_output_tokens"] = _int32(num_output_tokens)
         if requested.perf_metrics:

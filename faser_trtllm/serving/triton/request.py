@@ -122,7 +122,8 @@ def parse_request(
     parts: list[Part] = []
     items = _batch(tensors)
     wanted = RequestedStats(tensors, contract)
-    per_response = contract.is_trtllm and (wanted.num_input_tokens or wanted.num_output_tokens or wanted.perf_metrics)
+    counts = contract.is_trtllm and (wanted.num_input_tokens or wanted.num_output_tokens)
+    per_response = wanted.perf_metrics or counts
     for batch_index, item in enumerate(items):
         request = _parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1)
         if per_response and request.stream:
@@ -195,6 +196,7 @@ def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
         fields["text"] = _single_text("text_input", tensors["text_input"], "prompts")
     if "input_ids" in tensors:
         fields["token_ids"] = tuple(tensors["input_ids"].reshape(-1).tolist())
+    fields["logit_bias"] = _logit_bias(tensors)
     for name in WORDS:
         if name in tensors:
             fields[name] = _words(name, tensors[name])
@@ -205,6 +207,16 @@ def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
         )
     elif "embedding_bias_weights" in tensors:
         raise InvalidArgumentError("embedding_bias_weights was sent without embedding_bias_words, send both")
+
+
+def _logit_bias(tensors: Tensors) -> tuple[tuple[int, float], ...]:
+    empty = np.zeros(0)
+    ids, biases = (tensors.get(name, empty).reshape(-1).tolist() for name in ("logit_bias_ids", "logit_bias_values"))
+    if len(ids) != len(biases):
+        raise InvalidArgumentError(
+            f"logit_bias_ids has {len(ids)} entries and logit_bias_values {len(biases)}, send one value for each id"
+        )
+    return tuple(zip(map(int, ids), biases, strict=True))
 
 
 def _read_token_ids(tensors: Tensors, fields: dict[str, Any], may_be_padded: bool) -> None:

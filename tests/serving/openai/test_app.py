@@ -46,8 +46,9 @@ class FakeModel:
 class Client:
     """One ASGI request: its body in pieces, what came back, and a switch to leave or to stop reading."""
 
-    def __init__(self, model, body, headers=None, *, path="/v1/completions", max_body_bytes=1 << 20):
-        self.app = build_app(Service(model, ServedModel("faser"), max_body_bytes))
+    def __init__(self, model, body, headers=None, *, path="/v1/completions", verb="POST", **settings):
+        self.app = build_app(Service(model, ServedModel("faser"), **{"max_body_bytes": 1 << 20} | settings))
+        self.verb = verb
         pieces = body if isinstance(body, list) else [json.dumps(body).encode()]
         self.messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
         self.messages[-1]["more_body"] = False
@@ -74,7 +75,7 @@ class Client:
         self.body += message.get("body", b"")
 
     async def run(self):
-        scope = {"type": "http", "method": "POST", "path": self.path, "headers": self.headers, "query_string": b""}
+        scope = {"type": "http", "method": self.verb, "path": self.path, "headers": self.headers, "query_string": b""}
         await asyncio.wait_for(self.app(scope | {"root_path": ""}, self.receive, self.send), 10)
         return self
 
@@ -204,3 +205,71 @@ def test_a_content_type_with_a_charset_is_json():
     client = run(scenario)
     assert client.status == 200
     assert json.loads(client.body)["choices"][0]["text"] == "<0><1><2>"
+
+
+KEY = (b"authorization", b"Bearer secret-key")
+JSON = (b"content-type", b"application/json")
+
+
+@pytest.mark.parametrize("headers", [[JSON], [JSON, (b"authorization", b"Bearer other")], [JSON, (b"x-key", KEY[1])]])
+def test_without_the_key_nothing_is_generated(headers):
+    async def scenario():
+        model = FakeModel()
+        return model, await Client(model, ASK, headers, api_key="secret-key").run()
+
+    model, client = run(scenario)
+    assert client.status == 401
+    error = json.loads(client.body)["error"]
+    assert error["code"] == "invalid_api_key"
+    assert "secret-key" not in error["message"]
+    assert model.num_given == 0
+
+
+def test_the_key_opens_the_api_and_health_needs_none():
+    class Ready(FakeModel):
+        async def is_ready(self):
+            return True
+
+    async def scenario():
+        models = Client(Ready(), ASK, [], path="/v1/models", verb="GET", api_key="secret-key")
+        health = Client(Ready(), ASK, [], path="/health", verb="GET", api_key="secret-key")
+        asked = Client(Ready(), ASK, [JSON, KEY], api_key="secret-key")
+        return [(await client.run()).status for client in (models, health, asked)]
+
+    assert run(scenario) == [401, 200, 200]
+
+
+def test_web_pages_are_let_in_by_name_only():
+    async def ask(verb, headers, **settings):
+        client = await Client(FakeModel(), ASK, [JSON, *headers], verb=verb, **settings).run()
+        return client.status, client.response_headers.get(b"access-control-allow-origin")
+
+    async def scenario():
+        page, other = (b"origin", b"https://page.example"), (b"origin", b"https://other.example")
+        wants = [(b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"authorization")]
+        allowed = {"allowed_origins": ("https://page.example",), "api_key": "secret-key"}
+        return [
+            await ask("OPTIONS", [page, *wants], **allowed),
+            await ask("OPTIONS", [other, *wants], **allowed),
+            await ask("POST", [page, KEY], **allowed),
+            await ask("POST", [other, KEY], **allowed),
+            await ask("POST", [page]),
+        ]
+
+    found = run(scenario)
+    assert found == [
+        (200, b"https://page.example"),
+        (400, None),
+        (200, b"https://page.example"),
+        (200, None),
+        (200, None),
+    ]
+
+
+def test_metrics_that_are_not_known_or_not_there():
+    async def scenario(metrics_url):
+        client = Client(FakeModel(), ASK, [], path="/metrics", verb="GET", metrics_url=metrics_url)
+        return await client.run()
+
+    assert asyncio.run(scenario(None)).status == 404
+    assert asyncio.run(scenario("http://127.0.0.1:1/metrics")).status == 503

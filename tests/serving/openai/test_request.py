@@ -1,6 +1,7 @@
 """What OpenAI's requests become, and the sentences for those that cannot be."""
 
 import json
+import re
 
 import pytest
 
@@ -122,14 +123,18 @@ BAD_COMPLETIONS = [
     ({"logprobs": True}, "it must be 0"),
     ({"echo": True}, "echo was sent"),
     ({"suffix": "x"}, "suffix was sent"),
-    ({"logit_bias": {"1": 5}}, "logit_bias was sent"),
+    ({"logit_bias": {"1": 101}}, "logit_bias of token 1 is 101, allowed is -100 to 100"),
+    ({"logit_bias": {"-1": 1}}, 'logit_bias has the key "-1", it must be a token id'),
+    ({"logit_bias": {"a": 1}}, 'logit_bias has the key "a"'),
+    ({"logit_bias": [1]}, "logit_bias is an array, it must be an object"),
+    ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias has 4097 entries, allowed are at most 4096"),
     ({"stop": ["x"] * 65}, "stop has 65 entries, allowed are at most 64"),
     ({"stop": ["x" * 1025]}, "1025 characters"),
     ({"stop": [""]}, "empty string"),
     ({"stop": [1]}, "stop is a number"),
     ({"stream": "yes"}, "stream is"),
     ({"stream_options": {"include_usage": True}}, "without stream"),
-    ({"stream": True, "stream_options": {"usage": True}}, "allowed is include_usage"),
+    ({"stream": True, "stream_options": {"usage": True}}, "allowed are include_usage and continuous_usage_stats"),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
     ({"messages": []}, '"messages" is not a field'),
 ]
@@ -159,13 +164,18 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'type "image_url"'),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content is null"),
     ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}, "tool_calls was sent"),
-    ({"tools": [{"type": "function"}]}, "tools are not supported"),
+    ({"tools": [{"type": "function"}]}, 'tools was sent with tool_choice "auto", allowed is none'),
+    ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tools are not supported"),
+    ({"tools": {}, "tool_choice": "none", "messages": [1]}, "messages[0] is a number"),
+    ({"tools": {"a": 1}, "tool_choice": "none"}, "tools is an object, it must be a list"),
+    ({"structured_outputs": {"choice": []}}, "choice is an array, it must be a list of at least one"),
+    ({"guided_choice": ["a", ""]}, "guided_choice holds an empty text"),
+    ({"guided_choice": ["a", 1]}, "guided_choice is a number, it must be a string"),
     ({"response_format": "json"}, "response_format is a string, it must be an object with a type"),
     ({"response_format": {"type": "xml"}}, 'response_format.type is "xml", allowed are text, json_object, json_schema'),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema is null, it must be an object"),
     ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json and response_format were sent"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "it must be an object with one of json, regex, grammar"),
-    ({"structured_outputs": {"choice": ["a"]}}, "it must be an object with one of json, regex, grammar"),
     ({"guided_regex": 3}, "guided_regex is a number, it must be a string"),
     ({"guided_grammar": "x" * 65537}, "guided_grammar has 65537 bytes, allowed are at most 65536"),
     ({"top_logprobs": 2, "logprobs": True}, "top_logprobs is 2"),
@@ -181,6 +191,27 @@ def test_bad_chats_get_one_sentence(served, fields, message):
         chat(served, **fields)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_tools_that_may_not_be_called_are_taken(served):
+    plain = chat(served)
+    assert chat(served, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none") == plain
+
+
+def test_a_bias_is_the_model_s(served):
+    inputs = completion(served, logit_bias={"7": -100, "12": 0.5}).inputs
+    assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([7, 12], [-100.0, 0.5])
+    assert "logit_bias_ids" not in completion(served, logit_bias={}).inputs
+
+
+def test_choices_are_a_regex_of_just_these_texts(served):
+    texts = ["a+b", "(c|d)", "e.f\\n", "[x]{2}^$-&&~#", "naïve 😀\nline"]
+    for fields in ({"structured_outputs": {"choice": texts}}, {"guided_choice": texts}):
+        inputs = completion(served, **fields).inputs
+        assert inputs["guided_decoding_guide_type"] == "regex"
+        pattern = inputs["guided_decoding_guide"]
+        assert all(re.fullmatch(pattern, text) for text in texts)
+        assert not any(re.fullmatch(pattern, text) for text in ("aab", "c", "e0f\\n", "xx", "a+"))
 
 
 def test_harmless_values_of_fields_that_are_refused(served):
@@ -310,4 +341,5 @@ def test_texts_and_bytes_of_tokens_add_up_to_the_output(served, tokenizer):
     assert "".join(entry["token"] for entry in content) == choice["message"]["content"] == text
     assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == text
     assert [entry["logprob"] for entry in content] == [-0.5] * (len(ids) - 1) + [-9999.0]
-    assert reply.whole()["usage"] == {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
+    counts = {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
+    assert reply.whole()["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}

@@ -165,6 +165,63 @@ def test_n_and_seeds_are_the_model_s_sequences(client, triton):
     assert len({choice.text for choice in unseeded.choices}) > 1  # temperature 1 unless told otherwise
 
 
+def test_a_bias_reaches_the_model(client, triton):
+    fields = {"max_tokens": 8, "end_id": -1}
+    _, _, ids = model_s_own(triton, "hello", **fields)
+    expected, _, others = model_s_own(triton, "hello", **fields, logit_bias_ids=[ids[0]], logit_bias_values=[-100.0])
+    assert ids[0] not in others
+    bias = {str(ids[0]): -100}
+    answer = client.completions.create(model="faser", prompt="hello", max_tokens=8, logit_bias=bias, **GREEDY)
+    assert answer.choices[0].text == expected
+
+
+def test_one_of_the_choices_is_the_answer(client):
+    texts = ["c++ (yes)", "a|b", "no."]
+    for n, body in enumerate(({"structured_outputs": {"choice": texts}}, {"guided_choice": texts})):
+        answer = client.completions.create(model="faser", prompt="hello", max_tokens=40, seed=n, extra_body=body)
+        assert answer.choices[0].text in texts
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_usage_tells_the_cached_tokens_and_with_every_chunk_where_it_is_asked_for(client):
+    prompt = [7, 8, 9, 10] * 12  # three blocks, the last of which is not whole when a token is left to compute
+    asked = {"model": "faser", "prompt": prompt, "max_tokens": 24} | GREEDY
+    cached = [client.completions.create(**asked).usage.prompt_tokens_details.cached_tokens for _ in range(2)]
+    assert cached[0] == 0
+    assert cached[1] in (32, 47)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    usages = [chunk.usage for chunk in client.completions.create(**asked, stream=True, stream_options=options)]
+    counts = [usage.completion_tokens for usage in usages]
+    assert counts == sorted(counts)
+    assert counts[0] > 0
+    assert counts[-1] == 24
+    assert all(usage.prompt_tokens == len(prompt) for usage in usages)
+    assert all(usage.prompt_tokens_details.cached_tokens == cached[1] for usage in usages)
+
+
+def test_a_prompt_that_is_too_long_has_openai_s_code(client):
+    for prompt in ([5] * MAX_SEQ_LEN, "ab" * 100_000):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="faser", prompt=prompt, max_tokens=1)
+        assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="faser", prompt=[320], max_tokens=1)
+    assert refused.value.code is None
+
+
+def test_metrics_of_triton_are_on_this_port_too(triton, engine_dir, tmp_path):
+    url = f"http://127.0.0.1:{triton.ports[2]}/metrics"
+    asked = ("--url", triton.grpc_url, "--metrics_url", url, "--api_key", "secret-key", "--allowed_origins", "*")
+    with Frontend(tmp_path / "log", *asked) as frontend:
+        frontend.wait_ready()
+        with urllib.request.urlopen(f"http://127.0.0.1:{frontend.port}/metrics", timeout=PATIENCE_S) as answer:
+            assert b"faser_request_success_total" in answer.read()
+        with frontend.client() as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{frontend.port}/v1", api_key="secret-key") as client:
+            assert client.models.list().data[0].id == "faser"
+
+
 def test_stop_ends_the_text_before_it(client, triton):
     text, _, _ = model_s_own(triton, "hello", max_tokens=40, end_id=-1)
     word = text[10:13]

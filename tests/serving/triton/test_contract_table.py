@@ -217,17 +217,19 @@ def test_our_own_model_takes_what_ensemble_takes():
     """Its own additions besides; nothing that TensorRT-LLM's clients send is unknown to it."""
     ours, theirs = declared(config_of("faser").input), declared(config_of("tensorrt_llm_bls").input)
     added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft"}
+    added |= {"logit_bias_ids", "logit_bias_values"}
     assert set(ours) == set(theirs) | added
     for name in theirs:
         assert ours[name][:2] == theirs[name][:2], name
     assert all(optional for _, _, optional in ours.values())
     outputs, core = declared(config_of("faser").output), declared(config_of("ensemble").output)
     assert {name: outputs[name] for name in core} == core
-    assert set(outputs) - set(core) == {"output_ids", "output_is_draft", "finish_reason"}
+    assert set(outputs) - set(core) == {"output_ids", "output_is_draft", "finish_reason", "num_cached_tokens"}
 
 
 SPECIAL = {"text_input", "input_ids", "input_lengths", "stream", "stop", "end_id", "beam_width", "num_return_sequences"}
 SPECIAL |= {"embedding_bias_weights", "stop_words_list", "bad_words_list", "embedding_bias", "runtime_top_p_decay"}
+SPECIAL |= {"logit_bias_ids", "logit_bias_values"}
 SPECIAL |= set(RequestedStats.__slots__) - {"acceptance"} | {f"return_{name}" for name in RequestedStats.__slots__}
 
 
