@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,11 @@ from faser_trtllm.guided.spec import GuideSpec
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 MISSING = f"guided decoding needs llguidance, which is not installed here; run {install('guided')}"
 _ANY_JSON = '{"type": ["object", "array"]}'
+_WHITE_SPACE = r"[ \t\r\n]{0,32}"  # unbounded, a small model may write nothing else; room for deep indentation
 _MAX_REASON_CHARS = 200
 
 
@@ -90,7 +93,18 @@ def source_of(spec: GuideSpec) -> str:
         return LLMatcher.grammar_from_regex(spec.guide)
     if spec.guide_type == "ebnf_grammar":
         return LLMatcher.grammar_from_lark(any_to_lark(spec.guide))
-    return LLMatcher.grammar_from_json_schema(spec.guide if spec.guide_type == "json_schema" else _ANY_JSON)
+    schema = spec.guide if spec.guide_type == "json_schema" else _ANY_JSON
+    return LLMatcher.grammar_from_json_schema(schema, defaults=_json_defaults(schema))
+
+
+def _json_defaults(schema: str) -> JsonCompileOptions | None:
+    try:
+        own = json.loads(schema)
+    except (ValueError, RecursionError):
+        return None  # with defaults the library says less of what is wrong
+    says = own.get("x-guidance") if isinstance(own, dict) else None
+    # The library lets a pattern win over the schema's own whitespace_flexible.
+    return None if isinstance(says, dict) and "whitespace_flexible" in says else {"whitespace_pattern": _WHITE_SPACE}
 
 
 def compile_source(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:

@@ -110,6 +110,24 @@ def test_outputs_follow_their_grammar(tokenizer, compiled, grammar):
         assert text == "(" * depth + "x" + ")" * depth
 
 
+def test_white_space_in_json_is_bounded(tokenizer, compiled):
+    """Without a bound a small model may write white space for ever."""
+    (space,) = tokenizer.encode(" ", add_special_tokens=False)
+    (brace,) = tokenizer.encode("{", add_special_tokens=False)
+    for kind in (("json",), ("json_schema", json.dumps({"type": "object"}))):
+        state = compiled(*kind).start(())
+        state.advance([brace])
+        for _ in range(32):
+            assert space in allowed(state)
+            state.advance([space])
+        assert space not in allowed(state)
+        assert '"' in {tokenizer.token(token)[0] for token in allowed(state)}
+    schema = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
+    rigid = compiled("json_schema", json.dumps(schema)).start(())
+    rigid.advance([brace])
+    assert space not in allowed(rigid)
+
+
 def test_any_json_is_an_object_or_an_array(tokenizer, compiled):
     firsts = {tokenizer.token(token)[0] for token in allowed(compiled("json").start(()))}
     assert firsts <= set("{[ĠĊĉč")

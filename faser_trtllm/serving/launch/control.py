@@ -1,4 +1,7 @@
-"""The key that protects Triton's control APIs: model loading, shared memory, statistics, trace and log settings.
+"""The key that protects Triton's control APIs: model loading, shared memory, trace and log settings.
+
+Statistics are open, because load generators read them. So is what clients need to call models. Triton has one rule for
+the repository's index and for loading, so the index needs the key.
 
 Triton accepts the key only as a command-line argument, so local users can see it in the process list. It protects from
 clients that reach the ports through a proxy, a tunnel or a browser.
@@ -18,7 +21,7 @@ KEY_VARIABLE = "FASER_CONTROL_KEY"
 KEY_FILE_VARIABLE = "FASER_CONTROL_KEY_FILE"
 HEADER = "faser-control-key"
 GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"  # Triton puts its prefix before the name
-RESTRICTED_APIS = ("shared-memory", "model-repository", "statistics", "trace", "logging")
+RESTRICTED_APIS = ("shared-memory", "model-repository", "trace", "logging")
 _KEY = re.compile(r"[A-Za-z0-9._-]{16,256}")
 
 

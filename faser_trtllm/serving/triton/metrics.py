@@ -31,6 +31,7 @@ from faser_trtllm.serving.worker.messages import Chunk, Failed
 
 log = logging.getLogger("faser.metrics")
 
+TRTLLM_LABELS = {"model": "tensorrt_llm", "version": "1"}
 PERIOD_S = 1.0  # longest time between two publications, also while no engine process answers
 
 
@@ -44,9 +45,9 @@ class ModelMetrics:
     def __init__(self, pb_utils: Any, model: str, version: str) -> None:
         self._pb_utils = pb_utils
         self._labels = {"model": model, "version": version}
-        self._families = [_Counts(self._new(f.name, f.help, f.kind), self._labels, f) for f in FAMILIES]
+        self._families = [_Counts(self._new(f.name, f.help, f.kind), self._labels_of(f.name), f) for f in FAMILIES]
         self._histograms = [
-            _Replay(self._new(f.name, f.help, "histogram"), self._labels, f) for f in HISTOGRAM_FAMILIES
+            _Replay(self._new(f.name, f.help, "histogram"), self._labels_of(f.name), f) for f in HISTOGRAM_FAMILIES
         ]
         self._ready = _Counts(self._new(READY.name, READY.help, READY.kind), self._labels, READY)
         self._end_families: list[Any] = []
@@ -129,6 +130,10 @@ class ModelMetrics:
             if restarted:
                 family.forget()
             family.publish(stats)
+
+    def _labels_of(self, name: str) -> dict[str, str]:
+        """TensorRT-LLM's names come from its model tensorrt_llm, whichever model of ours publishes them."""
+        return TRTLLM_LABELS if name.startswith("nv_") else self._labels
 
     def _failure(self, code: str) -> Any:
         return self._failures.get(code) or self._failures["INTERNAL"]

@@ -237,6 +237,21 @@ def test_the_text_format_is_read():
     assert scrape.get("y_bucket") == 2.0, "a counter keeps its name"
 
 
+def test_tensorrt_llm_s_metrics_have_its_model_s_name(run):
+    """Its dashboards ask for model="tensorrt_llm", whichever of our models runs the engine."""
+    found = set()
+
+    class Family(FakeMetricFamily):
+        def Metric(self, labels, buckets=None):  # noqa: N802
+            found.add((self._name, labels["model"]))
+            return super().Metric(labels, buckets)
+
+    Family.reset()
+    publish(ModelMetrics(SimpleNamespace(MetricFamily=Family), "ensemble", "1"), run.stats)
+    assert {model for name, model in found if name.startswith("nv_")} == {"tensorrt_llm"}
+    assert {model for name, model in found if not name.startswith("nv_")} == {"ensemble"}
+
+
 @pytest.mark.parametrize("text", ["<html>", "x{", "x y", 'x{a="1"}'])
 def test_other_text_is_refused(text):
     with pytest.raises(UnavailableError, match="not in Prometheus' text format"):
