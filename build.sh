@@ -58,7 +58,7 @@ setup() {
     "$base" -m venv "$VENV"
   fi
   local sources
-  sources=$(stamp_of pyproject.toml constraints.txt plugins/CMakeLists.txt $(find plugins/cpu -type f | LC_ALL=C sort))
+  sources=$(stamp_of pyproject.toml constraints.txt plugins/CMakeLists.txt $(find plugins/cpu plugins/triton -type f | LC_ALL=C sort))
   if ! is_done setup "$sources" || ! compgen -G 'faser_trtllm/_native/libfaser_cpu.*' >/dev/null; then
     check_compiler
     echo "build.sh: installing the package and compiling the native library"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.admission import check_request
 from faser_trtllm.executor.stats import Progress
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.edge import process as edge_process
 from faser_trtllm.serving.worker.engine_process import main
 
 ENDLESS = 30_000  # output tokens that take 150 s or more: such a stream does not end by itself while a test looks at it
@@ -123,4 +125,5 @@ def open_echo(engine_dir: Path, config):
 
 
 if __name__ == "__main__":
-    main(opener=open_echo)
+    is_of_backend = any(argument.startswith("--edge_fd") for argument in sys.argv)
+    (edge_process.main if is_of_backend else main)(opener=open_echo)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from faser_trtllm.serving.launch.launcher import STUB_NAME
 from faser_trtllm.serving.worker.process import command_line, session_pids
+from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,13 +31,14 @@ try:
     sys.exit(serve(ServeOptions(
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
         config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
-        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r},
+        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r}, edge={edge!r},
     )))
 except FaserError as error:
     print("error:", error)
     sys.exit(2)
 """
 
+_FAKE_ENGINE = "tests.support.fake_engine"
 _FAKE_MODEL = """
 import sys
 import triton_python_backend_utils as pb_utils
@@ -62,6 +64,12 @@ def fake_repository(directory: Path) -> Path:
         (model.parent / "config.pbtxt").write_text(config.read_text())
         (model / "model.py").write_text(_FAKE_MODEL)
     return directory
+
+
+def is_fake(repository: Path) -> bool:
+    """Whether fake_repository() wrote it."""
+    model = repository / "faser" / "1" / "model.py"
+    return model.exists() and _FAKE_ENGINE in model.read_text()
 
 
 # Linux gives clients ports from 32768 on: below, no connection takes one between its choice and its use. Each of
@@ -90,11 +98,12 @@ class Server:
         models: tuple[str, ...] | None = ("faser",),
         ports: list[int] | None = None,
         allow_control: bool = False,
+        edge: str = "python",
         environment: dict[str, str] | None = None,
         command: Sequence[str] | None = None,
         log: Path,
     ) -> None:
-        """command: that serves engine_dir, without ports, in place of what the options before say."""
+        """edge: as in ServeOptions. command: that serves engine_dir, without ports, in place of the options before."""
         self.ports = ports or free_ports()
         self.http_url = f"http://127.0.0.1:{self.ports[0]}"
         self.grpc_url = f"127.0.0.1:{self.ports[1]}"
@@ -107,6 +116,7 @@ class Server:
             speculation=speculation,
             models=models,
             allow_control=allow_control,
+            edge=edge,
         )
         run: list[str] = [sys.executable, "-c", script]
         if command is not None:
@@ -114,6 +124,8 @@ class Server:
             options = [word for name, port in zip(names, self.ports, strict=True) for word in (name, str(port))]
             run = [*command, "--engine_dir", str(engine_dir), *options]
         env = os.environ | (environment or {})
+        if model_repo is not None and is_fake(model_repo):  # the native edge does not read model.py
+            env = {"FASER_ENGINE_MODULE": _FAKE_ENGINE} | env
         with log.open("wb") as file:
             self.process = subprocess.Popen(run, stdout=file, stderr=file, cwd=ROOT, env=env)
 
@@ -166,6 +178,9 @@ class Server:
     def num_stubs(self) -> int:
         """How many processes run a model.py."""
         return sum((command_line(pid) or [""])[0].endswith(STUB_NAME) for pid in self.pids())
+
+    def engine_pid(self) -> int:
+        return self.pid_of(PARENT_OPTION)
 
     def pid_of(self, part: str) -> int:
         return next(pid for pid in self.pids() if any(part in argument for argument in command_line(pid)))

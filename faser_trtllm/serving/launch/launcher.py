@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import IO
 
 from faser_trtllm.config import ServiceConfig
-from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
 from faser_trtllm.serving.launch.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
 from faser_trtllm.serving.launch.limits import check_limits
 from faser_trtllm.serving.launch.options import (
+    EDGES,
     ServeOptions,
     check_engines,
     choose_models,
@@ -31,6 +32,7 @@ from faser_trtllm.serving.launch.options import (
     effective_config,
 )
 from faser_trtllm.serving.launch.ports import check_ports, is_free
+from faser_trtllm.serving.launch.repository import native_repository
 from faser_trtllm.serving.launch.shm import SHM_DIR, ShmPrefix, remove_stale
 from faser_trtllm.serving.launch.tritonserver import TritonInstall, find_tritonserver, spawn
 from faser_trtllm.serving.triton.model import STARTUP_ERROR_FILE
@@ -57,7 +59,9 @@ class Launcher:
             self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch)
         faults_of_environment()  # refuses a wrong FASER_FAULT before a server is started
         self._control_key = None if options.allow_control else control_key()
-        self._install = find_tritonserver(options.tritonserver)
+        if options.edge not in EDGES:
+            raise InvalidArgumentError(f"edge is {options.edge!r}, allowed are {' and '.join(EDGES)}")
+        self._install = find_tritonserver(options.tritonserver, options.edge)
         self._process: subprocess.Popen[bytes] | None = None
         self._shm: ShmPrefix | None = None
         self._run_dir: Path | None = None
@@ -105,6 +109,8 @@ class Launcher:
         self._run_dir.mkdir(mode=0o700)
         if self._options.log_file is not None:
             self._log = self._options.log_file.open("ab")
+        if self._options.edge == "native":
+            self._repository = native_repository(self._repository, self._run_dir / "models")
         self._process = spawn(self._command(self._install), self._environment(), self._log)
 
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
@@ -229,7 +235,8 @@ class Launcher:
             f"--log-info={str(options.verbose).lower()}",
             f"--log-warning={str(options.verbose).lower()}",
         ]
-        backends = install.link_backends(self._run_dir / "backends")
+        link = install.link_native_backend if options.edge == "native" else install.link_backends
+        backends = link(self._run_dir / "backends")
         if backends is not None:
             command.append(f"--backend-directory={backends}")
         if self._control_key is not None:
@@ -240,7 +247,7 @@ class Launcher:
         assert self._run_dir is not None
         config = self._run_dir / "faser.yaml"  # JSON is YAML
         config.write_text(self._config.model_dump_json())
-        environment = self._install.environment()
+        environment = self._install.environment(self._options.edge)
         for name in ("FASER_ENGINE_DIR", KEY_VARIABLE, KEY_FILE_VARIABLE):
             environment.pop(name, None)
         environment |= {"FASER_CONFIG": str(config), "FASER_RUN_DIR": str(self._run_dir)}

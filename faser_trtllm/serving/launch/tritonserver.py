@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import faser_trtllm
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.launch.limits import raise_limits
 from faser_trtllm.serving.worker.process import die_with_parent
+
+NATIVE_BACKEND = "libtriton_faser.so"
+OWN_BACKENDS = Path("/opt/tritonserver/backends")  # of NVIDIA's container
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,22 @@ class TritonInstall:
         (backend / stub.name).symlink_to(stub)
         return directory
 
-    def environment(self) -> dict[str, str]:
-        """The environment for the server, so that its stub runs this Python with the same packages."""
+    def link_native_backend(self, directory: Path) -> Path:
+        """Create a backend directory with the backend `faser`, beside the backends that the server has of its own."""
+        directory.mkdir(parents=True)
+        if self.wheel_dir is None and OWN_BACKENDS.is_dir():
+            for own in OWN_BACKENDS.iterdir():
+                if own.name != "faser":
+                    (directory / own.name).symlink_to(own)
+        (directory / "faser").mkdir()
+        (directory / "faser" / NATIVE_BACKEND).symlink_to(native_backend())
+        return directory
+
+    def environment(self, edge: str = "python") -> dict[str, str]:
+        """The environment for the server, so that its stub or engine process is this Python."""
         environment = dict(os.environ)
+        if edge == "native":
+            return {"FASER_PYTHON": sys.executable} | environment
         if self.wheel_dir is None:
             return environment
         environment["PATH"] = _joined(str(Path(sys.executable).parent), environment.get("PATH"))
@@ -51,7 +68,15 @@ class TritonInstall:
         return environment
 
 
-def find_tritonserver(binary: Path | None = None) -> TritonInstall:
+def native_backend() -> Path:
+    """The library of the Triton backend `faser`."""
+    path = Path(faser_trtllm.__file__).parent / "_native" / NATIVE_BACKEND
+    if not path.exists():
+        raise UnavailableError(f"{NATIVE_BACKEND} is missing beside the native library; run ./build.sh setup")
+    return path
+
+
+def find_tritonserver(binary: Path | None = None, edge: str = "python") -> TritonInstall:
     """The given server, else the wheel's, else the one on PATH; UnavailableError says how to get one."""
     if binary is not None:
         if not os.access(binary, os.X_OK):
@@ -61,7 +86,8 @@ def find_tritonserver(binary: Path | None = None) -> TritonInstall:
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         wheel_dir = Path(location) / "tritonserver"
         if (wheel_dir / "bin" / "tritonserver").exists():
-            _check_numpy()
+            if edge == "python":
+                _check_numpy()
             return TritonInstall(wheel_dir / "bin" / "tritonserver", wheel_dir)
     on_path = shutil.which("tritonserver")
     if on_path is not None:

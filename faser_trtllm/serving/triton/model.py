@@ -11,12 +11,14 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from faser_trtllm.config import ServiceConfig, load_service_config
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.triton.contract import contract_of
 from faser_trtllm.serving.triton.metrics import ModelMetrics
 from faser_trtllm.serving.triton.reply import Reply
@@ -30,7 +32,7 @@ from faser_trtllm.serving.triton.request import (
 )
 from faser_trtllm.serving.triton.shared_engine import RUN_DIR_VARIABLE, SharedEngine
 from faser_trtllm.serving.worker.messages import Chunk, Failed
-from faser_trtllm.serving.worker.supervisor import ENGINE_COMMAND
+from faser_trtllm.serving.worker.supervisor import ENGINE_COMMAND, OnEvent
 
 log = logging.getLogger("faser.triton")
 
@@ -40,12 +42,33 @@ _IDLE_POLL_S = 0.02
 _PARENT_CHECK_S = 0.5
 
 
-class TritonModel:
-    """One of the models of contract.py. pb_utils is the module triton_python_backend_utils."""
+class Engine(Protocol):
+    """What a model needs of the engine: SharedEngine in another process, LocalEngine in this one."""
 
-    def __init__(self, pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> None:
+    @property
+    def is_ready(self) -> bool: ...
+
+    def submit(self, request: TextRequest, on_event: OnEvent) -> int: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def stop(self, request_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TritonModel:
+    """One of the models of contract.py. pb_utils: triton_python_backend_utils, or its stand-in of serving/edge."""
+
+    def __init__(
+        self,
+        pb_utils: Any,
+        args: dict[str, str],
+        command: tuple[str, ...] = ENGINE_COMMAND,
+        engine: Engine | None = None,
+    ) -> None:
+        """engine: one of this process, whose owner calls end_cancelled() and set_stats(); None: an engine child."""
         self._pb_utils = pb_utils
-        config = _load_config(args)
         name = args.get("model_name", "faser")
         self._contract = contract_of(name)
         self._is_decoupled = _is_decoupled(args)
@@ -54,20 +77,26 @@ class TritonModel:
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._supervisor = SharedEngine(config, command, self._metrics.set_stats)
-        self._supervisor.start()
-        self._metrics.start(lambda: self._supervisor.is_ready)
+        self._threads: list[threading.Thread] = []
+        self._engine = self._share_engine(args, command) if engine is None else engine
+        self._metrics.start(lambda: self._engine.is_ready)
+        for thread in self._threads:
+            thread.start()
+
+    def _share_engine(self, args: dict[str, str], command: tuple[str, ...]) -> Engine:
+        config = load_model_config(args)
+        engine = SharedEngine(config, command, self._metrics.set_stats)
+        engine.start()
         self._poll_period_s = config.cancellation_check_period_ms / 1e3
         self._threads = [
             threading.Thread(target=self._poll_cancelled, name="faser-cancellation", daemon=True),
             threading.Thread(target=self._watch_parent, name="faser-parent", daemon=True),
         ]
-        for thread in self._threads:
-            thread.start()
+        return engine
 
     @property
     def is_ready(self) -> bool:
-        return self._supervisor.is_ready
+        return self._engine.is_ready
 
     def execute(self, requests: list[Any]) -> None:
         """Submit requests; each is answered through its response sender."""
@@ -94,10 +123,23 @@ class TritonModel:
                 log.exception("a request could not be read")
                 self._refuse(request, sender, "INTERNAL", f"the request could not be read: {type(error).__name__}")
 
+    def set_stats(self, stats: Mapping[str, float]) -> None:
+        """Publish the engine's stats, as ModelMetrics.set_stats()."""
+        self._metrics.set_stats(stats)
+
+    def end_cancelled(self) -> int:
+        """End the requests whose clients have cancelled them; returns how many were open."""
+        with self._lock:
+            streams = set(self._streams.values())
+        for stream in streams:
+            if stream.was_cancelled():
+                self._cancel(stream)
+        return len(streams)
+
     def close(self) -> None:
         """End the engine child and all threads. Open requests have failed when this returns."""
         self._closing.set()
-        self._supervisor.close()
+        self._engine.close()
         for thread in self._threads:
             thread.join()
         self._metrics.close()
@@ -108,7 +150,7 @@ class TritonModel:
         try:
             for place, part in enumerate(parts):
                 with self._lock:
-                    ids.append(self._supervisor.submit(part.request, partial(self._on_event, stream, place)))
+                    ids.append(self._engine.submit(part.request, partial(self._on_event, stream, place)))
                     self._streams[ids[-1]] = stream
         except FaserError:
             if not ids:
@@ -146,7 +188,7 @@ class TritonModel:
 
     def _cancel(self, stream: _Stream) -> None:
         for request_id in list(stream.engine_ids):
-            self._supervisor.cancel(request_id)
+            self._engine.cancel(request_id)
 
     def _stop(self, request_id: str) -> None:
         """End the requests with this id, with the output they have so far."""
@@ -155,7 +197,7 @@ class TritonModel:
         with self._lock:
             ids = [engine_id for engine_id, stream in self._streams.items() if stream.request_id == request_id]
         for engine_id in ids:
-            self._supervisor.stop(engine_id)
+            self._engine.stop(engine_id)
 
     def _refuse(self, request: Any, sender: Any, code: str, message: str) -> None:
         pb_utils = self._pb_utils
@@ -167,13 +209,9 @@ class TritonModel:
         pause_s = _IDLE_POLL_S
         while not self._closing.wait(pause_s):
             started_s = time.monotonic()
-            with self._lock:
-                streams = set(self._streams.values())
-            for stream in streams:
-                if stream.was_cancelled():
-                    self._cancel(stream)
+            num_open = self.end_cancelled()
             polled_s = time.monotonic() - started_s
-            pause_s = max(self._poll_period_s, polled_s / _MAX_POLL_SHARE) if streams else _IDLE_POLL_S
+            pause_s = max(self._poll_period_s, polled_s / _MAX_POLL_SHARE) if num_open else _IDLE_POLL_S
 
     def _watch_parent(self) -> None:
         """Exit when the server was killed: otherwise this stub and its engine would stay alive."""
@@ -257,10 +295,15 @@ def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = E
     try:
         return TritonModel(pb_utils, args, command)
     except FaserError as error:
-        run_dir = os.environ.get(RUN_DIR_VARIABLE)
-        if run_dir:
-            Path(run_dir, STARTUP_ERROR_FILE).write_text(str(error))
+        note_start_error(str(error))
         raise pb_utils.TritonModelException(str(error)) from error
+
+
+def note_start_error(message: str) -> None:
+    """Leave the reason why a model could not be opened to `faser serve`, if that started the server."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir:
+        Path(run_dir, STARTUP_ERROR_FILE).write_text(message)
 
 
 def _is_decoupled(args: dict[str, str]) -> bool:
@@ -274,7 +317,7 @@ def _parameters(args: dict[str, str]) -> dict[str, str]:
     return {name: parameter.get("string_value", "") for name, parameter in parameters.items()}
 
 
-def _load_config(args: dict[str, str]) -> ServiceConfig:
+def load_model_config(args: dict[str, str]) -> ServiceConfig:
     """Settings from FASER_CONFIG, a model parameter or 1/faser.yaml, in this order; FASER_ENGINE_DIR sets engine_dir.
 
     A model without its own faser.yaml uses that of the model `faser` beside it, so that both share one engine process.

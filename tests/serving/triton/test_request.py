@@ -311,7 +311,7 @@ def test_a_batch_of_sequences_ends_with_its_last(model):
 
 
 def test_a_part_that_is_refused_ends_the_others(model):
-    submit = model._supervisor.submit
+    submit = model._engine.submit
     ids = []
 
     def submit_two(request, on_event):
@@ -320,11 +320,11 @@ def test_a_part_that_is_refused_ends_the_others(model):
         ids.append(submit(request, on_event))
         return ids[-1]
 
-    model._supervisor.submit = submit_two
+    model._engine.submit = submit_two
     request = FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), num_return_sequences=ints(3))
     model.execute([request])
     assert request.wait().error.message == "no room"
-    wait_until(lambda: model._supervisor.num_open == 0)
+    wait_until(lambda: model._engine.num_open == 0)
     assert len(request.responses) == 1
     assert not request.touched_after_final
 

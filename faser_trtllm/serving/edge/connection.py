@@ -1,0 +1,145 @@
+"""The engine process's end of the socket to the Triton backend.
+
+Any thread may send. One thread, in run_writer(), writes: it first asks for the responses that are due, so that what
+arrives while the socket is busy is merged, and a slow edge gets fewer and larger responses in one frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+from faser_trtllm.serving.edge import wire
+from faser_trtllm.serving.edge.wire import Body, FromEdge, ToEdge, WireError
+
+MAX_RESPONSES_BYTES = 16 << 20  # of one frame, unless a single response is larger
+_LENGTH = struct.Struct("<I")
+
+
+class EdgeConnection:
+    """Reads and writes frames on a stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._received = bytearray()
+        self._changed = threading.Condition(threading.Lock())
+        self._frames: list[bytes] = []
+        self._responses: list[bytes] = []
+        self._is_due = False
+        self._is_idle = True
+        self._closed = False
+
+    def receive(self) -> Iterator[tuple[FromEdge, Body]]:
+        """The frames that arrive next, at least one; raises EOFError at the end and WireError on anything else."""
+        while True:
+            data = self._sock.recv(1 << 18)
+            if not data:
+                raise EOFError
+            self._received += data
+            whole = self._take_whole()
+            if whole:
+                return self._frames_of(whole)
+
+    def send(self, kind: ToEdge, *parts: bytes) -> None:
+        """Queue a frame; nothing happens once the connection is closed."""
+        with self._changed:
+            self._frames.append(wire.frame(kind, *parts))
+            self._wake()
+
+    def respond(self, response: bytes) -> None:
+        """Queue a response of wire.py; order is kept among responses."""
+        with self._changed:
+            self._responses.append(response)
+            self._wake()
+
+    def notify(self) -> None:
+        """Responses are due: the writer asks for them."""
+        with self._changed:
+            self._is_due = True
+            self._wake()
+
+    def run_writer(self, produce: Callable[[], None]) -> None:
+        """Write until the connection is closed. produce: calls respond() for all that is due."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_due or self._frames or self._responses or self._closed)
+                if self._closed:
+                    return
+                self._is_idle = self._is_due = False
+            produce()
+            with self._changed:
+                frames, self._frames = self._frames, []
+                responses, self._responses = self._responses, []
+            try:
+                for data in (*_packed(responses), *frames):
+                    self._sock.sendall(data)
+            except OSError:
+                self.close()
+                return
+            with self._changed:
+                self._is_idle = True
+                self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything queued was written; False if it was not in time."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closed or (self._is_idle and not (self._frames or self._responses or self._is_due)),
+                timeout_s,
+            )
+
+    def close(self) -> None:
+        """Hang up: receive() raises EOFError, and the writer ends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _wake(self) -> None:
+        if self._is_idle:
+            self._changed.notify_all()
+
+    def _take_whole(self) -> bytes:
+        """The bytes of all frames that are complete."""
+        received, end = self._received, 0
+        while len(received) - end >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(received, end)
+            if not 0 < length <= wire.MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {length} bytes, allowed are 1 to {wire.MAX_FRAME_BYTES}")
+            if len(received) - end - _LENGTH.size < length:
+                break
+            end += _LENGTH.size + length
+        if not end:
+            return b""
+        whole = bytes(memoryview(received)[:end])
+        del received[:end]
+        return whole
+
+    @staticmethod
+    def _frames_of(whole: bytes) -> Iterator[tuple[FromEdge, Body]]:
+        view, at = memoryview(whole), 0
+        while at < len(whole):
+            (length,) = _LENGTH.unpack_from(whole, at)
+            at += _LENGTH.size
+            try:
+                kind = FromEdge(whole[at])
+            except ValueError:
+                raise WireError(f"a frame of unknown type {whole[at]}") from None
+            yield kind, Body(view[at + 1 : at + length])
+            at += length
+
+
+def _packed(responses: list[bytes]) -> Iterator[bytes]:
+    """As few frames as fit MAX_RESPONSES_BYTES each."""
+    first, num_bytes = 0, 0
+    for place, response in enumerate(responses):
+        if num_bytes and num_bytes + len(response) > MAX_RESPONSES_BYTES:
+            yield wire.frame(ToEdge.RESPONSES, *responses[first:place])
+            first, num_bytes = place, 0
+        num_bytes += len(response)
+    if responses:
+        yield wire.frame(ToEdge.RESPONSES, *responses[first:])

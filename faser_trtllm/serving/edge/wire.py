@@ -1,0 +1,252 @@
+"""Frames between the Triton backend `faser` (plugins/triton) and the engine process.
+
+A frame is the length of the rest (4 bytes), a type (1 byte) and a body; numbers are little endian. The peer is
+plugins/triton/wire.h, and VERSION is that of both.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import InvalidArgumentError
+
+VERSION = 1
+MAX_FRAME_BYTES = 80 << 20  # of the edge; a client's request has at most 64 MiB of tensors
+
+# Numbers of TRITONSERVER_DataType.
+_BYTES = 13
+_DTYPES: dict[int, npt.DTypeLike] = {
+    1: np.bool_,
+    2: np.uint8,
+    3: np.uint16,
+    4: np.uint32,
+    5: np.uint64,
+    6: np.int8,
+    7: np.int16,
+    8: np.int32,
+    9: np.int64,
+    10: np.float16,
+    11: np.float32,
+    12: np.float64,
+}
+_NUMBERS = {np.dtype(dtype): number for number, dtype in _DTYPES.items()}
+
+ERROR_CODES = {
+    "UNKNOWN": 0,
+    "INTERNAL": 1,
+    "NOT_FOUND": 2,
+    "INVALID_ARG": 3,
+    "UNAVAILABLE": 4,
+    "UNSUPPORTED": 5,
+    "ALREADY_EXISTS": 6,
+    "CANCELLED": 7,
+}
+"""Numbers of TRITONSERVER_Error_Code."""
+
+
+class FromEdge(enum.IntEnum):
+    """Types of frames that the edge sends."""
+
+    HELLO = 1
+    OPEN = 2
+    CLOSE = 3
+    REQUEST = 4
+    CANCEL = 5
+    PING = 6
+
+
+class ToEdge(enum.IntEnum):
+    """Types of frames that the engine process sends."""
+
+    HELLO = 1
+    OPENED = 2
+    RESPONSES = 3
+    PONG = 4
+    DRAINING = 5
+    METRICS = 6
+
+
+class OpenStatus(enum.IntEnum):
+    OPENED = 0
+    OTHER_CONFIGURATION = 1
+    FAILED = 2
+
+
+FINAL, ERROR, OUTPUTS = 1, 2, 4  # flags of a response
+
+_U32 = struct.Struct("<I")
+_FRAME = struct.Struct("<IB")
+_REQUEST = struct.Struct("<IQB")
+_RESPONSE = struct.Struct("<QB")
+
+
+class WireError(Exception):
+    """The other side sent something that is not a frame of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFrame:
+    """Triton has loaded a model."""
+
+    model: int
+    name: str
+    version: str
+    repository: str
+    config_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFrame:
+    """A request of a client. outputs: those it asks for, each followed by a newline."""
+
+    model: int
+    handle: int
+    wants_error_code: bool
+    request_id: str
+    outputs: bytes
+    inputs: tuple[InputTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """An input as Triton gives it; as_numpy() raises InvalidArgumentError if the bytes do not fit the shape."""
+
+    label: str
+    dtype: int
+    shape: tuple[int, ...]
+    content: memoryview
+
+    def name(self) -> str:
+        return self.label
+
+    def as_numpy(self) -> npt.NDArray[Any]:
+        """BYTES are an array of bytes objects, as in Triton's Python backend."""
+        if self.dtype == _BYTES:
+            return self._texts()
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None:
+            raise InvalidArgumentError(f"{self.label} has a data type that is not supported; see the model's inputs")
+        try:
+            return np.frombuffer(self.content, dtype).reshape(self.shape)
+        except ValueError:
+            raise self._misfit() from None
+
+    def _texts(self) -> npt.NDArray[Any]:
+        texts: list[bytes] = []
+        content, at, end = self.content, 0, len(self.content)
+        while at < end:
+            if at + 4 > end:
+                raise self._misfit()
+            (size,) = _U32.unpack_from(content, at)
+            at += 4
+            if size > end - at:
+                raise self._misfit()
+            texts.append(bytes(content[at : at + size]))
+            at += size
+        array = np.empty(len(texts), dtype=np.object_)
+        array[:] = texts
+        try:
+            return array.reshape(self.shape)
+        except ValueError:
+            raise self._misfit() from None
+
+    def _misfit(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{self.label} has {len(self.content)} bytes that do not fit its shape {list(self.shape)}; send it again"
+        )
+
+
+class Body:
+    """Reads numbers and texts from a frame's body; raises WireError instead of reading beyond its end."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self.content(layout.size))
+
+    def u32(self) -> int:
+        return int(self.numbers(_U32)[0])
+
+    def content(self, size: int) -> memoryview:
+        end = self._at + size
+        if end > len(self._data):
+            raise WireError("a frame is shorter than it says")
+        self._at, start = end, self._at
+        return self._data[start:end]
+
+    def text(self) -> str:
+        return bytes(self.content(self.u32())).decode(errors="replace")
+
+
+def read_open(body: Body) -> OpenFrame:
+    return OpenFrame(body.u32(), body.text(), body.text(), body.text(), body.text())
+
+
+def read_request(body: Body) -> RequestFrame:
+    model, handle, wants_error_code = body.numbers(_REQUEST)
+    request_id = body.text()
+    outputs = bytes(body.content(body.u32()))
+    inputs = []
+    for _ in range(body.u32()):
+        name = body.text()
+        (dtype, num_dims) = body.numbers(_DTYPE_AND_DIMS)
+        shape = struct.unpack(f"<{num_dims}q", body.content(8 * num_dims))
+        (size,) = body.numbers(_U64)
+        inputs.append(InputTensor(name, dtype, shape, body.content(size)))
+    return RequestFrame(model, handle, bool(wants_error_code), request_id, outputs, tuple(inputs))
+
+
+_DTYPE_AND_DIMS = struct.Struct("<BI")
+_U64 = struct.Struct("<Q")
+
+
+def frame(kind: ToEdge, *parts: bytes) -> bytes:
+    """A whole frame of these parts of a body."""
+    body = b"".join(parts)
+    return _FRAME.pack(len(body) + 1, kind) + body
+
+
+def text(value: str) -> bytes:
+    """A text within a frame; what UTF-8 cannot carry is replaced."""
+    encoded = value.encode(errors="replace")
+    return _U32.pack(len(encoded)) + encoded
+
+
+def output_tensor(name: str, array: npt.NDArray[Any]) -> bytes:
+    """An output within a response."""
+    if array.dtype == np.object_:
+        number, content = _BYTES, b"".join(_U32.pack(len(item)) + item for item in array.reshape(-1))
+    else:
+        number, content = _NUMBERS[array.dtype], array.tobytes()
+    return _heading(name, number, array.shape) + _U32.pack(len(content)) + content
+
+
+def _heading(name: str, number: int, shape: Sequence[int]) -> bytes:
+    label = name.encode()
+    return struct.pack(f"<B{len(label) + 1}sBB{len(shape)}q", len(label), label + b"\0", number, len(shape), *shape)
+
+
+def response(handle: int, outputs: Sequence[bytes], is_final: bool) -> bytes:
+    """A response within a frame. outputs: of output_tensor()."""
+    flags = OUTPUTS | (FINAL if is_final else 0)
+    return b"".join((_RESPONSE.pack(handle, flags), len(outputs).to_bytes(2, "little"), *outputs))
+
+
+def error_response(handle: int, code: str, message: str) -> bytes:
+    """The last response of a request that failed."""
+    number = ERROR_CODES.get(code, ERROR_CODES["INTERNAL"])
+    return _RESPONSE.pack(handle, ERROR | FINAL) + bytes([number]) + text(message)
+
+
+def final_flag(handle: int) -> bytes:
+    """The end of a request without another response."""
+    return _RESPONSE.pack(handle, FINAL)

@@ -1,0 +1,49 @@
+// A socket to an engine process, and the process at its other end.
+#ifndef FASER_TRITON_CHANNEL_H_
+#define FASER_TRITON_CHANNEL_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace faser {
+
+// Sends never block: what the socket does not take waits in memory, bounded by kMaxBacklogBytes. The owner locks.
+class Channel {
+ public:
+  Channel();
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  // Starts `$FASER_PYTHON -m $FASER_ENGINE_MODULE` with one end of a new socket; returns its process id, -1 if that
+  // fails.
+  int start();
+  void close();
+  bool is_open() const { return socket_ >= 0; }
+  // False if the socket is closed or the other side has stopped reading.
+  bool send(const std::string& frame);
+  // Interrupts wait().
+  void wake();
+
+  // For the reading thread, without the owner's lock:
+  // Waits for bytes, for wake(), and for room to send if wants_room.
+  void wait(int timeout_ms, bool wants_room);
+  // Reads what has arrived and hands over each whole frame; false at the end of the stream.
+  // Throws std::runtime_error on a frame that is too long.
+  bool receive(const std::function<void(const char* begin, const char* end)>& on_frame);
+
+  // With the owner's lock: sends what has waited, and whether more waits.
+  bool flush();
+
+ private:
+  int socket_ = -1;
+  int wake_fd_ = -1;
+  std::string backlog_;
+  std::vector<char> received_;
+  size_t num_received_ = 0;
+};
+
+}  // namespace faser
+
+#endif  // FASER_TRITON_CHANNEL_H_

@@ -1,0 +1,102 @@
+// One engine process: started, watched and restarted, and given the requests of all models that share it.
+#ifndef FASER_TRITON_ENGINE_H_
+#define FASER_TRITON_ENGINE_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "channel.h"
+#include "metrics.h"
+#include "requests.h"
+#include "triton_api.h"
+#include "wire.h"
+
+namespace faser {
+
+// What Triton says of a model; the engine process reads its configuration.
+struct ModelInfo {
+  std::string name, version, repository, config_json;
+};
+
+struct Opened {
+  OpenStatus status;
+  Refusal error;
+};
+
+// All threads of Triton may call it; its own thread does the rest: it reads the engine process's frames, answers
+// requests, asks which were cancelled, and starts the process again after a crash.
+class Engine {
+ public:
+  Engine();
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Waits until the engine process serves the model, refuses it, or turns out to have another configuration.
+  Opened open(const ModelInfo& info, uint32_t* model);
+  void close(uint32_t model);
+  bool has_models();
+  // Takes a request of a model, and answers it in any case.
+  void submit(uint32_t model, TRITONBACKEND_Request* request);
+  bool is_ready();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class State { kStarting, kReady, kDown, kDraining, kClosed };
+  struct Model {
+    ModelInfo info;
+    bool has_answer = false;
+    Opened answer{};
+  };
+  // Times that the engine process reads from its configuration; until it has, only the first is used.
+  struct Settings {
+    double startup_timeout_s = 600, health_timeout_s = 10, hang_timeout_s = 60;
+    double restart_backoff_s = 0.5, restart_backoff_max_s = 30, cancellation_check_period_s = 0.1;
+  };
+
+  void run();
+  void serve_process();
+  void end_process();
+  void handle(const char* begin, const char* end);
+  void answer(FrameReader& body);
+  void check_cancelled();
+  int poll_timeout_ms(Clock::time_point next_ping);
+  bool is_stuck(Clock::time_point started);
+  double hung_s() const;
+  double health_timeout_s() const;
+  bool accepts() const;
+  Refusal unavailable() const;
+  std::string open_frame(uint32_t model, const ModelInfo& info) const;
+
+  std::mutex mutex_;  // guards all but what only the engine's own thread uses
+  std::condition_variable changed_;
+  State state_ = State::kStarting;
+  Channel channel_;
+  std::map<uint32_t, Model> models_;
+  std::unordered_map<uint64_t, OpenRequest> requests_;
+  Settings settings_;
+  double backoff_s_ = 0;
+  Clock::time_point moved_, retry_at_;
+  bool stalls_ = false;
+  double slow_step_s_ = 0;
+  std::atomic<bool> closing_{false};
+  std::atomic<uint64_t> next_handle_{1};
+  uint32_t next_model_ = 0;
+  uint32_t num_starts_ = 0;
+  Metrics metrics_;  // its own thread's only
+  int pid_ = -1;
+  std::thread thread_;
+};
+
+}  // namespace faser
+
+#endif  // FASER_TRITON_ENGINE_H_

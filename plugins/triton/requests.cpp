@@ -1,0 +1,175 @@
+#include "requests.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "log.h"
+
+namespace faser {
+namespace {
+
+const char* code_name(TRITONSERVER_Error_Code code) {
+  switch (code) {
+    case TRITONSERVER_ERROR_INVALID_ARG:
+      return "INVALID_ARG";
+    case TRITONSERVER_ERROR_UNAVAILABLE:
+      return "UNAVAILABLE";
+    case TRITONSERVER_ERROR_CANCELLED:
+      return "CANCELLED";
+    default:
+      return "INTERNAL";
+  }
+}
+
+void require(TRITONSERVER_Error* error, const char* what) {
+  if (!succeeded(error, what)) throw std::runtime_error(std::string("the request could not be read: ") + what);
+}
+
+void put_input(FrameWriter& frame, TRITONBACKEND_Input* input) {
+  const char* name;
+  TRITONSERVER_DataType datatype;
+  const int64_t* shape;
+  uint32_t num_dims, num_buffers;
+  uint64_t num_bytes;
+  require(TRITONBACKEND_InputProperties(input, &name, &datatype, &shape, &num_dims, &num_bytes, &num_buffers), "input");
+  frame.put_text(name);
+  frame.put(static_cast<uint8_t>(datatype));
+  frame.put(num_dims);
+  frame.append(shape, num_dims * sizeof(int64_t));
+  if (frame.size() + num_bytes > kMaxFrameBytes)
+    throw std::runtime_error("the request has at least " + std::to_string(frame.size() + num_bytes) +
+                             " bytes, allowed are at most " + std::to_string(kMaxFrameBytes) + "; send less");
+  frame.put(num_bytes);
+  uint64_t num_put = 0;
+  for (uint32_t i = 0; i < num_buffers; ++i) {
+    const void* buffer;
+    uint64_t size;
+    TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
+    int64_t memory_id = 0;
+    require(TRITONBACKEND_InputBuffer(input, i, &buffer, &size, &memory, &memory_id), "input buffer");
+    if (memory == TRITONSERVER_MEMORY_GPU)
+      throw std::runtime_error(std::string(name) + " is in GPU memory; send it in host memory");
+    frame.append(buffer, size);
+    num_put += size;
+  }
+  if (num_put != num_bytes)
+    throw std::runtime_error(std::string(name) + " has fewer bytes than it says; send it again");
+}
+
+}  // namespace
+
+bool OpenRequest::was_cancelled() {
+  if (is_cancelled_) return false;
+  succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(factory_, &is_cancelled_), "cancellation");
+  return is_cancelled_;
+}
+
+bool OpenRequest::answer(FrameReader& body) {
+  const uint8_t flags = body.take<uint8_t>();
+  const bool is_final = flags & kFinal;
+  if (flags & kError) {
+    const auto code = static_cast<TRITONSERVER_Error_Code>(body.take<uint8_t>());
+    send_error(code, body.take_text());
+  } else if (flags & kOutputs) {
+    send_outputs(body, is_final);
+  } else if (is_final) {
+    succeeded(TRITONBACKEND_ResponseFactorySendFlags(factory_, TRITONSERVER_RESPONSE_COMPLETE_FINAL), "final flag");
+  }
+  if (is_final) close();
+  return is_final;
+}
+
+void OpenRequest::fail(const Refusal& refusal) {
+  const std::string code = wants_code_ ? std::string("[") + code_name(refusal.code) + "] " : "";
+  send_error(refusal.code, code + refusal.message);
+  close();
+}
+
+void OpenRequest::send_outputs(FrameReader& body, bool is_final) {
+  TRITONBACKEND_Response* response = nullptr;
+  if (!succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response")) response = nullptr;
+  TRITONSERVER_Error* error = nullptr;
+  for (uint16_t i = 0, count = body.take<uint16_t>(); i < count; ++i) {
+    const uint8_t name_size = body.take<uint8_t>();
+    const char* const name = body.take_bytes(name_size + 1);  // with its final 0
+    const auto datatype = static_cast<TRITONSERVER_DataType>(body.take<uint8_t>());
+    const uint8_t num_dims = body.take<uint8_t>();
+    int64_t shape[256];
+    std::memcpy(shape, body.take_bytes(num_dims * sizeof(int64_t)), num_dims * sizeof(int64_t));
+    const uint32_t num_bytes = body.take<uint32_t>();
+    const char* const bytes = body.take_bytes(num_bytes);
+    if (response == nullptr || error != nullptr) continue;
+    TRITONBACKEND_Output* output;
+    error = TRITONBACKEND_ResponseOutput(response, &output, name, datatype, shape, num_dims);
+    if (error != nullptr) continue;
+    void* buffer;
+    TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
+    int64_t memory_id = 0;
+    error = TRITONBACKEND_OutputBuffer(output, &buffer, num_bytes, &memory, &memory_id);
+    if (error != nullptr) continue;
+    if (memory == TRITONSERVER_MEMORY_GPU)
+      error = TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNSUPPORTED, "outputs in GPU memory are not supported");
+    else if (num_bytes > 0)
+      std::memcpy(buffer, bytes, num_bytes);
+  }
+  if (response != nullptr)
+    succeeded(TRITONBACKEND_ResponseSend(response, is_final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0, error),
+              "response");
+  if (error != nullptr) TRITONSERVER_ErrorDelete(error);
+}
+
+void OpenRequest::send_error(TRITONSERVER_Error_Code code, const std::string& message) {
+  TRITONBACKEND_Response* response;
+  if (!succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response")) return;
+  TRITONSERVER_Error* const error = TRITONSERVER_ErrorNew(code, message.c_str());
+  succeeded(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "error");
+  TRITONSERVER_ErrorDelete(error);
+}
+
+void OpenRequest::close() {
+  succeeded(TRITONBACKEND_ResponseFactoryDelete(factory_), "response factory");
+  factory_ = nullptr;
+}
+
+bool wants_error_code(TRITONBACKEND_Request* request) {
+  uint32_t count = 0;
+  if (!succeeded(TRITONBACKEND_RequestParameterCount(request, &count), "parameters")) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* key;
+    TRITONSERVER_ParameterType type;
+    const void* value;
+    if (succeeded(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value), "parameter") &&
+        std::strcmp(key, "error_codes") == 0)
+      return true;
+  }
+  return false;
+}
+
+std::string request_frame(uint32_t model, uint64_t handle, bool wants_code, TRITONBACKEND_Request* request) {
+  FrameWriter frame(ToEngine::kRequest);
+  frame.put(model);
+  frame.put(handle);
+  frame.put(static_cast<uint8_t>(wants_code));
+  const char* id;
+  require(TRITONBACKEND_RequestId(request, &id), "id");
+  frame.put_text(id);
+  uint32_t count = 0;
+  require(TRITONBACKEND_RequestOutputCount(request, &count), "outputs");
+  std::string outputs;
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* name;
+    require(TRITONBACKEND_RequestOutputName(request, i, &name), "output");
+    outputs.append(name).push_back('\n');
+  }
+  frame.put_text(outputs);
+  require(TRITONBACKEND_RequestInputCount(request, &count), "inputs");
+  frame.put(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    TRITONBACKEND_Input* input;
+    require(TRITONBACKEND_RequestInputByIndex(request, i, &input), "input");
+    put_input(frame, input);
+  }
+  return frame.frame();
+}
+
+}  // namespace faser

@@ -1,0 +1,53 @@
+// Requests of Triton: read into frames, and answered from frames.
+#ifndef FASER_TRITON_REQUESTS_H_
+#define FASER_TRITON_REQUESTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "triton_api.h"
+#include "wire.h"
+
+namespace faser {
+
+// An error for one client.
+struct Refusal {
+  TRITONSERVER_Error_Code code;
+  std::string message;
+};
+
+// A request whose FINAL flag has not been sent. Not copied; end it with fail() or a final response.
+class OpenRequest {
+ public:
+  OpenRequest() = default;
+  OpenRequest(uint32_t model, TRITONBACKEND_ResponseFactory* factory, bool wants_code)
+      : model_(model), factory_(factory), wants_code_(wants_code) {}
+
+  uint32_t model() const { return model_; }
+  // True once, after the client has cancelled.
+  bool was_cancelled();
+  // Sends the response that comes next in the body; returns whether it was the last.
+  bool answer(FrameReader& body);
+  // Ends the request with an error.
+  void fail(const Refusal& refusal);
+
+ private:
+  void send_outputs(FrameReader& body, bool is_final);
+  void send_error(TRITONSERVER_Error_Code code, const std::string& message);
+  void close();
+
+  uint32_t model_ = 0;
+  TRITONBACKEND_ResponseFactory* factory_ = nullptr;
+  bool wants_code_ = false;
+  bool is_cancelled_ = false;
+};
+
+// Whether the client sent the parameter error_codes: then its errors begin with "[CODE] ".
+bool wants_error_code(TRITONBACKEND_Request* request);
+
+// A kRequest frame. Throws std::runtime_error, whose text is for the client, if an input cannot be read.
+std::string request_frame(uint32_t model, uint64_t handle, bool wants_code, TRITONBACKEND_Request* request);
+
+}  // namespace faser
+
+#endif  // FASER_TRITON_REQUESTS_H_
