@@ -85,9 +85,10 @@ class EdgeServer:
             threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
 
     def _drain(self) -> None:
+        if self._engine is not None:
+            self._engine.refuse()
         self._connection.send(ToEdge.DRAINING)
         if self._engine is not None and self._executor is not None and self._config is not None:
-            self._engine.refuse()
             self._executor.drain(self._config.drain_timeout_s)
             self._engine.fail_all("UNAVAILABLE", SHUTTING_DOWN)
         self._connection.flush(1.0)

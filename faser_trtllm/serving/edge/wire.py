@@ -20,9 +20,8 @@ from faser_trtllm.errors import InvalidArgumentError
 VERSION = 1
 MAX_FRAME_BYTES = 80 << 20  # of the edge; a client's request has at most 64 MiB of tensors
 
-# Numbers of TRITONSERVER_DataType.
-_BYTES = 13
-_DTYPES: dict[int, npt.DTypeLike] = {
+BYTES = 13
+DTYPES: dict[int, npt.DTypeLike] = {
     1: np.bool_,
     2: np.uint8,
     3: np.uint16,
@@ -36,7 +35,9 @@ _DTYPES: dict[int, npt.DTypeLike] = {
     11: np.float32,
     12: np.float64,
 }
-_NUMBERS = {np.dtype(dtype): number for number, dtype in _DTYPES.items()}
+"""Numbers of TRITONSERVER_DataType, with BYTES."""
+
+_NUMBERS = {np.dtype(dtype): number for number, dtype in DTYPES.items()}
 
 ERROR_CODES = {
     "UNKNOWN": 0,
@@ -128,9 +129,9 @@ class InputTensor:
 
     def as_numpy(self) -> npt.NDArray[Any]:
         """BYTES are an array of bytes objects, as in Triton's Python backend."""
-        if self.dtype == _BYTES:
+        if self.dtype == BYTES:
             return self._texts()
-        dtype = _DTYPES.get(self.dtype)
+        dtype = DTYPES.get(self.dtype)
         if dtype is None:
             raise InvalidArgumentError(f"{self.label} has a data type that is not supported; see the model's inputs")
         try:
@@ -224,7 +225,7 @@ def text(value: str) -> bytes:
 def output_tensor(name: str, array: npt.NDArray[Any]) -> bytes:
     """An output within a response."""
     if array.dtype == np.object_:
-        number, content = _BYTES, b"".join(_U32.pack(len(item)) + item for item in array.reshape(-1))
+        number, content = BYTES, b"".join(_U32.pack(len(item)) + item for item in array.reshape(-1))
     else:
         number, content = _NUMBERS[array.dtype], array.tobytes()
     return _heading(name, number, array.shape) + _U32.pack(len(content)) + content

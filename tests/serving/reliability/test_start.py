@@ -195,6 +195,7 @@ def test_numpy_2_is_refused_with_the_fix(monkeypatch):
     )
     with pytest.raises(UnavailableError, match=r'numpy is 2\.1\.3, .*run `pip install "numpy<2"`'):
         tritonserver.find_tritonserver()
+    assert tritonserver.find_tritonserver(edge="native").wheel_dir is not None
 
 
 class Space:

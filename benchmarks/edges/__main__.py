@@ -1,0 +1,138 @@
+"""CPU per streamed response of both edges: `python -m benchmarks.edges --engine_dir DIR`.
+
+Runs the server with each edge in turn, several rounds, streams the same greedy requests through a light gRPC client
+(no protobuf objects), and prints CPU us per response of each process and responses per second as a Markdown table.
+Ratios between edges of one round count; absolute numbers are the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from faser_trtllm.serving.launch.launcher import STUB_NAME, Launcher
+from faser_trtllm.serving.launch.options import EDGES, ServeOptions
+from faser_trtllm.serving.worker.process import command_line, session_pids
+from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+
+PROMPT = "def quicksort(items):"
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run: responses, its time, and CPU seconds of each part."""
+
+    num_responses: int
+    seconds: float
+    cpu_s: dict[str, float]
+
+    def us(self, part: str) -> float:
+        return 1e6 * self.cpu_s[part] / self.num_responses
+
+
+def request_bytes(max_tokens: int) -> bytes:
+    request = service_pb2.ModelInferRequest(model_name="faser")
+    prompt = PROMPT.encode()
+    for name, datatype, content in (
+        ("text_input", "BYTES", len(prompt).to_bytes(4, "little") + prompt),
+        ("max_tokens", "INT32", max_tokens.to_bytes(4, "little")),
+        ("end_id", "INT32", (2**32 - 1).to_bytes(4, "little")),
+        ("stream", "BOOL", b"\x01"),
+    ):
+        request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
+        request.raw_input_contents.append(content)
+    return bytes(request.SerializeToString())
+
+
+def run_streams(port: int, num_streams: int, max_tokens: int) -> int:
+    """Stream num_streams requests at once; the number of responses."""
+    counts = [0] * num_streams
+    request = request_bytes(max_tokens)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+        def read(place: int) -> None:
+            for _ in channel.stream_stream(_STREAM)(iter([request]), timeout=300):
+                counts[place] += 1
+
+        threads = [threading.Thread(target=read, args=(place,)) for place in range(num_streams)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return sum(counts)
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def parts_of(server_pid: int) -> dict[str, int]:
+    """Process ids of a launch by part."""
+    parts = {"tritonserver": server_pid}
+    for pid in session_pids(server_pid):
+        arguments = command_line(pid) or [""]
+        if any(argument.startswith(PARENT_OPTION) for argument in arguments):
+            parts["engine"] = pid
+        elif arguments[0].endswith(STUB_NAME):
+            parts["stub"] = pid
+    return parts
+
+
+def measure(edge: str, options: argparse.Namespace) -> Sample:
+    """One launch, warmed up by a tenth of the tokens."""
+    ports = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
+    serve = ServeOptions(
+        engine_dir=options.engine_dir, model_repo=options.model_repo, edge=edge, log_file=Path(os.devnull), **ports
+    )
+    with Launcher(serve) as launcher:
+        launcher.start()
+        launcher.wait_ready()
+        assert launcher.pid is not None
+        parts = parts_of(launcher.pid)
+        run_streams(ports["grpc_port"], options.streams, max(1, options.max_tokens // 10))
+        before = {part: cpu_s(pid) for part, pid in parts.items()}
+        started_s, client_s = time.monotonic(), time.process_time()
+        num_responses = run_streams(ports["grpc_port"], options.streams, options.max_tokens)
+        seconds = time.monotonic() - started_s
+        spent = {part: cpu_s(pid) - before[part] for part, pid in parts.items()}
+        spent["client"] = time.process_time() - client_s
+        launcher.stop()
+    return Sample(num_responses, seconds, spent)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine_dir", type=Path, required=True)
+    parser.add_argument("--model_repo", type=Path)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--max_tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    samples: dict[str, list[Sample]] = {edge: [] for edge in EDGES}
+    for _ in range(options.rounds):
+        for edge in EDGES:
+            samples[edge].append(measure(edge, options))
+            print(edge, samples[edge][-1], flush=True)
+    print("| edge | tritonserver | stub | engine | client | responses/s |\n|---|---|---|---|---|---|")
+    for edge, runs in samples.items():
+        cells = []
+        for part in ("tritonserver", "stub", "engine", "client"):
+            found = [run.us(part) for run in runs if part in run.cpu_s]
+            cells.append(f"{statistics.median(found):.0f}" if found else "-")
+        rate = statistics.median(run.num_responses / run.seconds for run in runs)
+        print(f"| {edge} | {' | '.join(cells)} | {rate:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Frames between Triton's backend and the engine process."""
+
+import contextlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.serving.edge import wire
+from faser_trtllm.serving.edge.wire import BYTES, Body, InputTensor, WireError
+
+DTYPES = {np.dtype(kind): number for number, kind in wire.DTYPES.items()}
+
+texts = st.text(max_size=20)
+arrays = st.one_of(
+    st.builds(
+        lambda kind, rows, columns: (np.arange(rows * columns) % 2).astype(kind).reshape(rows, columns),
+        st.sampled_from(sorted(DTYPES, key=str)),
+        st.integers(0, 3),
+        st.integers(0, 3),
+    ),
+    st.lists(st.binary(max_size=9), max_size=4).map(lambda items: texts_array([items])),
+)
+
+
+def texts_array(rows):
+    array = np.empty((len(rows), len(rows[0])), np.object_)
+    for place, row in enumerate(rows):
+        array[place] = row
+    return array
+
+
+def packed_text(value):
+    return struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def content_of(array):
+    if array.dtype == np.object_:
+        return BYTES, b"".join(struct.pack("<I", len(item)) + item for item in array.reshape(-1))
+    return DTYPES[array.dtype], array.tobytes()
+
+
+def request_body(model, handle, wants_code, request_id, outputs, inputs):
+    """As plugins/triton/requests.cpp writes it."""
+    parts = [struct.pack("<IQB", model, handle, wants_code), packed_text(request_id)]
+    parts += [packed_text("".join(f"{name}\n" for name in outputs)), struct.pack("<I", len(inputs))]
+    for name, array in inputs:
+        number, content = content_of(array)
+        parts += [packed_text(name), struct.pack(f"<BI{array.ndim}q", number, array.ndim, *array.shape)]
+        parts += [struct.pack("<Q", len(content)), content]
+    return b"".join(parts)
+
+
+requests = st.tuples(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.booleans(),
+    texts,
+    st.lists(st.sampled_from(["text_output", "output_ids", "finish_reason"]), unique=True),
+    st.lists(st.tuples(texts, arrays), max_size=3),
+)
+
+
+@given(requests)
+def test_a_request_arrives_as_it_was_sent(fields):
+    model, handle, wants_code, request_id, outputs, inputs = fields
+    frame = wire.read_request(Body(memoryview(request_body(*fields))))
+    assert (frame.model, frame.handle, frame.wants_error_code) == (model, handle, wants_code)
+    assert (frame.request_id, frame.outputs.decode().split()) == (request_id, outputs)
+    assert [tensor.name() for tensor in frame.inputs] == [name for name, _ in inputs]
+    for tensor, (_, array) in zip(frame.inputs, inputs, strict=True):
+        found = tensor.as_numpy()
+        assert found.dtype == array.dtype
+        assert found.shape == array.shape
+        assert (found == array).all()
+
+
+@given(requests, st.data())
+def test_a_frame_that_was_cut_is_refused(fields, data):
+    body = request_body(*fields)
+    cut = body[: data.draw(st.integers(0, len(body) - 1))]
+    with pytest.raises(WireError):
+        wire.read_request(Body(memoryview(cut)))
+
+
+@given(
+    st.sampled_from([*DTYPES.values(), BYTES, 14, 0]),
+    st.lists(st.integers(-1, 4), max_size=3).map(tuple),
+    st.binary(max_size=24),
+)
+def test_bytes_that_do_not_fit_are_the_client_s_error(number, shape, content):
+    tensor = InputTensor("seed", number, shape, memoryview(content))
+    with contextlib.suppress(InvalidArgumentError):
+        assert tensor.as_numpy().ndim == len(shape)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff\xffhello", b"\x05\0\0", b"\x02\0\0\0a"])
+def test_texts_that_are_longer_than_their_bytes(content):
+    with pytest.raises(InvalidArgumentError, match=f"text_input has {len(content)} bytes that do not fit its shape"):
+        InputTensor("text_input", BYTES, (1, 1), memoryview(content)).as_numpy()
+
+
+def read_responses(body):
+    """As plugins/triton/requests.cpp reads a body of responses."""
+    at, found = 0, []
+
+    def take(layout):
+        nonlocal at
+        values = struct.unpack_from(f"<{layout}", body, at)
+        at += struct.calcsize(f"<{layout}")
+        return values if len(values) > 1 else values[0]
+
+    while at < len(body):
+        handle, flags = take("QB")
+        outputs, error = {}, None
+        if flags & wire.ERROR:
+            code = take("B")
+            error = code, take(f"{take('I')}s").decode()
+        elif flags & wire.OUTPUTS:
+            for _ in range(take("H")):
+                name = take(f"{take('B') + 1}s")
+                assert name[-1] == 0
+                number, num_dims = take("BB")
+                shape = tuple(take("q") for _ in range(num_dims))
+                outputs[name[:-1].decode()] = number, shape, take(f"{take('I')}s")
+        found.append((handle, bool(flags & wire.FINAL), outputs, error))
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.booleans(), st.lists(arrays, max_size=3)), max_size=5), texts)
+def test_responses_say_what_was_put_in(items, message):
+    body, expected = b"", []
+    for handle, is_final, outputs in items:
+        tensors = [wire.output_tensor(f"o{place}", array) for place, array in enumerate(outputs)]
+        body += wire.response(handle, tensors, is_final)
+        named = {f"o{place}": (*content_of(array), array.shape) for place, array in enumerate(outputs)}
+        expected.append((handle, is_final, {n: (number, s, c) for n, (number, c, s) in named.items()}, None))
+    body += wire.error_response(7, "UNAVAILABLE", message) + wire.final_flag(8)
+    expected += [(7, True, {}, (4, message)), (8, True, {}, None)]
+    assert read_responses(body) == expected
