@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -91,7 +92,7 @@ def parts_of(server_pid: int) -> dict[str, int]:
 
 def measure(edge: str, options: argparse.Namespace) -> Sample:
     """One launch, warmed up by a tenth of the tokens."""
-    ports = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
+    ports: dict[str, Any] = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
     serve = ServeOptions(
         engine_dir=options.engine_dir, model_repo=options.model_repo, edge=edge, log_file=Path(os.devnull), **ports
     )
