@@ -7,6 +7,7 @@ plugins/triton/wire.h, and VERSION is that of both.
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -231,7 +232,8 @@ def output_tensor(name: str, array: npt.NDArray[Any]) -> bytes:
     return _heading(name, number, array.shape) + _U32.pack(len(content)) + content
 
 
-def _heading(name: str, number: int, shape: Sequence[int]) -> bytes:
+@functools.lru_cache(maxsize=4096)  # a step's responses have few shapes
+def _heading(name: str, number: int, shape: tuple[int, ...]) -> bytes:
     label = name.encode()
     return struct.pack(f"<B{len(label) + 1}sBB{len(shape)}q", len(label), label + b"\0", number, len(shape), *shape)
 
