@@ -44,8 +44,18 @@ def serve(
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
     models: Annotated[
-        str | None, typer.Option("--models", help="models to load, all on one engine; default: all of the repository")
+        str | None,
+        typer.Option(
+            "--models", help="models to load, all on one engine; default: all but preprocessing and postprocessing"
+        ),
     ] = None,
+    decoupled: Annotated[
+        str,
+        typer.Option(
+            "--decoupled",
+            help="true or false; false: one response per request, for clients that call infer, and no streaming",
+        ),
+    ] = "true",
     allow_hash_mismatch: Annotated[
         bool,
         typer.Option("--allow_hash_mismatch", help="serve engine files that differ from their manifest.json"),
@@ -71,6 +81,8 @@ def serve(
     from faser_trtllm.trtllm.convert.flags import SERVE_FLAGS, judge_flags
     from faser_trtllm.trtllm.convert.tokenizer import check_tokenizer
 
+    if decoupled.lower() not in ("true", "false"):
+        raise InvalidArgumentError(f"decoupled is {decoupled!r}, allowed is true or false")
     flags = judge_flags(ctx.args, SERVE_FLAGS, own_flags(ctx))
     positional = flags.without("serve", is_named=engine_dir is not None)
     if len(positional) > (engine_dir is None):
@@ -93,6 +105,7 @@ def serve(
             speculation=speculation,
             models=tuple(models.split(",")) if models else None,
             drafters=drafters,
+            decoupled=decoupled.lower() == "true",
             settings=flags.conversion.serve,
             allow_hash_mismatch=allow_hash_mismatch,
             allow_control=allow_control,

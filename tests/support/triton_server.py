@@ -32,6 +32,7 @@ try:
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
         config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
         speculation={speculation!r}, models={models!r}, allow_control={allow_control!r}, edge={edge!r},
+        decoupled={decoupled!r},
     )))
 except FaserError as error:
     print("error:", error)
@@ -99,6 +100,7 @@ class Server:
         ports: list[int] | None = None,
         allow_control: bool = False,
         edge: str = "python",
+        decoupled: bool = True,
         environment: dict[str, str] | None = None,
         command: Sequence[str] | None = None,
         log: Path,
@@ -117,6 +119,7 @@ class Server:
             models=models,
             allow_control=allow_control,
             edge=edge,
+            decoupled=decoupled,
         )
         run: list[str] = [sys.executable, "-c", script]
         if command is not None:

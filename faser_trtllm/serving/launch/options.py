@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.builder.engine_dir import EngineDir, hash_mismatches
 from faser_trtllm.config import ServiceConfig
-from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
+from faser_trtllm.errors import EngineFileError, InvalidArgumentError
 from faser_trtllm.executor.factory import choose_drafters, choose_policy
 from faser_trtllm.profiling.ensure import ensure_profile
 from faser_trtllm.trtllm.convert.convert import Conversion, read_config
@@ -27,7 +27,8 @@ class ServeOptions:
     engine_dir: None uses config or FASER_ENGINE_DIR. config: a faser.yaml or a TensorRT-LLM configuration; None uses
     the repository's faser.yaml.
     model_repo, tritonserver: None searches for them. speculation, drafters: None uses config.
-    models: folders of the repository to load; None loads all. One engine serves them all.
+    models: folders of the repository to load; None is choose_models' choice. One engine serves them all.
+    decoupled: False serves requests with one response each, also over HTTP's and gRPC's infer, and refuses streaming.
     allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
     settings: keys of faser.yaml that override config.
     allow_control: leave Triton's control APIs open to all clients; otherwise they require the key of control.py.
@@ -46,6 +47,7 @@ class ServeOptions:
     drafters: str | None = None
     tritonserver: Path | None = None
     models: tuple[str, ...] | None = (MODEL_NAME,)
+    decoupled: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     allow_hash_mismatch: bool = False
     allow_control: bool = False
@@ -93,23 +95,6 @@ def check_engines(config: ServiceConfig, allow_hash_mismatch: bool) -> tuple[str
             f"{mismatches[0]}{more}; rebuild it with faser build, or serve it anyway with --allow_hash_mismatch"
         )
     return mismatches
-
-
-def choose_models(repository: Path, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Folders of the repository to load; InvalidArgumentError names a missing one."""
-    try:
-        os.listdir(repository)
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"model_repo {repository} cannot be read: {reason_of(error)}; name another with --model_repo"
-        ) from error
-    there = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
-    for name in wanted or ():
-        if name not in there:
-            raise InvalidArgumentError(
-                f"models has {name!r}, the model repository has {', '.join(there) or 'none'}; name one of these"
-            )
-    return wanted or there
 
 
 def default_repository() -> Path:

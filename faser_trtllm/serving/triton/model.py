@@ -72,7 +72,7 @@ class TritonModel:
         name = args.get("model_name", "faser")
         self._contract = contract_of(name)
         self._is_decoupled = _is_decoupled(args)
-        self._normalize_log_probs = _parameters(args).get("normalize_log_probs", "").lower() == "true"
+        self._normalize_log_probs = parameters_of(args).get("normalize_log_probs", "").lower() == "true"
         self._metrics = ModelMetrics(pb_utils, name, args.get("model_version", "1"))
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
@@ -311,7 +311,7 @@ def _is_decoupled(args: dict[str, str]) -> bool:
     return policy.get("decoupled", True)
 
 
-def _parameters(args: dict[str, str]) -> dict[str, str]:
+def parameters_of(args: dict[str, str]) -> dict[str, str]:
     """The parameters of the model's config.pbtxt."""
     parameters = json.loads(args["model_config"]).get("parameters", {})
     return {name: parameter.get("string_value", "") for name, parameter in parameters.items()}
@@ -322,7 +322,7 @@ def load_model_config(args: dict[str, str]) -> ServiceConfig:
 
     A model without its own faser.yaml uses that of the model `faser` beside it, so that both share one engine process.
     """
-    values = _parameters(args)
+    values = parameters_of(args)
     model_dir, version = Path(args["model_repository"]), args["model_version"]
     files = (path / version / "faser.yaml" for path in (model_dir, model_dir.parent / "faser"))
     own_file = next((path for path in files if path.exists()), None)

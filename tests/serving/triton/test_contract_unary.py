@@ -1,7 +1,6 @@
 """Models that are not decoupled, as TensorRT-LLM's templates make them: for clients that use HTTP's or gRPC's infer."""
 
 import queue
-import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from tests.serving.triton.contract_clients import end_to_end_inputs, llm_client_inputs, stacked
 from tests.support.checkpoints import make_pair
-from tests.support.triton_server import ROOT, Server
+from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -27,24 +26,17 @@ def server(edge, tmp_path_factory):
     target, draft = make_pair(directory, 320, max_position_embeddings=1024)
     sizes = {"max_batch_size": 16, "max_seq_len": 1024, "max_draft_len": 4, "tokens_per_block": 16}
     build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    repository = directory / "repository"
-    shutil.copytree(ROOT / "triton_model_repo", repository, ignore=shutil.ignore_patterns("__pycache__"))
-    for model in ("ensemble", "tensorrt_llm"):
-        config = repository / model / "config.pbtxt"
-        config.write_text(config.read_text().replace("decoupled: true", "decoupled: false"))
+    models = ("ensemble", "tensorrt_llm", "preprocessing", "postprocessing")
     with Server(
         directory / "engine",
-        model_repo=repository,
+        models=models,
+        decoupled=False,
         speculation="fixed:4",
         allow_control=True,
         edge=edge,
         log=directory / "log",
     ) as server:
-        server.wait_ready()
-        with grpcclient.InferenceServerClient(server.grpc_url) as client:
-            for model in ("ensemble", "tensorrt_llm"):
-                client.load_model(model)
-        yield server
+        yield server.wait_ready()
 
 
 def inputs_of(module, tensors):
@@ -111,3 +103,36 @@ def test_what_needs_more_than_one_response_is_refused(server, tensors, message):
         pytest.raises(InferenceServerException, match=message),
     ):
         client.infer("ensemble", inputs_of(grpcclient, tensors))
+
+
+def test_models_one_by_one_give_what_the_ensemble_gives(server):
+    """As tools/inflight_batcher_llm/end_to_end_test.py asks."""
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+
+        def infer(model, tensors):
+            return client.infer(model, inputs_of(grpcclient, tensors)).as_numpy
+
+        for prompt in ("hello world", "naïve 😀"):
+            query, length = np.array([[prompt]], object), np.array([[12]], np.int32)
+            no_words = np.array([[""]], object)
+            get = infer(
+                "preprocessing",
+                {"QUERY": query, "REQUEST_OUTPUT_LEN": length, "BAD_WORDS_DICT": no_words, "STOP_WORDS_DICT": no_words},
+            )
+            tokens = {
+                "input_ids": get("INPUT_ID"),
+                "decoder_input_ids": get("DECODER_INPUT_ID"),
+                "input_lengths": get("REQUEST_INPUT_LEN"),
+                "request_output_len": get("REQUEST_OUTPUT_LEN"),
+                "end_id": get("OUT_END_ID"),
+                "pad_id": get("OUT_PAD_ID"),
+            }
+            words = {"bad_words_list": get("BAD_WORDS_IDS"), "stop_words_list": get("STOP_WORDS_IDS")}
+            get = infer("tensorrt_llm", tokens | words)
+            ids = {"TOKENS_BATCH": get("output_ids"), "SEQUENCE_LENGTH": get("sequence_length")}
+            get = infer("postprocessing", ids)
+            whole = infer("ensemble", {"text_input": query, "max_tokens": length})
+            assert get("OUTPUT") == whole("text_output")
+            assert get("OUTPUT")[0].decode().startswith(prompt)
+        with pytest.raises(InferenceServerException, match="IMAGES was sent, but only text is supported"):
+            infer("preprocessing", {"QUERY": query, "REQUEST_OUTPUT_LEN": length, "IMAGES": no_words})

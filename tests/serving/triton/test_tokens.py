@@ -1,0 +1,106 @@
+"""The models preprocessing and postprocessing without a server."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.triton.contract import TENSORRT_LLM
+from faser_trtllm.serving.triton.request import parse_request
+from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor
+from tests.support.checkpoints import write_tokenizer
+
+TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory, 320)
+    return Tokenizer.load(directory)
+
+
+def asked(texts, **more):
+    return {
+        "QUERY": np.array([[text.encode()] for text in texts], object),
+        "REQUEST_OUTPUT_LEN": np.full((len(texts), 1), 5, np.int32),
+    } | more
+
+
+def strings(rows):
+    return np.array([[word.encode() for word in row] for row in rows], object)
+
+
+@given(texts=TEXTS)
+def test_texts_of_a_batch_come_back(tokenizer, texts):
+    found = Preprocessor(tokenizer, 320).answer(asked(texts))
+    lengths = found["REQUEST_INPUT_LEN"]
+    assert found["INPUT_ID"].shape == (len(texts), lengths.max())
+    back = Postprocessor(tokenizer).answer({"TOKENS_BATCH": found["INPUT_ID"][:, None], "SEQUENCE_LENGTH": lengths})
+    expected = [tokenizer.decode(tokenizer.encode(text)) for text in texts]
+    assert [text.decode() for text in back["OUTPUT"]] == expected
+
+
+@given(words=st.lists(st.text(min_size=1, max_size=4), max_size=4), texts=TEXTS)
+def test_words_are_what_the_token_model_reads(tokenizer, words, texts):
+    rows = strings([[*words, ""]] * len(texts))
+    found = Preprocessor(tokenizer, 320).answer(asked(texts, STOP_WORDS_DICT=rows, BAD_WORDS_DICT=rows))
+    tensors = {
+        "input_ids": found["INPUT_ID"],
+        "input_lengths": found["REQUEST_INPUT_LEN"],
+        "max_tokens": found["REQUEST_OUTPUT_LEN"],
+        "stop_words_list": found["STOP_WORDS_IDS"],
+        "bad_words_list": found["BAD_WORDS_IDS"],
+        "end_id": found["OUT_END_ID"],
+    }
+    plain = [tuple(tokenizer.encode(word, add_special_tokens=False)) for word in words]
+    for part, text in zip(parse_request(tensors, TENSORRT_LLM), texts, strict=True):
+        assert list(part.request.token_ids) == tokenizer.encode(text)
+        assert list(part.request.stop_token_ids) == plain
+        assert set(plain) <= set(part.request.bad_token_ids)
+        assert part.request.end_ids == (tokenizer.eos_token_ids[0],)
+
+
+def test_biases_add_up_over_the_tokens_of_their_words(tokenizer):
+    more = {
+        "EMBEDDING_BIAS_WORDS": strings([["a", "aa"]]),
+        "EMBEDDING_BIAS_WEIGHTS": np.array([[0.5, 2.0]], np.float32),
+    }
+    (bias,) = Preprocessor(tokenizer, 320).answer(asked(["x"], **more))["EMBEDDING_BIAS"]
+    expected = np.zeros(320, np.float32)
+    for word, weight in (("a", 0.5), ("aa", 2.0)):
+        for token in tokenizer.encode(word, add_special_tokens=False):
+            expected[token] += weight
+    assert np.array_equal(bias, expected)
+    assert Preprocessor(tokenizer, 320).answer(asked(["x"]))["EMBEDDING_BIAS"].shape == (1, 0)
+
+
+BAD_TEXTS = [
+    ({"QUERY": np.array([[b"\xff"]], object)}, "QUERY is not valid UTF-8 at byte 0"),
+    ({"IMAGE_URL": strings([["u"]])}, "IMAGE_URL was sent, but only text is supported"),
+    ({"STOP_WORDS_DICT": strings([["x"] * 65])}, "STOP_WORDS_DICT has 65 entries, allowed are at most 64"),
+    ({"EMBEDDING_BIAS_WORDS": strings([["x"]])}, "send one weight for each word"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), BAD_TEXTS)
+def test_bad_texts_are_one_sentence(tokenizer, more, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Preprocessor(tokenizer, 320).answer(asked(["x"]) | more)
+
+
+BAD_TOKENS = [
+    ([[[1, 2]]], [[3]], "SEQUENCE_LENGTH is 3, TOKENS_BATCH has 2"),
+    ([[[1, 2]]], [[-1]], "SEQUENCE_LENGTH is -1"),
+    ([[[1, 999]]], [[2]], "TOKENS_BATCH holds token id 999, the tokenizer has ids 0 to"),
+    ([[[1, 2, 3]]], [[1, 1]], "SEQUENCE_LENGTH has 2 entries for TOKENS_BATCH of shape"),
+]
+
+
+@pytest.mark.parametrize(("ids", "lengths", "message"), BAD_TOKENS)
+def test_bad_tokens_are_one_sentence(tokenizer, ids, lengths, message):
+    tensors = {"TOKENS_BATCH": np.array(ids, np.int32), "SEQUENCE_LENGTH": np.array(lengths, np.int32)}
+    with pytest.raises(InvalidArgumentError, match=message):
+        Postprocessor(tokenizer).answer(tensors)
