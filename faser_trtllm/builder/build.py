@@ -57,7 +57,9 @@ def build_engines(
             options.exit_layers,
             stack,
             options.tokenizer_dir,
+            options.eagle3_layers,
         )
+        _check_head(options, sources)
         for source in sources:
             sentence = source.rounding(options.dtype)
             if note is not None and sentence is not None:
@@ -80,7 +82,8 @@ def build_engines(
 
 
 def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[Source]) -> BuildConfig:
-    longest = min(source.config.max_position_embeddings for source in sources)
+    # A head's rope is relative, and published heads declare the length that they were trained with.
+    longest = min(source.config.max_position_embeddings for source in sources if source.head is None)
     max_seq_len = options.max_seq_len if options.max_seq_len is not None else min(longest, DEFAULT_MAX_SEQ_LEN)
     if not 2 <= max_seq_len <= longest:
         raise InvalidArgumentError(
@@ -94,6 +97,14 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
         max_draft_len=options.max_draft_len if len(sources) > 1 or find_backend(options.backend).on_cpu else 0,
         tokens_per_block=backend.tokens_per_block(options.tokens_per_block, max_seq_len),
     )
+
+
+def _check_head(options: BuildOptions, sources: list[Source]) -> None:
+    if sources[-1].head is not None and not find_backend(options.backend).on_cpu:
+        raise InvalidArgumentError(
+            f"the draft checkpoint {options.draft_checkpoint_dir} is an EAGLE-3 head, backend {options.backend} drafts "
+            "with a draft model only; build with --backend cpu"
+        )
 
 
 def _check_output_dir(options: BuildOptions) -> None:

@@ -78,7 +78,12 @@ def unpack_matrix(packed: npt.NDArray[np.uint32], num_out: int, num_in: int) -> 
 
 
 def tensor_sizes(model: dict[str, Any]) -> dict[str, tuple[int, bool]]:
-    """Every tensor a model of these sizes may have -> {name: (nbytes, required)}."""
+    """Every tensor a model of these sizes may have -> {name: (nbytes, required)}.
+
+    "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
+    layers.
+    """
+    head = model.get("head")
     hidden, head_dim, vocab = model["hidden_size"], model["head_dim"], model["vocab_size"]
     q_size = model["num_heads"] * head_dim
     qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
@@ -90,14 +95,21 @@ def tensor_sizes(model: dict[str, Any]) -> dict[str, tuple[int, bool]]:
     sizes = {
         "rope_inv_freq": (head_dim // 2 * 4, True),
         "final_norm": (hidden * 4, True),
-        "lm_head": (packed(vocab, hidden), True),
+        "lm_head": (packed(vocab if head is None else head["draft_vocab_size"], hidden), True),
     }
+    if head is not None:
+        sizes |= {
+            "head.fc": (packed(hidden, head["num_features"]), True),
+            "head.fc_bias": (hidden * 4, False),
+            "head.hidden_norm": (hidden * 4, True),
+            "head.target_ids": (head["draft_vocab_size"] * 4, head["draft_vocab_size"] < vocab),
+        }
     if not model["tied"]:
         sizes["embedding"] = (vocab * hidden * 2, True)
     for i in range(model["num_layers"]):
         sizes |= {
             f"layers.{i}.input_norm": (hidden * 4, True),
-            f"layers.{i}.qkv": (packed(qkv_size, hidden), True),
+            f"layers.{i}.qkv": (packed(qkv_size, hidden if head is None else 2 * hidden), True),
             f"layers.{i}.qkv_bias": (qkv_size * 4, False),
             f"layers.{i}.q_norm": (head_dim * 4, False),
             f"layers.{i}.k_norm": (head_dim * 4, False),
@@ -266,6 +278,12 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
     return header  # type: ignore[no-any-return]
 
 
+def _check_head(head: dict[str, Any]) -> None:
+    numbers = [*head["layers"], *(head[name] for name in ("num_features", "draft_vocab_size", "norm_before_residual"))]
+    if not head["layers"] or any(not isinstance(number, int) or number < 0 for number in numbers):
+        raise ValueError(f"model.head is {head}")
+
+
 def _check_header(header: dict[str, Any]) -> None:
     """Check the numbers that the engine indexes memory by; raises ValueError or KeyError."""
     model, tensors = header["model"], header["tensors"]
@@ -276,6 +294,8 @@ def _check_header(header: dict[str, Any]) -> None:
     if model["num_layers"] > 100_000:
         raise ValueError(f"model.num_layers is {model['num_layers']}")
     _check_segments(header["segments"], model["num_layers"])
+    if "head" in model:
+        _check_head(model["head"])
     sizes = tensor_sizes(model)
     for name, entry in tensors.items():
         offset, nbytes = entry["offset"], entry["nbytes"]

@@ -15,11 +15,12 @@ MAX_DRAFT_LEN = 64
 class BuildOptions:
     """Options of `faser build`; None and () mean "decide from the checkpoints and the backend".
 
-    checkpoint_dir and draft_checkpoint_dir: Hugging Face folders or GGUF files. tokenizer_dir: a folder whose tokenizer
-    both models take instead of their own. max_seq_len: default: the limit of both models, at most 4096.
-    tokens_per_block: default: 32, or max_seq_len if the backend's KV cache is linear. exit_layers: layer boundaries
-    that split the (expanded) target into segments. expand: times the target's layers (models/expand.py).
-    compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
+    checkpoint_dir and draft_checkpoint_dir: Hugging Face folders or GGUF files; the draft may be an EAGLE-3 head.
+    tokenizer_dir: a folder whose tokenizer both models take instead of their own. max_seq_len: default: the limit of
+    both models, at most 4096. tokens_per_block: default: 32, or max_seq_len if the backend's KV cache is linear.
+    exit_layers: layer boundaries that split the (expanded) target into segments. eagle3_layers: of the target, whose
+    entering hidden rows an EAGLE-3 head reads; default: as the head's config.json says. expand: times the target's
+    layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
     """
 
     checkpoint_dir: Path
@@ -33,6 +34,7 @@ class BuildOptions:
     max_draft_len: int = 8
     tokens_per_block: int | None = None
     exit_layers: tuple[int, ...] = ()
+    eagle3_layers: tuple[int, ...] = ()
     expand: int = 1
     compute_capabilities: tuple[str, ...] = ()
     tokenizer_dir: Path | None = None

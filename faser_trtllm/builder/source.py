@@ -8,14 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from faser_trtllm.builder.engine_dir import sha256_of
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
 from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.eagle3 import Eagle3Config, Eagle3Weights, is_eagle3, load_eagle3_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
-from faser_trtllm.models.weights import Weights
+from faser_trtllm.models.weights import CheckpointWeights, Weights
 
 # Names of a checkpoint's types that a dtype holds without rounding.
 _SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
@@ -23,10 +27,18 @@ _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Eagle3Head:
+    """target_ids: token ids of the outputs [draft_vocab_size], None: the same."""
+
+    config: Eagle3Config
+    target_ids: npt.NDArray[np.int32] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
 
-    config and weights are the checkpoint's with the options applied.
+    config and weights are the checkpoint's with the options applied. head: of a draft that is an EAGLE-3 head.
     """
 
     role: str
@@ -34,6 +46,7 @@ class Source:
     config: ModelConfig
     weights: Weights
     segments: tuple[int, ...]
+    head: Eagle3Head | None = None
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
@@ -77,14 +90,23 @@ def open_sources(
     exit_layers: Sequence[int],
     stack: ExitStack,
     tokenizer_dir: Path | None = None,
+    eagle3_layers: Sequence[int] = (),
 ) -> list[Source]:
     """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
     tokenizer_dir: a folder whose tokenizer both take instead of their own. Raises CheckpointError, and
-    InvalidArgumentError for exit_layers.
+    InvalidArgumentError for exit_layers and eagle3_layers.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
-    if draft is not None:
+    is_head = draft is not None and (draft / "config.json").exists() and is_eagle3(draft)
+    if eagle3_layers and not is_head:
+        raise InvalidArgumentError(
+            f"eagle3_layers is {','.join(map(str, eagle3_layers))}, but the draft checkpoint is no EAGLE-3 head; leave "
+            "it out"
+        )
+    if draft is not None and is_head:
+        sources.append(_open_head(draft, sources[0], eagle3_layers, stack))
+    elif draft is not None:
         sources.append(_open_draft(_open("draft", draft, stack, tokenizer_dir), sources[0].config.vocab_size))
         _check_tokenizers(*sources)
     return sources
@@ -107,6 +129,26 @@ def _open_draft(checkpoint: Checkpoint, vocab_size: int) -> Source:
     if config.vocab_size != vocab_size:
         config, weights = resize_vocabulary(config, vocab_size), ResizedVocabulary(weights, vocab_size)
     return Source("draft", checkpoint, config, weights, (0, config.num_layers))
+
+
+def _open_head(directory: Path, target: Source, layers: Sequence[int], stack: ExitStack) -> Source:
+    """It has no tokenizer of its own."""
+    files = stack.enter_context(CheckpointWeights(directory))
+    weights = Eagle3Weights(files, target.weights)
+    config = load_eagle3_config(directory, weights, target.config, layers)
+    types = sorted({files.dtype(name) for name in files if len(files.shape(name)) > 1})
+    names = (*files.files, "config.json")
+    checkpoint = Checkpoint(
+        directory,
+        config.model,
+        weights,
+        target.checkpoint.tokenizer,
+        {},
+        {name: directory / name for name in names},
+        tuple(types),
+    )
+    head = Eagle3Head(config, weights.target_ids(config.draft_vocab_size, config.model.vocab_size))
+    return Source("draft", checkpoint, config.model, weights, (0, 1), head)
 
 
 def _segments(exit_layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ def build(
         Path | None, typer.Option("--checkpoint_dir", help="target checkpoint: a Hugging Face folder, or a GGUF file")
     ] = None,
     draft_checkpoint_dir: Annotated[
-        Path | None, typer.Option("--draft_checkpoint_dir", help="draft checkpoint with the same tokenizer")
+        Path | None, typer.Option("--draft_checkpoint_dir", help="draft model with the same tokenizer, or EAGLE-3 head")
     ] = None,
     tokenizer_dir: Annotated[
         Path | None,
@@ -61,6 +61,14 @@ def build(
     ] = None,
     exit_layers: Annotated[
         str, typer.Option("--exit_layers", help="layer boundaries where drafts may be pruned, such as 2,4")
+    ] = "",
+    eagle3_layers: Annotated[
+        str,
+        typer.Option(
+            "--eagle3_layers",
+            help="target layers whose entering hidden rows an EAGLE-3 head reads, such as 2,16,29; default: as its "
+            "config.json says",
+        ),
     ] = "",
     expand: Annotated[
         int,
@@ -116,6 +124,7 @@ def build(
         max_draft_len=max_draft_len,
         tokens_per_block=tokens_per_block,
         exit_layers=numbers("exit_layers", exit_layers),
+        eagle3_layers=numbers("eagle3_layers", eagle3_layers),
         expand=expand,
         compute_capabilities=tuple(part.strip() for part in compute_capability.split(",") if part.strip()),
         dry_run=dry_run,

@@ -35,6 +35,15 @@ class ReferenceModel:
         """Logits [len(token_ids), vocab_size] fp32 of one sequence from position 0."""
         import torch
 
+        with torch.no_grad():
+            hidden = self._norm("model.norm", self.hidden_rows(token_ids)[-1])
+            head = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
+            return hidden @ self._weights[head].T
+
+    def hidden_rows(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
+        """Hidden rows [len(token_ids), hidden_size] fp32 on entering each layer, and on leaving the last."""
+        import torch
+
         config = self.config
         with torch.no_grad():
             positions = torch.arange(len(token_ids))
@@ -44,14 +53,12 @@ class ReferenceModel:
             mask = positions[:, None] >= positions[None, :]
             if config.sliding_window:
                 mask &= positions[:, None] - positions[None, :] < config.sliding_window
-            hidden = self._weights["model.embed_tokens.weight"][torch.tensor(token_ids)]
+            rows = [self._weights["model.embed_tokens.weight"][torch.tensor(token_ids)]]
             for i in range(config.num_layers):
                 layer = f"model.layers.{i}"
-                hidden = hidden + self._attention(layer, hidden, cos, sin, mask)
-                hidden = hidden + self._mlp(layer, hidden)
-            hidden = self._norm("model.norm", hidden)
-            head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-            return hidden @ self._weights[head].T
+                hidden = rows[-1] + self._attention(layer, rows[-1], cos, sin, mask)
+                rows.append(hidden + self._mlp(layer, hidden))
+            return rows
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         variance = x.pow(2).mean(-1, keepdim=True)

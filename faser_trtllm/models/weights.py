@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-_ITEMSIZES = {name: dtype.itemsize for name, dtype in _DTYPES.items()} | {"I32": 4}
+_INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+_ITEMSIZES = {name: dtype.itemsize for name, dtype in (_DTYPES | _INTEGERS).items()}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Float32Array = npt.NDArray[np.float32]
@@ -120,6 +121,11 @@ class CheckpointWeights:
         """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
         return self._entry(name).dtype
 
+    def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """A tensor of whole numbers, shape checked."""
+        _, array = self._array(name, shape, _INTEGERS)
+        return array.astype(np.int64)
+
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that hold the tensors."""
@@ -149,18 +155,20 @@ class CheckpointWeights:
             raise CheckpointError(f"tensor {name} is missing in the checkpoint {self.directory}")
         return entry
 
-    def _array(self, name: str, shape: tuple[int, ...]) -> tuple[_Entry, npt.NDArray[Any]]:
+    def _array(
+        self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, np.dtype[Any]] = _DTYPES
+    ) -> tuple[_Entry, npt.NDArray[Any]]:
         entry = self._entry(name)
         if entry.shape != shape:
             raise CheckpointError(
                 f"{entry.file}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
             )
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in dtypes:
             raise CheckpointError(
-                f"{entry.file}: tensor {name} is of type {entry.dtype}, only {', '.join(_DTYPES)} are read"
+                f"{entry.file}: tensor {name} is of type {entry.dtype}, only {', '.join(dtypes)} are read"
             )
-        count = (entry.end - entry.start) // _DTYPES[entry.dtype].itemsize
-        array = np.frombuffer(self._maps[entry.file], _DTYPES[entry.dtype], count, entry.start)
+        count = (entry.end - entry.start) // dtypes[entry.dtype].itemsize
+        array = np.frombuffer(self._maps[entry.file], dtypes[entry.dtype], count, entry.start)
         return entry, array.reshape(shape)
 
     def _open_file(self, file: str) -> None:

@@ -147,7 +147,7 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(directory: Path, tensors: dict[str, np.ndarray], dtype: str, num_shards: int = 1) -> None:
-    """Write fp32 tensors as this dtype, in one file or in shards with their index."""
+    """Write fp32 tensors as this dtype, in one file or in shards with their index; int64 and bool stay as they are."""
     names = list(tensors)
     shards = [names[i::num_shards] for i in range(num_shards)]
     weight_map = {}
@@ -240,9 +240,9 @@ def _write_safetensors_file(path: Path, tensors: dict[str, np.ndarray], dtype: s
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     blobs, offset = [], 0
     for name, array in tensors.items():
-        blob = convert(array).tobytes()
+        blob = (array if array.dtype in _WHOLE else convert(array)).tobytes()
         header[name] = {
-            "dtype": code,
+            "dtype": _WHOLE.get(array.dtype, code),
             "shape": list(array.shape),
             "data_offsets": [offset, offset + len(blob)],
         }
@@ -251,6 +251,9 @@ def _write_safetensors_file(path: Path, tensors: dict[str, np.ndarray], dtype: s
     text = json.dumps(header).encode()
     text = text.ljust((len(text) + 7) // 8 * 8)
     path.write_bytes(b"".join([struct.pack("<Q", len(text)), text, *blobs]))
+
+
+_WHOLE = {np.dtype(np.int64): "I64", np.dtype(bool): "BOOL"}
 
 
 def _bfloat16_bits(array: np.ndarray) -> np.ndarray:
