@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -56,6 +56,20 @@ class FaserLayer(Structure):
     ]
 
 
+class FaserHead(Structure):
+    """struct faser_head: what an EAGLE-3 head has beside a decoder's layer."""
+
+    _fields_ = [
+        ("fc", c_void_p),
+        ("fc_bias", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("target_ids", c_void_p),
+        ("num_features", c_int32),
+        ("draft_vocab_size", c_int32),
+        ("norm_before_residual", c_int32),
+    ]
+
+
 class FaserModel(Structure):
     """struct faser_model."""
 
@@ -76,6 +90,7 @@ class FaserModel(Structure):
         ("final_norm", c_void_p),
         ("lm_head", c_void_p),
         ("layers", POINTER(FaserLayer)),
+        ("head", POINTER(FaserHead)),
     ]
 
 
@@ -201,6 +216,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p],
     ),
+    "faser_engine_attach_head": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "faser_engine_compact_rows": (c_int32, [c_void_p, c_void_p, c_int32]),
     "faser_engine_early_exit": (
         c_int32,

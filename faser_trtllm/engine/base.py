@@ -30,6 +30,7 @@ class EngineSpec:
     max_num_tokens: int  # rows of one pass
     max_batch_size: int  # requests of one pass, and slots
     segments: tuple[int, ...]  # layer boundaries: (0, ..., num_layers)
+    is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
 
 
 @value
@@ -37,9 +38,10 @@ class DraftBatch:
     """The arguments of one draft call.
 
     batch: the draft model's missing rows, of committed tokens and of pending drafts; at least the row of the last known
-    token where num_new_drafts > 0. sampling: SamplingTable.array, indexed by batch.slots. num_tokens, num_drafts,
-    num_new_drafts [num_requests] int32, contiguous: committed tokens, drafts pending behind them, and drafts wanted
-    behind those. max_draft_len: the most that may be pending then.
+    token where num_new_drafts > 0. Of a head, of committed tokens only: it runs pending drafts itself. sampling:
+    SamplingTable.array, indexed by batch.slots. num_tokens, num_drafts, num_new_drafts [num_requests] int32,
+    contiguous: committed tokens, drafts pending behind them, and drafts wanted behind those. max_draft_len: the most
+    that may be pending then.
     """
 
     batch: RaggedBatch

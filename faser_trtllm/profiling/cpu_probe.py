@@ -56,6 +56,8 @@ class CpuProbe(Probe):
             draft = None
             if engines.has_draft:
                 draft = stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
+                if draft.spec.is_head:
+                    draft.attach(target)
             tester = Acceptor(num_slots, engines.vocab_size, probe_draft_len(max_draft_len))
             num_filled = min(num_slots, MANY_REQUESTS) if quick else num_slots
             super().__init__(target, draft, tester, limits, num_filled, stack)

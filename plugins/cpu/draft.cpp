@@ -1,9 +1,11 @@
 // Drafting in one call: catch-up rows, then one row per request and step, without returning to the caller.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "acceptance.h"
+#include "engine.h"
 #include "faser_cpu.h"
 #include "sigmoid.h"
 
@@ -28,13 +30,14 @@ struct DraftScratch {
   }
 };
 
-int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_known, int32_t num_drafts, int32_t num_new,
+// num_run: tokens that the request's rows reach, of those known.
+int32_t check_request(const faser_batch& batch, int32_t i, int32_t num_run, int32_t num_drafts, int32_t num_new,
                       int32_t max_draft_len) {
   if (num_new < 0 || num_drafts < 0 || num_drafts + num_new > max_draft_len) return FASER_BAD_ARGUMENT;
   if (num_new == 0) return FASER_OK;
   const int32_t begin = batch.cu_rows[i], end = batch.cu_rows[i + 1];
   if (begin >= end || end > batch.num_rows) return FASER_BAD_ARGUMENT;
-  return batch.positions[end - 1] == num_known - 1 ? FASER_OK : FASER_BAD_POSITION;
+  return batch.positions[end - 1] == num_run - 1 ? FASER_OK : FASER_BAD_POSITION;
 }
 
 // ops/draft_stop.py computes the same, operation by operation.
@@ -54,6 +57,47 @@ double pending_survival(const faser_draft_stop& stop, const faser_sampling& s, i
   return survival;
 }
 
+// One row per listed request, behind its known tokens; a head continues from its own outputs.
+int32_t step(faser_engine* engine, const faser_batch& batch, const DraftScratch& scratch, int32_t first, int32_t count,
+             bool has_logits, float* logits) {
+  const faser_batch rows = {count,
+                            count,
+                            batch.max_blocks_per_seq,
+                            scratch.slots.data() + first,
+                            scratch.cu_rows.data(),
+                            scratch.token_ids.data() + first,
+                            scratch.positions.data() + first,
+                            batch.block_table};
+  const HeadRows kept = {scratch.cu_rows.data(), scratch.requests.data() + first, count, true};
+  // Every row has logits, so their indices are the cumulative rows.
+  return engine->forward(rows, 0, engine->num_layers(), scratch.cu_rows.data(), has_logits ? count : 0, logits,
+                         engine->is_head() ? &kept : nullptr);
+}
+
+// The batch's rows, then a head's pending drafts, one step for each place. The list of those that draft has the
+// requests without pending drafts first, then by rising number, so that all come to their ends together.
+int32_t catch_up(faser_engine* engine, const faser_batch& batch, const faser_sampling* sampling,
+                 const int32_t* num_drafts, int32_t num_active, DraftScratch& scratch, float* logits) {
+  const int32_t num_layers = engine->num_layers();
+  if (!engine->is_head()) return engine->forward(batch, 0, num_layers, scratch.rows.data(), num_active, logits);
+  int32_t num_ready = 0;
+  while (num_ready < num_active && num_drafts[scratch.requests[num_ready]] == 0) ++num_ready;
+  const HeadRows kept = {scratch.rows.data(), scratch.requests.data(), num_active, false};
+  int32_t status = engine->forward(batch, 0, num_layers, scratch.rows.data(), num_ready, logits, &kept);
+  if (num_ready == num_active) return status;
+  float* const step_logits = logits + static_cast<size_t>(num_ready) * static_cast<size_t>(engine->logits_stride());
+  for (int32_t left = num_drafts[scratch.requests[num_active - 1]]; left > 0 && status == FASER_OK; --left) {
+    int32_t first = num_ready;
+    while (num_drafts[scratch.requests[first]] < left) ++first;
+    for (int32_t a = first; a < num_active; ++a) {
+      scratch.positions[a] = scratch.num_known[a] - left;
+      scratch.token_ids[a] = sampling[scratch.slots[a]].tokens[scratch.positions[a]];
+    }
+    status = step(engine, batch, scratch, first, num_active - first, left == 1, step_logits);
+  }
+  return status;
+}
+
 }  // namespace
 }  // namespace faser
 
@@ -65,27 +109,34 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
   int32_t num_active = 0;
   for (int32_t i = 0; i < batch->num_requests; ++i) {
     const int32_t num_known = num_tokens[i] + num_drafts[i];
-    const int32_t status = faser::check_request(*batch, i, num_known, num_drafts[i], num_new_drafts[i], max_draft_len);
+    const int32_t num_run = engine->is_head() ? num_tokens[i] : num_known;
+    const int32_t status = faser::check_request(*batch, i, num_run, num_drafts[i], num_new_drafts[i], max_draft_len);
     if (status != FASER_OK) return status;
     out_num_new[i] = 0;
-    if (num_new_drafts[i] == 0) continue;
-    scratch.requests[num_active] = i;
-    scratch.slots[num_active] = batch->slots[i];
-    scratch.rows[num_active] = batch->cu_rows[i + 1] - 1;
-    scratch.num_known[num_active] = num_known;
+    if (num_new_drafts[i] != 0) scratch.requests[num_active++] = i;
+  }
+  if (engine->is_head()) {
+    const auto has_fewer = [&](int32_t i, int32_t j) {
+      return num_drafts[i] != num_drafts[j] ? num_drafts[i] < num_drafts[j] : i < j;
+    };
+    std::sort(scratch.requests.begin(), scratch.requests.begin() + num_active, has_fewer);
+  }
+  for (int32_t a = 0; a < num_active; ++a) {
+    const int32_t i = scratch.requests[a];
+    scratch.slots[a] = batch->slots[i];
+    scratch.rows[a] = batch->cu_rows[i + 1] - 1;
+    scratch.num_known[a] = num_tokens[i] + num_drafts[i];
     if (stop != nullptr) {
       const faser_sampling& s = sampling[batch->slots[i]];
       if (s.draft_margins == nullptr) return FASER_BAD_ARGUMENT;
-      scratch.survival[num_active] = faser::pending_survival(*stop, s, num_tokens[i], num_drafts[i]);
+      scratch.survival[a] = faser::pending_survival(*stop, s, num_tokens[i], num_drafts[i]);
     }
-    ++num_active;
   }
   if (batch->num_rows == 0) return FASER_OK;
 
-  const int32_t num_layers = faser_engine_num_layers(engine);
   const int32_t vocab_size = faser_engine_vocab_size(engine);
   const int32_t stride = faser_engine_logits_stride(engine);
-  int32_t status = faser_engine_forward(engine, batch, 0, num_layers, scratch.rows.data(), num_active, logits);
+  int32_t status = faser::catch_up(engine, *batch, sampling, num_drafts, num_active, scratch, logits);
   while (status == FASER_OK && num_active > 0) {
     status = faser_sample_draft(pool, num_active, scratch.slots.data(), sampling, logits, stride, vocab_size,
                                 scratch.num_known.data(), max_draft_len, scratch.token_ids.data());
@@ -117,16 +168,7 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
     num_active = num_left;
     if (num_active == 0) break;
     if (stop != nullptr && gain < static_cast<double>(stop->step_price[num_active])) break;
-    const faser_batch step = {num_active,
-                              num_active,
-                              batch->max_blocks_per_seq,
-                              scratch.slots.data(),
-                              scratch.cu_rows.data(),
-                              scratch.token_ids.data(),
-                              scratch.positions.data(),
-                              batch->block_table};
-    // Every row has logits, so their indices are the cumulative rows.
-    status = faser_engine_forward(engine, &step, 0, num_layers, scratch.cu_rows.data(), num_active, logits);
+    status = faser::step(engine, *batch, scratch, 0, num_active, true, logits);
   }
   return status;
 }

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 8
+#define FASER_ABI_VERSION 9
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -59,6 +59,20 @@ typedef struct {
   const float* down_bias;     // [hidden] or NULL
 } faser_layer;
 
+// What an EAGLE-3 head has beside a decoder's layer (arXiv 2503.01840). Its row of the token at position t takes the
+// target's hidden rows of position t - 1, or, where those are not there yet, its own output of position t - 1. The
+// layer's qkv is packed [.., 2 * hidden]: the normed embedding, then the normed hidden row. Position 0 has no hidden
+// row before it, so no other row sees it.
+typedef struct {
+  const uint32_t* fc;            // packed [hidden, num_features]
+  const float* fc_bias;          // [hidden] or NULL
+  const float* hidden_norm;      // [hidden]
+  const int32_t* target_ids;     // [draft_vocab_size] token ids of lm_head's outputs, or NULL: the same
+  int32_t num_features;          // captured layers times the target's hidden_size
+  int32_t draft_vocab_size;      // lm_head is packed [draft_vocab_size, hidden]; other tokens have logit -inf
+  int32_t norm_before_residual;  // 1: the residual is the normed hidden row
+} faser_head;
+
 typedef struct {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, max_seq_len;
   int32_t sliding_window;  // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
@@ -69,6 +83,7 @@ typedef struct {
   const float* final_norm;      // [hidden]
   const uint32_t* lm_head;      // packed [vocab_size, hidden]
   const faser_layer* layers;    // [num_layers]
+  const faser_head* head;       // NULL: a decoder; else one layer, with an embedding
 } faser_model;
 
 // Engine: KV memory, workspaces and the forward pass.
@@ -105,6 +120,11 @@ typedef struct {
 // ascending) into logits [num_logit_rows, logits_stride].
 int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits);
+// Gives a head its target, before the first pass of either: from then on the target's passes keep, by block and offset
+// as KV, its hidden rows on entering these layers (ascending; its num_layers: on leaving the last one), rounded to
+// bf16. The target outlives the head and has as many blocks. A pass of the head must come after the target's pass over
+// the position before each of its rows.
+int32_t faser_engine_attach_head(faser_engine* head, faser_engine* target, const int32_t* layers, int32_t num_layers);
 // Keeps the listed hidden rows (ascending) and drops the others; later calls must pass a matching batch.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);
 // Between two segments: final norm of the hidden rows listed, times the LM head rows of each row's own candidates, in
@@ -228,10 +248,10 @@ typedef struct {
 } faser_draft_stop;
 
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
-// draft); then request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind
-// num_tokens[i] + num_drafts[i], each drawn from the same edited distribution as the target's (greedy: argmax; seeded:
-// the shared noise; sampled: q kept in draft_probs). A row with NaN logits or an empty distribution ends that request's
-// drafting.
+// draft; of a head: the last committed one, behind which it runs the pending drafts itself, from its own output); then
+// request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind num_tokens[i] +
+// num_drafts[i], each drawn from the same edited distribution as the target's (greedy: argmax; seeded: the shared
+// noise; sampled: q kept in draft_probs). A row with NaN logits or an empty distribution ends that request's drafting.
 // stop: NULL, or ends drafting early (needs draft_margins of every drafting request).
 // out_num_new: [num_requests] tokens drafted. logits: workspace [max_num_requests, logits_stride].
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,

@@ -109,6 +109,7 @@ class CpuEngine(HostPruning):
                 max_num_tokens=max_num_tokens,
                 max_batch_size=max_batch_size,
                 segments=tuple(file.header["segments"]),
+                is_head="head" in sizes,
             )
             return cls(file, core_set, spec, _create(file, path, core_set, spec))
         except BaseException:
@@ -124,6 +125,24 @@ class CpuEngine(HostPruning):
         """Bytes of KV memory and native workspaces, without the mapped weights."""
         num_bytes: int = self._library.faser_engine_memory_bytes(self._handle)
         return num_bytes
+
+    def attach(self, target: CpuEngine) -> None:
+        """Give a head its target, which keeps hidden rows for it from now on; call it once, before either runs, and
+        close the target last. EngineFileError if they do not fit."""
+        layers = np.array(self._file.header["model"]["head"]["layers"], np.int32)
+        status = self._library.faser_engine_attach_head(
+            self._open_handle(), target._open_handle(), native.address_of_buffer(layers), layers.size
+        )
+        if status == native.FASER_OUT_OF_MEMORY:
+            raise FaserError(
+                f"memory ran out for the hidden rows of {self._spec.num_blocks} KV blocks of "
+                f"{self._spec.tokens_per_block} tokens, lower kv_cache_config.max_tokens"
+            )
+        if status:
+            raise EngineFileError(
+                f"the EAGLE-3 head of {self._file.path.parent.parent} reads layers {layers.tolist()} of another "
+                "target; rebuild it with faser build"
+            )
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         segments = self._spec.segments
@@ -314,6 +333,12 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
         setattr(model, name, file.address(name))
     model.embedding = None if sizes["tied"] else file.address("embedding")
     model.layers = layers
+    if "head" in sizes:
+        head = native.FaserHead(
+            **{name: file.address(f"head.{name}") for name in ("fc", "fc_bias", "hidden_norm", "target_ids")},
+            **{name: sizes["head"][name] for name in ("num_features", "draft_vocab_size", "norm_before_residual")},
+        )
+        model.head = ctypes.pointer(head)
     status = ctypes.c_int32()
     handle: int | None = native.library().faser_engine_create(
         ctypes.byref(model),

@@ -8,6 +8,7 @@ from pathlib import Path
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.engine.cpu.partitions import Partitions
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
+from faser_trtllm.errors import ConfigError
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
@@ -16,12 +17,20 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     assert core_set is not None, "cpu engines run on a core set"
     target = _open(request.engines.target_path, request, stack)
     draft = _open(request.engines.draft_path, request, stack) if request.drafting else None
+    if draft is not None and draft.spec.is_head:
+        draft.attach(target)
     return OpenedEngines(target, draft, Partitions(core_set, target, draft, core_set.num_threads, stack).enter)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
     """As engine.opening.open_draft."""
-    return _open(request.engines.draft_path, request, stack)
+    draft = _open(request.engines.draft_path, request, stack)
+    if draft.spec.is_head:
+        raise ConfigError(
+            f"{request.engines.path} has an EAGLE-3 head, which reads hidden rows of a target of ours; build with a "
+            "draft model to draft for another system"
+        )
+    return draft
 
 
 def _open(path: Path, request: OpenRequest, stack: ExitStack) -> CpuEngine:

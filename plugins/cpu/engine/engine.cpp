@@ -47,6 +47,8 @@ T* faser_engine::allocate(size_t count) {
   return static_cast<T*>(memory_.back().data());
 }
 
+char* faser_engine::allocate_bytes(size_t num_bytes) { return allocate<char>(num_bytes); }
+
 const float* faser_engine::padded_copy(const float* source, int size, int multiple) {
   if (source == nullptr) return nullptr;
   float* copy = allocate<float>(round_up(size, multiple));
@@ -86,6 +88,12 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
          padded_copy(layer.down_bias, model.hidden_size, kPanel)});
   }
   final_norm_ = padded_copy(model.final_norm, model.hidden_size, kPanel);
+  if (model.head != nullptr) {
+    has_head_ = true;
+    head_ = *model.head;
+    fc_bias_ = padded_copy(head_.fc_bias, model.hidden_size, kPanel);
+    hidden_norm_ = padded_copy(head_.hidden_norm, model.hidden_size, kPanel);
+  }
 
   kv_head_words_ = static_cast<size_t>(tokens_per_block) * heads_.padded_dim;
   kv_layer_words_ = kv_head_words_ * model.num_kv_heads * num_blocks;
@@ -101,6 +109,14 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   x_attention_ = allocate<char>(num_rows * attention_pairs_ * pair_bytes_);
   x_mlp_ = allocate<char>(num_rows * mlp_pairs_ * pair_bytes_);
   row_requests_ = allocate<int32_t>(num_rows);
+  if (has_head_) {
+    feature_pairs_ = round_up(head_.num_features, kPanel) / 2;
+    x_features_ = allocate<char>(num_rows * feature_pairs_ * pair_bytes_);
+    x_head_ = allocate<char>(num_rows * 2 * hidden_pairs_ * pair_bytes_);
+    outputs_ = allocate<float>(static_cast<size_t>(max_num_requests) * hidden_stride_);
+    if (head_.target_ids != nullptr)
+      draft_logits_ = allocate<float>(num_rows * round_up(head_.draft_vocab_size, kPanel));
+  }
   set_pool(pool);
 
   const size_t group = model.num_heads / model.num_kv_heads;
@@ -143,6 +159,17 @@ int32_t faser_engine::compact_rows(const int32_t* rows, int num_rows) {
 
 namespace {
 
+bool is_valid_head(const faser_model& model) {
+  const faser_head& head = *model.head;
+  if (model.num_layers != 1 || model.sliding_window != 0 || model.embedding == nullptr || head.fc == nullptr ||
+      head.hidden_norm == nullptr || head.num_features < 2 || head.num_features % 2 != 0 || head.draft_vocab_size < 1)
+    return false;
+  if (head.target_ids == nullptr) return head.draft_vocab_size == model.vocab_size;
+  for (int i = 0; i < head.draft_vocab_size; i++)
+    if (head.target_ids[i] < 0 || head.target_ids[i] >= model.vocab_size) return false;
+  return true;
+}
+
 bool is_valid(const faser_model& model) {
   const bool sizes = model.num_layers > 0 && model.hidden_size > 0 && model.hidden_size % 2 == 0 &&
                      model.num_heads > 0 && model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0 &&
@@ -158,7 +185,7 @@ bool is_valid(const faser_model& model) {
         layer.gate_up == nullptr || layer.down == nullptr)
       return false;
   }
-  return true;
+  return model.head == nullptr || is_valid_head(model);
 }
 
 }  // namespace

@@ -16,6 +16,10 @@ namespace faser {
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// Of a packed matrix: words of a column, and panels.
+inline int num_pairs(int num_inputs) { return round_up(num_inputs, 32) / 2; }
+inline int num_panels(int num_outputs) { return round_up(num_outputs, kPanel) / kPanel; }
+
 inline int log2_of(int value) { return 31 - __builtin_clz(static_cast<unsigned>(value)); }
 
 // Zeroed memory from the system, untouched until used; throws std::bad_alloc.
@@ -46,6 +50,13 @@ struct PoolChoosers {
   TeamChooser passes[32], exits[32];  // by log2 of the number of rows
 };
 
+// Rows of a head whose outputs are kept by entry; continues: these rows' features are what is kept of the same entries.
+struct HeadRows {
+  const int32_t *rows, *entries;
+  int count;
+  bool continues;
+};
+
 // A tile of attention before the layer is known.
 struct TileRange {
   int request, kv_head;
@@ -60,8 +71,11 @@ struct faser_engine {
   faser_engine(const faser_model& model, faser_pool* pool, int num_blocks, int tokens_per_block, int max_num_tokens,
                int max_num_requests);
 
+  // kept: of a head only.
   int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
-                  int num_logit_rows, float* logits);
+                  int num_logit_rows, float* logits, const faser::HeadRows* kept = nullptr);
+  int32_t attach(faser_engine* target, const int32_t* layers, int num_layers);  // throws std::bad_alloc
+  bool is_head() const { return has_head_; }
   int32_t compact_rows(const int32_t* rows, int num_rows);
   int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
   int32_t hidden_rows(int num_rows, float* hidden) const;
@@ -74,6 +88,7 @@ struct faser_engine {
  private:
   template <typename T>
   T* allocate(size_t count);
+  char* allocate_bytes(size_t num_bytes);
   const float* padded_copy(const float* source, int size, int multiple);
 
   int32_t check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
@@ -82,10 +97,21 @@ struct faser_engine {
   int64_t work_of(int num_rows, int num_layers, int num_logit_rows) const;
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
+  void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // behind its qkv
+  void capture_rows(const faser::Team& team, const faser_batch& batch, int layer);
+  void run_head_layer(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
+  void gather_features(const faser_batch& batch, int row);
+  void spread_logits(const faser::Team& team, int num_logit_rows, float* logits) const;
   void attend(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head(const faser::Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits);
   void norm_rows(const faser::Team& team, int num_rows, const int32_t* rows, const float* weight);
   faser::KvLayer kv_layer(int layer) const;
+  // Where a request's position lies among num_blocks * tokens_per_block.
+  size_t token_index(const faser_batch& batch, int request, int position) const {
+    const size_t row = static_cast<size_t>(batch.slots[request]) * batch.max_blocks_per_seq;
+    const int block = batch.block_table[row + position / tokens_per_block_];
+    return static_cast<size_t>(block) * tokens_per_block_ + position % tokens_per_block_;
+  }
   char* pairs(char* base, int row, int stride) const { return base + static_cast<size_t>(row) * stride * pair_bytes_; }
 
   const faser::Kernels& kernels_;
@@ -118,6 +144,19 @@ struct faser_engine {
   const bool always_team_;                                      // FASER_CPU_TEAM=always
   std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // of recent pools, newest last
   faser::PoolChoosers* pool_choosers_ = nullptr;                // of pool_
+
+  // A target's, for its head: [num_blocks, tokens_per_block] rows of pairs, the captured layers side by side.
+  std::vector<int32_t> captured_layers_;
+  char* captured_ = nullptr;
+
+  // A head's.
+  bool has_head_ = false;
+  faser_head head_ = {};
+  const faser_engine* target_ = nullptr;
+  const float *fc_bias_ = nullptr, *hidden_norm_ = nullptr;
+  int feature_pairs_ = 0;
+  char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc and of qkv
+  float *outputs_ = nullptr, *draft_logits_ = nullptr;
 
   // The hidden rows are the output of the layers before next_layer_; -1: there are none.
   int next_layer_ = -1;

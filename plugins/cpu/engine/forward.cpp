@@ -10,13 +10,13 @@ using faser::kPanel;
 using faser::round_up;
 using faser::Team;
 
+using faser::num_pairs;
+using faser::num_panels;
+
 namespace {
 
 // With fewer multiply-adds per worker, a second worker saves less than a barrier costs.
 constexpr int64_t kMinWorkPerThread = 100'000;
-
-int num_pairs(int size) { return round_up(size, 32) / 2; }
-int num_panels(int size) { return round_up(size, kPanel) / kPanel; }
 
 }  // namespace
 
@@ -78,7 +78,8 @@ int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) 
   const int64_t hidden = model_.hidden_size;
   const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
                             3 * hidden * model_.intermediate_size;
-  const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * model_.vocab_size : 0;
+  const int64_t num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
+  const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * num_outputs : 0;
   return (num_rows + 3) * per_layer * num_layers + head;
 }
 
@@ -135,6 +136,7 @@ void faser_engine::attend(const Team& team, const faser_batch& batch, int layer)
       tile.outputs[j] = pairs(x_attention_, row, attention_pairs_) + head * (heads_.head_dim / 2) * pair_bytes_;
       tile.end[j] = batch.positions[row] + 1;
       tile.begin[j] = model_.sliding_window > 0 ? std::max(0, tile.end[j] - model_.sliding_window) : 0;
+      if (has_head_ && tile.end[j] > 1) tile.begin[j] = 1;  // position 0 was run without features
     }
     kernels_.verify_attention(heads_, kv, tile, scratch_[team.id]);
   }
@@ -144,13 +146,20 @@ void faser_engine::run_layer(const Team& team, const faser_batch& batch, int lay
   const faser_layer& weights = layers_[layer];
   const faser::LayerVectors& vectors = vectors_[layer];
   const int num_rows = batch.num_rows;
-  const int hidden_panels = num_panels(model_.hidden_size);
 
   norm_rows(team, num_rows, nullptr, vectors.input_norm);
   team.sync();
   const int qkv_panels = qkv_stride_ / kPanel;
   const Gemm qkv = {weights.qkv, num_pairs(model_.hidden_size), vectors.qkv_bias, x_hidden_, hidden_pairs_, num_rows};
   kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
+  finish_layer(team, batch, layer);
+}
+
+void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int layer) {
+  const faser_layer& weights = layers_[layer];
+  const faser::LayerVectors& vectors = vectors_[layer];
+  const int num_rows = batch.num_rows;
+  const int hidden_panels = num_panels(model_.hidden_size);
   if (team.id == 0) tile_counters_[layer % 2].reset();
   team.sync();
 
@@ -188,17 +197,23 @@ void faser_engine::run_layer(const Team& team, const faser_batch& batch, int lay
 void faser_engine::run_head(const Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits) {
   norm_rows(team, num_logit_rows, logit_rows, final_norm_);
   team.sync();
-  const int panels = num_panels(model_.vocab_size);
+  const int num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
+  const int panels = num_panels(num_outputs);
   const Gemm head = {model_.lm_head, num_pairs(model_.hidden_size), nullptr, x_hidden_, hidden_pairs_, num_logit_rows};
-  kernels_.gemm(head, team.begin(panels), team.end(panels), logits, logits_stride());
+  float* out = draft_logits_ != nullptr ? draft_logits_ : logits;
+  kernels_.gemm(head, team.begin(panels), team.end(panels), out, round_up(num_outputs, kPanel));
+  if (draft_logits_ == nullptr) return;
+  team.sync();
+  spread_logits(team, num_logit_rows, logits);
 }
 
 int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
-                              int num_logit_rows, float* logits) {
+                              int num_logit_rows, float* logits, const faser::HeadRows* kept) {
   const int32_t status = check(batch, first_layer, last_layer, logit_rows, num_logit_rows);
   if (status != FASER_OK) return status;
   const bool is_last = last_layer == model_.num_layers;
   if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
+  if (has_head_ && target_ == nullptr) return FASER_BAD_ARGUMENT;
   plan_tiles(batch);
   if (batch.num_rows > 0) {
     const int num_layers = last_layer - first_layer;
@@ -210,7 +225,15 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
     const auto start = std::chrono::steady_clock::now();
     pool_->run_team(use_team ? team_size : 1, [&](const Team& team) {
       begin_rows(team, batch, first_layer == 0);
-      for (int layer = first_layer; layer < last_layer; layer++) run_layer(team, batch, layer);
+      if (has_head_) {
+        run_head_layer(team, batch, kept);
+      } else {
+        for (int layer = first_layer; layer < last_layer; layer++) {
+          capture_rows(team, batch, layer);
+          run_layer(team, batch, layer);
+        }
+        if (is_last) capture_rows(team, batch, last_layer);
+      }
       if (is_last && num_logit_rows > 0) run_head(team, logit_rows, num_logit_rows, logits);
     });
     if (team_size > 1) {

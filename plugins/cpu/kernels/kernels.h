@@ -65,6 +65,8 @@ struct Kernels {
   void (*embed_column)(const uint32_t* panel, int lane, int size, float* h, int stride);
   // x = pairs of RMSNorm(h) * weight over `size` values; h and weight are zero from size to stride.
   void (*norm_row)(const float* h, const float* weight, int size, int stride, float eps, void* x);
+  // x = pairs of h [size], which can be read up to the next multiple of 16.
+  void (*round_row)(const float* h, int size, void* x);
   void (*gemm)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
   void (*gemm_add)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
   // out = silu(gate) * up as pairs: gate is panel p, up panel p + up_panel.

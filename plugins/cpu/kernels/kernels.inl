@@ -36,9 +36,19 @@ void norm_row(const float* h, const float* weight, int size, int stride, float e
   for (int i = 0; i < stride; i += kLanes) store_pairs(load(h + i) * scale * load(weight + i), out + i / 2);
 }
 
-const Kernels kTable = {kName,     sizeof(Pair), kTileSize, sizeof(AttentionScratch),
-                        embed_row, embed_column, norm_row,  gemm,
-                        gemm_add,  gemm_swiglu,  append_kv, verify_attention};
+void round_row(const float* h, int size, void* x) {
+  Pair* out = static_cast<Pair*>(x);
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store_pairs(load(h + i), out + i / 2);
+  if (i == size) return;
+  Pair tail[kLanes / 2];
+  store_pairs(load(h + i), tail);
+  __builtin_memcpy(out + i / 2, tail, sizeof(Pair) * static_cast<size_t>(size - i) / 2);
+}
+
+const Kernels kTable = {
+    kName,    sizeof(Pair), kTileSize, sizeof(AttentionScratch), embed_row, embed_column, norm_row, round_row, gemm,
+    gemm_add, gemm_swiglu,  append_kv, verify_attention};
 
 }  // namespace
 }  // namespace faser

@@ -1,0 +1,117 @@
+// The EAGLE-3 head: hidden rows that the target keeps for it, and its one layer.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "engine.h"
+
+using faser::Gemm;
+using faser::kPanel;
+using faser::num_pairs;
+using faser::num_panels;
+using faser::round_up;
+using faser::Team;
+
+int32_t faser_engine::attach(faser_engine* target, const int32_t* layers, int num_layers) {
+  if (!has_head_ || target == nullptr || target->has_head_ || target_ != nullptr || target->captured_ != nullptr ||
+      num_layers < 1 || num_layers * target->model_.hidden_size != head_.num_features ||
+      target->model_.vocab_size != model_.vocab_size || target->num_blocks_ != num_blocks_ ||
+      target->tokens_per_block_ != tokens_per_block_)
+    return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_layers; i++)
+    if (layers[i] < (i > 0 ? layers[i - 1] + 1 : 0) || layers[i] > target->model_.num_layers) return FASER_BAD_ARGUMENT;
+  const size_t num_tokens = static_cast<size_t>(num_blocks_) * tokens_per_block_;
+  target->captured_ = target->allocate_bytes(num_tokens * (head_.num_features / 2) * pair_bytes_);
+  target->captured_layers_.assign(layers, layers + num_layers);
+  target_ = target;
+  return FASER_OK;
+}
+
+void faser_engine::capture_rows(const Team& team, const faser_batch& batch, int layer) {
+  const auto found = std::find(captured_layers_.begin(), captured_layers_.end(), layer);
+  if (found == captured_layers_.end()) return;
+  const size_t layer_bytes = static_cast<size_t>(model_.hidden_size / 2) * pair_bytes_;
+  const size_t place = static_cast<size_t>(found - captured_layers_.begin()) * layer_bytes;
+  for (int row = team.begin(batch.num_rows); row < team.end(batch.num_rows); row++) {
+    const size_t token = token_index(batch, row_requests_[row], batch.positions[row]);
+    kernels_.round_row(hidden_ + static_cast<size_t>(row) * hidden_stride_, model_.hidden_size,
+                       captured_ + token * layer_bytes * captured_layers_.size() + place);
+  }
+}
+
+// What the target kept of the position before the row's; zeros where there is none.
+void faser_engine::gather_features(const faser_batch& batch, int row) {
+  const size_t num_bytes = static_cast<size_t>(head_.num_features / 2) * pair_bytes_;
+  char* x = pairs(x_features_, row, feature_pairs_);
+  if (batch.positions[row] == 0)
+    std::memset(x, 0, num_bytes);
+  else
+    std::memcpy(x, target_->captured_ + token_index(batch, row_requests_[row], batch.positions[row] - 1) * num_bytes,
+                num_bytes);
+}
+
+void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, const faser::HeadRows* kept) {
+  const int num_rows = batch.num_rows, hidden_size = model_.hidden_size;
+  const bool continues = kept != nullptr && kept->continues;
+  const size_t row_bytes = sizeof(float) * static_cast<size_t>(hidden_stride_);
+  const int first = team.begin(num_rows), end = team.end(num_rows);
+  for (int row = first; row < end; row++) {
+    float* hidden = hidden_ + static_cast<size_t>(row) * hidden_stride_;
+    kernels_.norm_row(hidden, vectors_[0].input_norm, hidden_size, hidden_stride_, model_.rms_norm_eps,
+                      pairs(x_head_, row, 2 * hidden_pairs_));
+    if (continues)
+      std::memcpy(hidden, outputs_ + static_cast<size_t>(kept->entries[row]) * hidden_stride_, row_bytes);
+    else
+      gather_features(batch, row);
+  }
+  if (!continues) {
+    team.sync();
+    const int panels = num_panels(hidden_size);
+    const Gemm fc = {head_.fc, num_pairs(head_.num_features), fc_bias_, x_features_, feature_pairs_, num_rows};
+    kernels_.gemm(fc, team.begin(panels), team.end(panels), hidden_, hidden_stride_);
+    team.sync();
+  }
+  for (int row = first; row < end; row++) {
+    float* hidden = hidden_ + static_cast<size_t>(row) * hidden_stride_;
+    char* x = pairs(x_head_, row, 2 * hidden_pairs_) + static_cast<size_t>(hidden_size / 2) * pair_bytes_;
+    if (head_.norm_before_residual) {
+      double sum = 0;
+      for (int i = 0; i < hidden_size; i++) sum += static_cast<double>(hidden[i]) * static_cast<double>(hidden[i]);
+      const float scale = 1.0f / std::sqrt(static_cast<float>(sum / hidden_size) + model_.rms_norm_eps);
+      for (int i = 0; i < hidden_size; i++) hidden[i] *= scale * hidden_norm_[i];
+      kernels_.round_row(hidden, hidden_size, x);
+    } else {
+      kernels_.norm_row(hidden, hidden_norm_, hidden_size, hidden_stride_, model_.rms_norm_eps, x);
+    }
+  }
+  team.sync();
+  const int qkv_panels = qkv_stride_ / kPanel;
+  const Gemm qkv = {layers_[0].qkv, num_pairs(2 * hidden_size), vectors_[0].qkv_bias,
+                    x_head_,        2 * hidden_pairs_,          num_rows};
+  kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
+  finish_layer(team, batch, 0);
+  if (kept == nullptr) return;
+  for (int i = team.begin(kept->count); i < team.end(kept->count); i++)
+    std::memcpy(outputs_ + static_cast<size_t>(kept->entries[i]) * hidden_stride_,
+                hidden_ + static_cast<size_t>(kept->rows[i]) * hidden_stride_, row_bytes);
+}
+
+void faser_engine::spread_logits(const Team& team, int num_logit_rows, float* logits) const {
+  const int stride = round_up(head_.draft_vocab_size, kPanel);
+  for (int i = team.begin(num_logit_rows); i < team.end(num_logit_rows); i++) {
+    float* row = logits + static_cast<size_t>(i) * logits_stride();
+    const float* drafted = draft_logits_ + static_cast<size_t>(i) * stride;
+    std::fill(row, row + model_.vocab_size, -std::numeric_limits<float>::infinity());
+    for (int j = 0; j < head_.draft_vocab_size; j++) row[head_.target_ids[j]] = drafted[j];
+  }
+}
+
+int32_t faser_engine_attach_head(faser_engine* head, faser_engine* target, const int32_t* layers, int32_t num_layers) {
+  try {
+    return head->attach(target, layers, num_layers);
+  } catch (const std::bad_alloc&) {
+    return FASER_OUT_OF_MEMORY;
+  }
+}
