@@ -1,4 +1,4 @@
-"""The draft model: its KV is brought up to date and it drafts, in one engine call."""
+"""The draft model, or an EAGLE-3 head: its KV is brought up to date and it drafts, in one engine call."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class ModelDrafter:
 
     A request's draft KV may lag behind (after a time without speculation, or with a prompt longer than a pass): then
     the rows that fit are run first, and drafting waits until it has caught up. Without drafting nothing is run.
+
+    A head's rows need the target's hidden row of the position before. So in a prompt it stays behind the target, and
+    its rows of pending drafts, made from its own output, count for nothing: they are run again when the target has run
+    those tokens.
     """
 
     spec = DrafterSpec("model", native.BY_MODEL, has_kv=True)
@@ -40,6 +44,7 @@ class ModelDrafter:
         self._max_draft_len = max_draft_len
         self._clock = clock
         self._max_num_tokens = spec.max_num_tokens
+        self._is_head = spec.is_head
         self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
         self._num_tokens = np.zeros(spec.max_batch_size, np.int32)
         self._num_drafts = np.zeros(spec.max_batch_size, np.int32)
@@ -51,7 +56,7 @@ class ModelDrafter:
         if not plan.runs_draft_model:
             return nothing_drafted(plan)
         lengths = plan.model_lengths
-        builder = self._builder
+        builder, is_head = self._builder, self._is_head
         builder.clear()
         num_tokens_view, num_drafts_view, num_new_view = self._count_views
         planned: list[int] = []
@@ -72,12 +77,14 @@ class ModelDrafter:
                     num_new = min(num_new, lengths.get(request.slot, 0) - num_drafts)
                 if num_new <= 0:
                     continue
-                end = request.num_tokens + num_drafts
+                end = request.num_tokens + (0 if is_head else num_drafts)
+            elif is_head:
+                end = request.num_computed_tokens + 1 if request.num_computed_tokens else 0
             else:
                 end = request.num_computed_tokens + scheduled.num_new_tokens
             if end - computed > budget:
                 end, num_new = computed + budget, 0
-            if end <= computed:
+            if end <= computed or (is_head and end < 2):  # a head has no hidden row before the first token
                 continue
             budget -= end - computed
             entry = len(planned)
@@ -96,6 +103,8 @@ class ModelDrafter:
             for index, num_new, num_found in zip(planned, num_new_view, drafted, strict=False):
                 if num_new:
                     num_drafted[index] = num_found
+                    if is_head:
+                        continue
                     num_computed[index] += num_found - 1  # the newest draft has not been run through the model
         draft_ms = 1e3 * (self._clock.now_s() - started)
         return DraftResult(num_drafted, num_computed, draft_ms, builder.num_rows, num_asked)

@@ -101,6 +101,8 @@ NUM_SAMPLES = 5000  # for 27 continuations; the wrong distribution below is told
             )
         ),
         *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
+        *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
+        *((policy, "suffix,head") for policy in ("fixed:3:ping_pong", "price:prune=on")),
         *((policy, "suffix,model") for policy in ("fixed:3", "fixed:3:ping_pong", "erratic", "price:prune=on")),
     ],
 )
@@ -141,8 +143,10 @@ def test_the_chi_square_notices_a_wrong_distribution():
     assert stats.chisquare(observed, expected).pvalue < 1e-6
 
 
-def test_preemption_happens_and_changes_nothing():
+@pytest.mark.parametrize("drafters", ["model", "head"])
+def test_preemption_happens_and_changes_nothing(drafters):
     setup = Setup(
+        drafters=drafters,
         policy="fixed:4",
         capacity="MAX_UTILIZATION",
         num_blocks=20,

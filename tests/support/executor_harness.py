@@ -27,7 +27,7 @@ from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.testing.faults import parse_faults, with_faults
-from tests.support.toy_engine import ToyEngine, blend, make_table
+from tests.support.toy_engine import ToyEngine, ToyHead, blend, make_table
 
 STEP_S = 0.001
 
@@ -126,7 +126,7 @@ class Setup:
     faults: str = ""  # as FASER_FAULT has them; then the guard of a service is there too
     draft_timeout_ms: float = 1e9
     max_queue_size: int = 100_000
-    drafters: str = "model"
+    drafters: str = "model"  # "head": an EAGLE-3 head in the draft model's place
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
 
     def open(self, trace=None):
@@ -148,12 +148,15 @@ class Setup:
                 context_chunking_policy=ContextChunkingPolicy(self.chunking),
             ),
             max_queue_size=self.max_queue_size,
-            drafters=[DrafterName(name) for name in self.drafters.split(",")],
+            drafters=self._drafters(),
         )
         self.clock = ManualClock()
         self.target = ToyEngine(target, **sizes, segmented=self.segmented)
-        has_draft = self.policy != "off" and "model" in self.drafters
-        self.draft = ToyEngine(draft, **sizes) if has_draft else None
+        self.draft = None
+        if self.policy != "off" and "head" in self.drafters:
+            self.draft = ToyHead(draft, self.target, **sizes)
+        elif self.policy != "off" and "model" in self.drafters:
+            self.draft = ToyEngine(draft, **sizes)
         faults = parse_faults(self.faults)
         return assemble(
             with_faults(self.target, "target", faults),
@@ -169,6 +172,9 @@ class Setup:
             wrap_drafter=self.wrap_drafter,
         )
 
+    def _drafters(self):
+        return [DrafterName(name) for name in self.drafters.replace("head", "model").split(",")]
+
     def make_tables(self):
         target = make_table(self.vocab_size, self.table_seed)
         return target, blend(target, self.table_seed + 1, self.noise)
@@ -179,8 +185,7 @@ class Setup:
         if self.policy == "erratic":
             return ErraticPolicy(self.max_draft_len, self.policy_seed)
         if not self.policy.startswith("fixed"):
-            names = [DrafterName(name) for name in self.drafters.split(",")]
-            return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size, names)
+            return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size, self._drafters())
         _, length, *mode = self.policy.split(":")
         return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
 

@@ -6,10 +6,13 @@ twice changes the logits and fails the exactness tests.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.ops import draft_stop, sample
+from faser_trtllm.ops.arrays import int32_at
 from faser_trtllm.ops.prune_rows import HostPruning
 
 CONTEXT = 3
@@ -120,11 +123,11 @@ class ToyEngine(HostPruning):
         batch, sampling, stop = draft_batch.batch, draft_batch.sampling, draft_batch.stop
         num_tokens, num_drafts = draft_batch.num_tokens, draft_batch.num_drafts
         num_new_drafts, max_draft_len = draft_batch.num_new_drafts, draft_batch.max_draft_len
-        logits = self.forward(batch)
+        logits = self._catch_up(draft_batch)
         n = batch.num_requests
         drafted = np.zeros(n, np.int32)
         active = [i for i in range(n) if num_new_drafts[i] > 0]
-        assert len(active) == batch.logit_rows.size
+        assert len(active) == batch.logit_rows.size == len(logits)
         known = {i: int(num_tokens[i] + num_drafts[i]) for i in active}
         while active:
             slots = batch.slots[active]
@@ -162,6 +165,10 @@ class ToyEngine(HostPruning):
             logits = self.forward(step)
         return drafted
 
+    def _catch_up(self, draft_batch):
+        """The batch's rows -> logits behind the last known token of each request that drafts."""
+        return self.forward(draft_batch.batch)
+
     def close(self):
         pass
 
@@ -170,3 +177,43 @@ class ToyEngine(HostPruning):
 
     def __exit__(self, *_):
         self.close()
+
+
+class ToyHead(ToyEngine):
+    """A draft head: a row of a committed token finds the target's row of the position before, of the same text, or the
+    test fails. Rows of pending drafts go on from its own, and must be run again once those drafts are committed."""
+
+    def __init__(self, table, target, **sizes):
+        super().__init__(table, **sizes)
+        self.spec = dataclasses.replace(self.spec, is_head=True)
+        self._target = target
+        self._is_own = np.ones(self.kv.shape[1:], bool)  # rows that were not made from the target's
+
+    def _write(self, segment, batch):
+        super()._write(segment, batch)
+        for row in self._rows(batch):
+            self._is_own[self._place(*row)] = True
+
+    def _catch_up(self, draft_batch):
+        batch = draft_batch.batch
+        self.forward(batch)
+        for slot, position in self._rows(batch):
+            self._is_own[self._place(slot, position)] = False
+            if position:
+                place = self._place(slot, position - 1)
+                token = self._target.kv[(1, *place)]
+                assert token == self.kv[(1, *place)] >= 0, "the target has not run the position before in this text"
+        logits = []
+        for i, slot in enumerate(batch.slots):
+            first, num_drafts = int(draft_batch.num_tokens[i]), int(draft_batch.num_drafts[i])
+            if not draft_batch.num_new_drafts[i]:
+                continue
+            assert batch.positions[batch.cu_rows[i + 1] - 1] == first - 1 > 0
+            stale = [position for position in range(first) if self._is_own[self._place(slot, position)]]
+            assert not stale, "a committed token's row is not of the target's"
+            tokens = int32_at(int(draft_batch.sampling[slot]["tokens"]), first + num_drafts)
+            for position in range(first, first + num_drafts):
+                self.kv[(1, *self._place(slot, position))] = tokens[position]
+                self._is_own[self._place(slot, position)] = True
+            logits.append(self.table[self._context(1, slot, first + num_drafts - 1)])
+        return np.array(logits, np.float32).reshape(len(logits), self.spec.vocab_size)

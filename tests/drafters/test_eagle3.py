@@ -1,0 +1,129 @@
+"""An EAGLE-3 head drafts for a real target: the text is the target's own, whatever happens to requests meanwhile."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import ExecutorConfig, KvCacheConfig, SchedulerConfig
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.fingerprint import load_costs
+from faser_trtllm.engine.opening import OpenRequest, open_draft
+from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.executor.factory import choose_drafters, open_executor
+from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.policy.registry import needs_costs
+from faser_trtllm.profiling.ensure import measure_once
+from tests.support.checkpoints import make_checkpoint
+from tests.support.eagle3 import make_head
+from tests.support.executor_harness import Collector
+
+SIZES = {"max_seq_len": 96, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": 5, "tokens_per_block": 16}
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], list(range(3, 50))]
+SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed": 4}, {"repetition_penalty": 1.2}]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A target with a head, profiled, so that every policy can be opened."""
+    root = tmp_path_factory.mktemp("engines")
+    target = make_checkpoint(root / "target", num_layers=4)
+    head = make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200)
+    engines = build_engines(BuildOptions(target, head, root / "built", exit_layers=(2,), **SIZES))
+    measure_once(engines.path, num_threads=1)
+    return engines.path
+
+
+def texts(engine_dir, cancel_after=None, **config):
+    """-> tokens of all prompts at once, stats; cancel_after: steps after which the second request is cancelled."""
+    collector, num_steps = Collector(), 0
+    with open_executor(engine_dir, ExecutorConfig(num_threads=1, **config)) as executor:
+        for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
+            params = SamplingParams(max_tokens=30, **sampling)
+            executor.submit(str(index), prompt, params, collector.sink(str(index)))
+        while executor.step():
+            executor.check_integrity()
+            num_steps += 1
+            if num_steps == cancel_after:
+                executor.cancel("1")
+        collector.num_preemptions = sum(r.stats.num_preemptions for r in collector.requests.values())
+        return collector, executor.stats()
+
+
+@pytest.fixture(scope="module")
+def plain(built):
+    return texts(built, speculation="off")[0].tokens
+
+
+SETTINGS = {
+    "fixed": {"speculation": "fixed:5"},
+    "ahead": {"speculation": "fixed:3,mode=draft_ahead"},
+    "ping_pong": {"speculation": "fixed:3,mode=ping_pong"},
+    "price": {"speculation": "price"},
+    "prune": {"speculation": "price:mode=serial,prune=on"},
+    "schedule": {"speculation": "schedule"},
+    "cascade": {"speculation": "fixed:4", "drafters": ("suffix", "model")},
+    "chunks": {"speculation": "fixed:4", "max_num_tokens": 20},
+    "small_cache": {
+        "speculation": "fixed:4",
+        "kv_cache_config": KvCacheConfig(max_tokens=96),
+        "scheduler_config": SchedulerConfig(capacity_scheduler_policy="MAX_UTILIZATION"),
+    },
+    "no_reuse": {"speculation": "fixed:4", "kv_cache_config": KvCacheConfig(enable_block_reuse=False)},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_text_is_the_targets_own(built, plain, name):
+    found, stats = texts(built, **SETTINGS[name])
+    assert found.tokens == plain
+    if not needs_costs(SETTINGS[name]["speculation"]):  # a random head may not pay
+        assert stats["num_tested_drafts_model"] > 0
+    if name == "small_cache":
+        assert found.num_preemptions > 0
+    elif name != "no_reuse":
+        assert stats["kv_num_reused_blocks"] > 0, "nothing was reused, so this tests less than it should"
+
+
+def test_others_do_not_notice_a_cancelled_request(built, plain):
+    found, _ = texts(built, speculation="fixed:4", cancel_after=4)
+    assert found.reasons["1"] == "cancelled"
+    assert found.tokens == plain | {"1": plain["1"][: len(found.tokens["1"])]}
+
+
+def test_the_profile_knows_what_its_step_costs(built):
+    costs = load_costs(built, 1)
+    assert costs.has("draft_step")
+    assert costs.has("draft_rows")
+
+
+def test_it_is_the_default_of_its_engines(built):
+    engines = EngineDir.load(built)
+    assert [name.value for name in choose_drafters(engines, ExecutorConfig())] == ["model"]
+
+
+def test_what_cannot_be_built_is_refused(tmp_path):
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    head = make_head(tmp_path / "head", target)
+    with pytest.raises(InvalidArgumentError, match="is an EAGLE-3 head, backend cuda drafts with a draft model only"):
+        build_engines(BuildOptions(target, head, tmp_path / "a", backend="cuda", dry_run=True, **SIZES))
+    with pytest.raises(InvalidArgumentError, match="eagle3_layers is 1,2, but the draft checkpoint is no EAGLE-3 head"):
+        build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
+
+
+def test_other_layers_are_another_build(tmp_path):
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    head = make_head(tmp_path / "head", target)
+    for layers in ((0, 1, 2), (1, 2, 3)):
+        built = build_engines(BuildOptions(target, head, tmp_path / "e", eagle3_layers=layers, **SIZES))
+        assert built.draft_config["faser"]["eagle3"]["layers"] == list(layers)
+
+
+def test_it_drafts_for_no_other_system(built):
+    engines = EngineDir.load(built)
+    with ExitStack() as stack:
+        cores = stack.enter_context(CoreSet(num_threads=1))
+        request = OpenRequest(engines, engines.build_config, 8, drafting=True, core_set=cores)
+        with pytest.raises(ConfigError, match="reads hidden rows of a target of ours"):
+            open_draft(request, stack)
