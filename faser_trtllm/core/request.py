@@ -122,6 +122,11 @@ class Request:
         """Only the last committed token lacks target KV, so a pass may verify drafts."""
         return self.num_computed_tokens == self.num_tokens - 1
 
+    def may_draft(self, drafter: str) -> bool:
+        """Whether its parameters let the drafter of this name draft for it."""
+        names = self.params.drafters
+        return names is None or drafter in names
+
     @property
     def draft_limit(self) -> int:
         """The most pending drafts that can still be useful: a pass commits one token more than it accepts."""

@@ -46,6 +46,7 @@ class SamplingParams:
     bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
     num_draft_tokens: maximum draft tokens per step; 0 turns speculation off; None leaves it to the policy.
+    drafters: names of those that may draft for the request, of those that the server drafts with; None: all.
     return_log_probs: keep the log probability of every output token under the target's distribution after penalties,
     bias and temperature (1 where that is not given or below MIN_TEMPERATURE), over the whole vocabulary: before top_k,
     top_p and min_p.
@@ -69,6 +70,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     end_ids: tuple[int, ...] = ()
     num_draft_tokens: int | None = None
+    drafters: tuple[str, ...] | None = None
     return_log_probs: bool = False
     normalize_log_probs: bool = False
     return_generation_logits: bool = False

@@ -67,7 +67,7 @@ class ModelDrafter:
             request = scheduled.request
             computed = request.num_draft_computed_tokens
             num_computed.append(computed)
-            if request.max_draft_len == 0:
+            if request.max_draft_len == 0 or not request.may_draft(self.spec.name):
                 continue
             num_new = 0
             num_drafts = request.num_drafts + (taken[index] if taken else 0)

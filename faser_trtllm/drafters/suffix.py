@@ -11,9 +11,11 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
+from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.ops.suffix import SuffixAutomata
 from faser_trtllm.sampling.table import SamplingTable
 
+MODEL = ModelDrafter.spec.name
 MAX_TOKENS = 32_768  # of a request's text that are searched, its latest; about 150 bytes each
 
 
@@ -47,12 +49,15 @@ class SuffixDrafter:
             request = scheduled.request
             pending = request.num_drafts + (taken[index] if taken else 0)
             limit = scheduled.num_drafts
-            if limit <= pending or not request.is_decoding:
+            if limit <= pending or not request.is_decoding or not request.may_draft(self.spec.name):
                 continue
             entry = len(asked)
             slots[entry], num_tokens[entry], num_drafts[entry] = request.slot, request.num_tokens, pending
             num_new[entry] = limit - pending
-            num_model[entry] = 0 if not has_model else limit if lengths is None else lengths.get(request.slot, 0)
+            if not has_model or not request.may_draft(MODEL):
+                num_model[entry] = 0
+            else:
+                num_model[entry] = limit if lengths is None else lengths.get(request.slot, 0)
             asked.append(index)
         if not asked:
             return nothing

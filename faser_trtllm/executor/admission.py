@@ -12,10 +12,24 @@ from faser_trtllm.errors import InvalidArgumentError
 
 
 def check_request(
-    prompt_token_ids: Sequence[int], params: SamplingParams, *, vocab_size: int, max_seq_len: int
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    max_seq_len: int,
+    drafters: Sequence[str] = (),
 ) -> None:
-    """Raise InvalidArgumentError, in one sentence, if the prompt or a sampling parameter is out of range."""
+    """Raise InvalidArgumentError, in one sentence, if the prompt or a sampling parameter is out of range.
+
+    drafters: the server's; without any the parameter means nothing, as num_draft_tokens then does.
+    """
     params.validate(vocab_size)
+    for name in (params.drafters or ()) if drafters else ():
+        if name not in drafters:
+            raise InvalidArgumentError(
+                f"drafters has {name[:64]!r}, this server drafts with {' and '.join(drafters)}; name those or leave it "
+                "out"
+            )
     num_tokens = len(prompt_token_ids)
     if num_tokens == 0:
         raise InvalidArgumentError("the prompt is empty, it needs at least one token")

@@ -116,7 +116,10 @@ class Executor:
         timeout_s: float | None = None,
     ) -> None:
         """Queue a request; raises InvalidArgumentError or UnavailableError, and then the sink is never called."""
-        check_request(prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len)
+        names = [drafter.spec.name for drafter in self._drafters]
+        check_request(
+            prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len, drafters=names
+        )
         now_s = self._clock.now_s()
         request = Request(
             request_id,

@@ -47,6 +47,7 @@ INPUT_DTYPES = {
     "beam_width": "INT32",
     "num_return_sequences": "INT32",
     "num_draft_tokens": "INT32",
+    "drafters": "BYTES",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
     "return_log_probs": "BOOL",

@@ -6,7 +6,7 @@ import pytest
 
 from faser_trtllm.config import DrafterName, ExecutorConfig, parse
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.ops.accept import Acceptor
 from faser_trtllm.policy.static import FixedPolicy
@@ -33,6 +33,25 @@ def test_tests_are_counted_by_who_drafted(drafters):
     assert ("num_tested_drafts_suffix" in stats) == ("suffix" in names)
     target = make_table(5, 0)
     assert list(tokens.values()) == [greedy_reference(target, prompt, 50) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("only", ["model", "suffix"])
+def test_a_request_says_who_may_draft_for_it(only):
+    requests = [(prompt, SamplingParams(max_tokens=50, drafters=(only,))) for prompt in PROMPTS]
+    tokens, stats = drive(Setup(policy="fixed:3", drafters="suffix,model"), requests)
+    other = {"model": "suffix", "suffix": "model"}[only]
+    assert stats[f"num_tested_drafts_{only}"] > 0
+    assert stats[f"num_tested_drafts_{other}"] == 0
+    assert list(tokens.values()) == [greedy_reference(make_table(5, 0), prompt, 50) for prompt in PROMPTS]
+
+
+def test_who_does_not_draft_here_is_refused_by_name():
+    executor = Setup(policy="fixed:3", drafters="suffix").open()
+    with executor, pytest.raises(InvalidArgumentError, match="drafters has 'model', this server drafts with suffix;"):
+        executor.submit("a", [1], SamplingParams(drafters=("suffix", "model")), lambda output: False)
+    off = Setup(policy="off").open()
+    with off:
+        off.submit("a", [1], SamplingParams(drafters=("model",)), lambda output: False)
 
 
 def test_where_the_text_repeats_the_draft_model_rests():

@@ -25,6 +25,7 @@ def test_greedy_tokens_are_the_targets_own(setup, data):
             max_tokens=data.draw(st.integers(1, 40)),
             end_ids=data.draw(st.sampled_from([(), (2,), (0, 4)])),
             num_draft_tokens=data.draw(st.sampled_from([None, None, 0, 2])),
+            drafters=data.draw(st.sampled_from([None, None, *((name,) for name in setup.drafter_names())])),
         )
         requests.append((data.draw(prompts), params))
         arrivals.append(data.draw(st.integers(0, 12)))

@@ -148,7 +148,7 @@ class Setup:
                 context_chunking_policy=ContextChunkingPolicy(self.chunking),
             ),
             max_queue_size=self.max_queue_size,
-            drafters=self._drafters(),
+            drafters=self.drafter_names(),
         )
         self.clock = ManualClock()
         self.target = ToyEngine(target, **sizes, segmented=self.segmented)
@@ -172,7 +172,7 @@ class Setup:
             wrap_drafter=self.wrap_drafter,
         )
 
-    def _drafters(self):
+    def drafter_names(self):
         return [DrafterName(name) for name in self.drafters.replace("head", "model").split(",")]
 
     def make_tables(self):
@@ -185,7 +185,7 @@ class Setup:
         if self.policy == "erratic":
             return ErraticPolicy(self.max_draft_len, self.policy_seed)
         if not self.policy.startswith("fixed"):
-            return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size, self._drafters())
+            return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size, self.drafter_names())
         _, length, *mode = self.policy.split(":")
         return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
 

@@ -34,6 +34,7 @@ _COMMON = frozenset(
         *("presence_penalty", "frequency_penalty", "logit_bias"),
         # Not OpenAI's; named as in vLLM, or as the inputs of the Triton model.
         *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "num_draft_tokens", "timeout_ms"),
+        "drafters",  # with commas between them
         *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     )
 )
@@ -234,6 +235,7 @@ def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:
         "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
         "repetition_penalty": fields.number("repetition_penalty", 0.0, 100.0),
         "num_draft_tokens": fields.integer("num_draft_tokens", 0, _MAX_INT32),
+        "drafters": fields.text("drafters"),
         "timeout_ms": fields.number("timeout_ms", 1.0, 86_400_000.0),
         "stop_words": _stop(fields.get("stop")) or None,
         "end_id": -1 if fields.flag("ignore_eos") else None,

@@ -35,6 +35,7 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     MAX_LOGITS_BYTES per request.
     return_is_draft: return for each output token whether it was an accepted draft.
     return_statistics: return the statistics so far with every output, not only with the last.
+    drafters: names of those that may draft for it, with commas between them; None: all that the server has.
     guided_decoding_guide_type, guided_decoding_guide: constraints on the output, see guided/spec.py.
     """
 
@@ -56,6 +57,7 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding_bias_weights: tuple[float, ...] = ()
     end_ids: tuple[int, ...] | None = None
     num_draft_tokens: int | None = None
+    drafters: str | None = None
     stream: bool = True
     exclude_input_in_output: bool = False
     priority: float = 0.5

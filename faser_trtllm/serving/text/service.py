@@ -172,6 +172,7 @@ class TextGenerator:
             logit_bias=self._logit_bias(request),
             end_ids=request.end_ids if request.end_ids is not None else tuple(self._tokenizer.eos_token_ids),
             num_draft_tokens=request.num_draft_tokens,
+            drafters=None if request.drafters is None else tuple(n.strip() for n in request.drafters.split(",")),
             return_log_probs=request.return_log_probs,
             normalize_log_probs=request.normalize_log_probs,
             return_generation_logits=request.return_generation_logits,

@@ -45,7 +45,7 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 """Inputs copied to the TextRequest field of the same name."""
 
-TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide")
+TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide", "drafters")
 
 WORDS = ("stop_words", "bad_words", "embedding_bias_words")
 

@@ -65,6 +65,7 @@ def test_defaults_are_openai_s_and_not_the_model_s(served):
 def test_every_field_reaches_the_model(served):
     fields = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 1.5, "frequency_penalty": -2, "max_tokens": 7}
     fields |= {"top_k": 5, "min_p": 0.1, "min_tokens": 2, "repetition_penalty": 1.1, "num_draft_tokens": 0}
+    fields |= {"drafters": "suffix,model"}
     inputs = completion(served, stop=["x", "y"], ignore_eos=True, timeout_ms=5, logprobs=0, **fields).inputs
     expected = {"stop_words": ("x", "y"), "end_id": -1, "timeout_ms": 5.0, "return_log_probs": True}
     assert inputs == fields | expected | {"stream": False, "exclude_input_in_output": True}

@@ -141,6 +141,7 @@ def test_sampling_params(tokenizer):
     assert params_of(tokenizer).end_ids == tuple(tokenizer.eos_token_ids)
     assert params_of(tokenizer, end_ids=()).end_ids == ()
     assert params_of(tokenizer, num_draft_tokens=0).num_draft_tokens == 0
+    assert params_of(tokenizer, drafters="suffix, model").drafters == ("suffix", "model")
     banned = params_of(tokenizer, bad_words=("ab", "")).bad_words
     assert set(banned) == {tuple(tokenizer.encode("ab")), tuple(tokenizer.encode(" ab"))}
     bias = params_of(tokenizer, embedding_bias_words=("aa",), embedding_bias_weights=(0.5,)).logit_bias

@@ -91,6 +91,12 @@ def test_ids_and_end_ids():
     assert parse_one({"input_ids": ints(1), "end_id": ints(5)}).end_ids == (5,)
 
 
+def test_drafters_are_names_in_one_text():
+    named = np.array([["suffix,model"]], object)
+    assert parse_one({"input_ids": ints(1), "drafters": named}).drafters == "suffix,model"
+    assert parse_one({"input_ids": ints(1), "drafters": np.array([[""]], object)}).drafters is None
+
+
 BAD = [
     ({"max_tokens": ints(5)}, "send text_input or input_ids"),
     ({"text_input": strings("a"), "input_ids": ints(1)}, "send one of them"),
