@@ -34,6 +34,8 @@ class Average:
         self.mean, self.weight, self._memory = 0.0, prior, memory
 
     def add(self, value: float, weight: float) -> None:
+        if weight <= 0.0:  # of steps within one tick of a coarse clock
+            return
         self.weight = min(self.weight + weight, self._memory)
         self.mean += min(1.0, weight / self.weight) * (value - self.mean)
 
