@@ -145,7 +145,8 @@ def _profile(engines: EngineDir) -> None:
     if not can_measure(engines):
         return
     try:
-        seconds = measure_once(engines.path)
+        with ProgressBar() as progress:
+            seconds = measure_once(engines.path, progress=progress)
     except KeyboardInterrupt:
         print(f"not profiled; `faser profile --quick --engine_dir {engines.path}` makes up for it", file=sys.stderr)
         raise

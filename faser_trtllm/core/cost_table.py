@@ -68,7 +68,8 @@ class CostTable:
     a modelled table, on public measurements.
 
     source: MEASURED, or MODELLED from anchors (which, in words); such a table is for simulations only. traffic: what
-    the passes draw from memory, if known: then overlapped lanes slow each other by it, else by `interference`.
+    the passes draw from memory, if known: then overlapped lanes slow each other by it, else by `interference`. warning:
+    one sentence if other work disturbed the measurement.
     """
 
     fingerprint: Fingerprint
@@ -80,6 +81,7 @@ class CostTable:
     source: str = MEASURED
     anchors: str = ""
     traffic: Traffic | None = None
+    warning: str = ""
     _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -91,6 +93,7 @@ class CostTable:
         interference: Iterable[Interference] = (),
         exits: Iterable[ExitModel] = (),
         overhead_ms: float = 0.0,
+        warning: str = "",
     ) -> CostTable:
         """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
         "draft_step".
@@ -112,7 +115,7 @@ class CostTable:
             ]
             if shares:
                 error[kind] = float(np.mean(shares))
-        return CostTable(fingerprint, curves, tuple(interference), tuple(exits), overhead_ms, error)
+        return CostTable(fingerprint, curves, tuple(interference), tuple(exits), overhead_ms, error, warning=warning)
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -212,6 +215,7 @@ class CostTable:
             "source": self.source,
             "anchors": self.anchors,
             "traffic": None if self.traffic is None else asdict(self.traffic),
+            "warning": self.warning,
         }
 
     @staticmethod
@@ -242,6 +246,7 @@ class CostTable:
                 str(data.get("source", MEASURED)),
                 str(data.get("anchors", "")),
                 None if data.get("traffic") is None else Traffic(**data["traffic"]),  # type: ignore[arg-type]
+                str(data.get("warning", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the cost table lacks or garbles {error}; run `faser profile` again") from error

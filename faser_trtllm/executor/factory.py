@@ -285,6 +285,8 @@ def choose_policy(
                 raise
             log.warning("%s; speculating with fixed:4 until then", error)
             costs = None
+        if costs is not None and costs.warning:
+            log.warning("%s", costs.warning)
     if speculation == "auto":
         speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
     return make_policy(speculation, max_draft_len, costs, max_batch_size, drafters)

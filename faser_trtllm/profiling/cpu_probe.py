@@ -10,11 +10,12 @@ from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.ops.accept import Acceptor
 from faser_trtllm.partition.core_set import CoreSet
-from faser_trtllm.profiling.grid import MANY_REQUESTS, Limits
+from faser_trtllm.profiling.grid import Limits
 from faser_trtllm.profiling.probe import Probe, context_limits, largest_context, probe_draft_len
 
 MAX_ROWS = 320
 MAX_REQUESTS = 32
+QUICK_SLOTS = 2  # with caches of their own in a quick profile
 
 
 class CpuProbe(Probe):
@@ -23,7 +24,7 @@ class CpuProbe(Probe):
     def __init__(
         self, engines: EngineDir, cores: tuple[int, ...] | None, num_threads: int | None, quick: bool = False
     ) -> None:
-        """quick: caches of the main context only, and all but the first MANY_REQUESTS slots read those of others, since
+        """quick: caches of the main context only, and all but the first QUICK_SLOTS slots read those of others, since
         filling them all would take longer than the quick grid."""
         built = engines.build_config
         max_draft_len = max(1, built.max_draft_len)
@@ -59,7 +60,7 @@ class CpuProbe(Probe):
                 if draft.spec.is_head:
                     draft.attach(target)
             tester = Acceptor(num_slots, engines.vocab_size, probe_draft_len(max_draft_len))
-            num_filled = min(num_slots, MANY_REQUESTS) if quick else num_slots
+            num_filled = min(num_slots, QUICK_SLOTS) if quick else num_slots
             super().__init__(target, draft, tester, limits, num_filled, stack)
             guard.pop_all()
 

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from faser_trtllm.backends import find_backend
@@ -21,6 +21,8 @@ from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
 
 log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
 
 
 def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
@@ -58,9 +60,13 @@ def can_measure(engines: EngineDir) -> bool:
 
 
 def measure_once(
-    engine_dir: Path, cores: tuple[int, ...] | None = None, num_threads: int | None = None
+    engine_dir: Path,
+    cores: tuple[int, ...] | None = None,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
 ) -> float | None:
-    """Run the quick profile unless a table fits -> seconds taken, None if there was nothing to do.
+    """Run the quick profile unless a table fits -> seconds taken, None if there was nothing to do. progress: told what
+    is measured, units done and in all.
 
     Raises FaserError if the engines cannot be measured, OSError if the directory cannot be written.
     """
@@ -71,7 +77,8 @@ def measure_once(
         from faser_trtllm.profiling.options import ProfileOptions
         from faser_trtllm.profiling.profile import measure_engine_dir, write_report
 
-        report = measure_engine_dir(ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads))
+        options = ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads)
+        report = measure_engine_dir(options, progress)
         path = engine_dir / PROFILE
         write_report(report, extra_table_path(engine_dir, report.table.fingerprint) if path.exists() else path)
         return report.seconds

@@ -9,7 +9,9 @@ import numpy as np
 
 SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 160, 192, 256, 288)
 VERIFY_ROWS = (*SMALL_ROWS, 384, 512, 768, 1024, 1280)
-QUICK_ROWS = (1, 2, 4, 8, 16, 17, 32, 64, 128, 384, 1024)
+# Every length of a request or two, where a stair between two measured counts would make drafting look dear.
+QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 128, 384, 1024)
+QUICK_BOTH = (8, 32, 384)  # of these, with the fewest and the most requests
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
@@ -65,12 +67,13 @@ def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point
     main = limits.main_context()
     for num_rows in QUICK_ROWS if quick else VERIFY_ROWS:
         fitting = [r for r in REQUESTS if limits.fits(num_rows, r)]
-        for num_requests in dict.fromkeys(fitting[:1] + fitting[-1:]):
+        both = not quick or num_rows in QUICK_BOTH
+        for num_requests in dict.fromkeys(fitting[:1] + (fitting[-1:] if both else [])):
             yield Point("verify", partition, num_rows, num_requests, main)
     for context in limits.contexts():
         if context == main or (quick and context > main):
             continue
-        for num_rows, num_requests in ((1, 1), (8, 1), (8, 8), (32, 8)) if quick else _CONTEXT_MIX:
+        for num_rows, num_requests in ((1, 1), (8, 1), (8, 8)) if quick else _CONTEXT_MIX:
             if limits.fits(num_rows, num_requests) and context <= limits.longest(num_requests):
                 yield Point("verify", partition, num_rows, num_requests, context)
 
@@ -99,7 +102,7 @@ def draft_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]
             if context != main and not quick and num_requests in (1, MANY_REQUESTS):
                 yield Point("draft_step", partition, num_requests, num_requests, context)
     for num_rows in CATCH_UP_ROWS[::2] if quick else CATCH_UP_ROWS:
-        for num_requests in sorted({1, num_rows // 2, num_rows} - {0}):
+        for num_requests in sorted({1, num_rows} if quick else {1, num_rows // 2, num_rows} - {0}):
             longest = main + -(-num_rows // num_requests)
             if longest > limits.max_context + limits.max_draft_len + 1:  # as far as a frontier may reach
                 continue

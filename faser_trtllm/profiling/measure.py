@@ -6,26 +6,30 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from faser_trtllm.core.cost_table import ALL, CostSample, Interference
+from faser_trtllm.profiling.disturbance import Disturbance
 from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 RUNS_PER_VISIT = 4  # for pass after pass: the first is dropped, since it finds other weights in the caches
 WARM_RUNS = 16  # before passes without drafts: after this many the caches are warm, as in service
+QUICK_RUNS, QUICK_WARM_RUNS = 2, 3  # the same of a quick profile
+NUM_NEEDED = 2  # points of a kind that are measured however long it takes: a level and a slope
 Tick = Callable[[int, int], None]  # rounds done, total rounds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Samples to fit, held-out samples, and the number of rounds."""
+    """Samples to fit, held-out samples, and the number of rounds. warning: as CostTable has it."""
 
     samples: tuple[CostSample, ...]
     held_out: tuple[CostSample, ...]
     num_rounds: int
+    warning: str = ""
 
 
 def measure_points(
@@ -34,20 +38,17 @@ def measure_points(
     budget_s: float,
     tick: Tick | None = None,
     min_rounds: int = MIN_ROUNDS,
-    warm_up: bool = True,
 ) -> Measured:
     """Lower quartiles over rounds of the best time per visit; every round visits every point in a random order.
 
     Other processes only ever add time, often for longer than a round: shuffling spreads that over all points, and the
-    quartile discards it. The first round determines how many fit the budget; with warm_up it does not count.
+    quartile discards it. The first round determines how many fit the budget, and does not count.
     """
     runners = [(point, probe.runner(point)) for point in points]
     shuffle = random.Random(0).shuffle
     times: dict[Point, list[float]] = {point: [] for point in points}
 
-    def displaced(point: Point, run: Callable[[], float]) -> float:
-        probe.displace(point)
-        return run()
+    disturbance = Disturbance(probe.num_units)
 
     def run_round(keep: bool) -> None:
         partition = ""
@@ -58,28 +59,87 @@ def measure_points(
             if point.partition != partition:
                 partition = point.partition
                 probe.use(partition)
-            if point.kind == "decode":
-                for _ in range(WARM_RUNS):
-                    run()
-            best = min(displaced(point, run) for _ in range(RUNS_PER_VISIT - 1))
+            best = min(_visit(probe, point, run, RUNS_PER_VISIT - 1, WARM_RUNS))
             if keep:
                 times[point].append(best)
 
     start = time.perf_counter()
-    run_round(keep=not warm_up)
-    fitting = int(budget_s / max(time.perf_counter() - start, 1e-9)) - warm_up
+    run_round(keep=False)
+    fitting = int(budget_s / max(time.perf_counter() - start, 1e-9)) - 1
     num_rounds = max(min_rounds, min(MAX_ROUNDS, fitting))
     for number in range(num_rounds):
-        if number or warm_up:
-            run_round(keep=True)
+        run_round(keep=True)
         if tick is not None:
             tick(number + 1, num_rounds)
+    return _measured(probe, {point: times[point] for point in points}, num_rounds, disturbance)
+
+
+def measure_quickly(
+    probe: Probe, points: Sequence[Point], budget_s: float, first_round_s: float, tick: Tick | None = None
+) -> Measured:
+    """Lower quartiles over all runs. Further rounds begin while they fit the budget.
+
+    Small passes come first, and where the first round takes longer than first_round_s the others are left out, but for
+    what no curve can do without: a large model's costs are extrapolated rather than waited for.
+    """
+    ordered = sorted(points, key=lambda point: (probe.partitions.index(point.partition), point.num_rows))
+    needed = _needed(ordered)
+    runners = {point: probe.runner(point) for point in ordered}
+    times: dict[Point, list[float]] = {point: [] for point in ordered}
+    disturbance = Disturbance(probe.num_units)
+    num_rounds, partition = 0, ""
+    start = time.perf_counter()
+    while True:
+        began_s = time.perf_counter() - start
+        for number, point in enumerate(ordered):
+            is_late = time.perf_counter() - start > first_round_s
+            if is_late and (num_rounds or point not in needed):
+                continue
+            if point.partition != partition:
+                partition = point.partition
+                probe.use(partition)
+            num_runs, num_warm = (1, 1) if is_late else (QUICK_RUNS, QUICK_WARM_RUNS)
+            times[point] += _visit(probe, point, runners[point], num_runs, num_warm)
+            if tick is not None and not num_rounds:
+                tick(number + 1, len(ordered))
+        num_rounds += 1
+        elapsed_s = time.perf_counter() - start
+        if num_rounds == MAX_ROUNDS or 2.0 * elapsed_s - began_s > budget_s:
+            return _measured(probe, {point: ms for point, ms in times.items() if ms}, num_rounds, disturbance)
+
+
+def _needed(ordered: Sequence[Point]) -> set[Point]:
+    """The first points of every kind, and the widest pass of one request; ordered: by rows."""
+    kinds: dict[tuple[str, str], list[Point]] = {}
+    for point in ordered:
+        kinds.setdefault((point.kind, point.partition), []).append(point)
+    found = {point for group in kinds.values() for point in group[:NUM_NEEDED]}
+    return found | {[p for p in ordered if p.kind == "verify" and p.num_requests == 1][-1]}
+
+
+def _visit(probe: Probe, point: Point, run: Callable[[], float], num_runs: int, num_warm: int) -> list[float]:
+    """ms of each run. Passes without drafts follow each other, and others the other engine's."""
+    if point.kind == "decode":
+        for _ in range(num_warm):
+            run()
+    found = []
+    for _ in range(num_runs):
+        probe.displace(point)
+        found.append(run())
+    return found
+
+
+def _measured(
+    probe: Probe, times: Mapping[Point, Sequence[float]], num_rounds: int, disturbance: Disturbance
+) -> Measured:
+    warning = disturbance.warning(list(times.values()))
     probe.use(ALL)
-    samples = [(point.held_out, sample_of(point, lower_quartile(times[point]))) for point in points]
+    samples = [(point.held_out, sample_of(point, lower_quartile(ms))) for point, ms in times.items()]
     return Measured(
         tuple(sample for held_out, sample in samples if not held_out),
         tuple(sample for held_out, sample in samples if held_out),
         num_rounds,
+        warning,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from faser_trtllm.profiling.grid import CATCH_UP_ROWS, CONTEXTS, MAIN_CONTEXT, M
 from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
+FILLED_ROWS = 64  # of a pass that fills caches within a budget
 DRAFTED = 8  # tokens of a timed draft call, which amortise the call's overhead
 
 
@@ -75,14 +77,19 @@ class Probe:
     def wait(self, engine: Engine) -> None:
         """Until the engine's work is done; a call that returns results to the host has waited already."""
 
-    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Run prompts through both engines, so that attention reads realistic caches."""
+    def fill(self, progress: Callable[[int, int], None] | None = None, budget_s: float = math.inf) -> None:
+        """Run prompts through both engines, so that attention reads realistic caches. What does not fit the budget
+        stays as it was allocated."""
         limits = self.limits
         num_slots = self._num_filled_slots
+        deadline_s = time.perf_counter() + budget_s
+        num_rows = limits.max_rows if math.isinf(budget_s) else min(limits.max_rows, FILLED_ROWS)
         for slot in range(num_slots):
             length = limits.max_context if slot < min(MANY_REQUESTS, num_slots) else limits.main_context()
-            for first in range(0, length, limits.max_rows):
-                batch = self._batch([(slot, first, min(length, first + limits.max_rows))], logits=0)
+            for first in range(0, length, num_rows):
+                if time.perf_counter() > deadline_s:
+                    return
+                batch = self._batch([(slot, first, min(length, first + num_rows))], logits=0)
                 self.target.forward(batch)
                 if self.draft is not None:
                     self.draft.forward(batch)
@@ -144,9 +151,8 @@ class Probe:
         """Run the other engine first, as in service, which leaves other weights in the caches."""
         if self.draft is None or point.kind == "decode":
             return
-        slots = min(4, self.limits.max_num_requests)
         context = self.limits.main_context()
-        batch = self._batch([(slot, context, context + 1) for slot in range(slots)], logits=1)
+        batch = self._batch([(0, context, context + 1)], logits=1)
         other = self.draft if point.kind == "verify" else self.target
         other.forward(batch)
         self.wait(other)

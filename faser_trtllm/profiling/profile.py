@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -17,10 +19,10 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
 from faser_trtllm.profiling.grid import Limits, Point, decode_points, draft_points, held_out_points, verify_points
 from faser_trtllm.profiling.measure import (
-    MIN_ROUNDS,
     measure_exits,
     measure_interference,
     measure_points,
+    measure_quickly,
     measure_segments,
 )
 from faser_trtllm.profiling.options import ProfileOptions
@@ -28,8 +30,13 @@ from faser_trtllm.profiling.plot import write_plot
 from faser_trtllm.profiling.probe import Probe
 from faser_trtllm.profiling.report import ProfileReport
 
+log = logging.getLogger(__name__)
+
 PLOT_FILE = "profile.png"
-QUICK_BUDGET_S = 2.0
+QUICK_BUDGET_S = 1.5  # of passes, on machines and models where that suffices for two rounds or more
+QUICK_ROUND_S = 4.0  # after which a quick profile leaves out what curves can be extrapolated from
+QUICK_FILL_S = 0.5
+QUICK_SEGMENT_ROWS = ((1, 1), (8, 2), (32, 8), (64, 16))
 SEGMENT_ROWS = ((1, 1), (4, 1), (8, 2), (16, 4), (17, 4), (32, 8), (33, 8), (48, 8), (64, 16), (96, 16), (128, 32))
 EXIT_ROWS = (1, 8, 32, 128)
 TARGET_KINDS = ("verify", "decode")
@@ -51,7 +58,7 @@ def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None
 
 
 def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
-    """Measure without writing anything.
+    """Measure without writing anything; a warning is logged if other work disturbed it.
 
     Raises ConfigError if the directory has no draft engine, or there is no GPU for one that needs it, EngineFileError
     if it is not usable.
@@ -68,6 +75,8 @@ def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None
     with _open_probe(engines, options) as probe:
         passes = measure_passes(probe, options, say)
         fingerprint = fingerprint_of(options.engine_dir, probe.num_units)
+    if passes.warning:
+        log.warning("%s", passes.warning)
     found = Calibration()
     if not options.quick and engines.has_draft:
         found = calibrate(engines, passes.table(fingerprint), options, say)
@@ -90,6 +99,7 @@ class Passes:
     held_out: tuple[CostSample, ...]
     interference: tuple[Interference, ...]
     num_rounds: int
+    warning: str = ""
 
     def table(self, fingerprint: Fingerprint, calibration: Calibration | None = None) -> CostTable:
         found = calibration or Calibration()
@@ -100,22 +110,25 @@ class Passes:
             interference=self.interference,
             exits=found.exits,
             overhead_ms=found.overhead_ms,
+            warning=self.warning,
         )
 
 
 def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda what, done, total: None) -> Passes:
     """Fill the caches of open engines and time their passes, segments and lanes."""
-    probe.fill(lambda done, total: say("filling caches", done, total))
-    measured = measure_points(
-        probe,
-        list(grid(probe.limits, probe.partitions, options, probe.draft is not None)),
-        QUICK_BUDGET_S if options.quick else options.time_budget_s,
-        lambda done, total: say("passes", done, total),
-        min_rounds=1 if options.quick else MIN_ROUNDS,
-        warm_up=not options.quick,
-    )
+    probe.fill(lambda done, total: say("filling caches", done, total), QUICK_FILL_S if options.quick else math.inf)
+    points = list(grid(probe.limits, probe.partitions, options, probe.draft is not None))
+
+    def tick(done: int, total: int) -> None:
+        say("passes", done, total)
+
+    if options.quick:
+        measured = measure_quickly(probe, points, QUICK_BUDGET_S, math.inf if options.lanes else QUICK_ROUND_S, tick)
+    else:
+        measured = measure_points(probe, points, options.time_budget_s, tick)
     samples = (*measured.samples, *_segments(probe, options, say))
-    return Passes(samples, measured.held_out, tuple(_interference(probe, options, say)), measured.num_rounds)
+    interference = tuple(_interference(probe, options, say))
+    return Passes(samples, measured.held_out, interference, measured.num_rounds, measured.warning)
 
 
 def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
@@ -160,8 +173,8 @@ def _segments(probe: Probe, options: ProfileOptions, say: Progress) -> list[Cost
         return []
     say("segments", 0, 1)
     limits = probe.limits
-    shapes = [(rows, requests) for rows, requests in SEGMENT_ROWS if limits.fits(rows, requests)]
-    num_rounds = 2 if options.quick else 6
+    shapes = [pair for pair in (QUICK_SEGMENT_ROWS if options.quick else SEGMENT_ROWS) if limits.fits(*pair)]
+    num_rounds = 1 if options.quick else 6
     samples = measure_segments(probe, shapes, num_rounds, limits.main_context())
     samples += measure_exits(probe, [n for n in EXIT_ROWS if n <= limits.max_rows], num_rounds)
     say("segments", 1, 1)

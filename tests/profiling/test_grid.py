@@ -42,6 +42,12 @@ def test_the_edge_of_a_tile_is_measured() -> None:
     assert {16, 17, 32, 33, 64, 65} <= rows
 
 
+def test_a_quick_grid_has_every_length_of_one_request() -> None:
+    """Between measured counts a stair looks like a slope, and a length that looks dear is never tried."""
+    rows = {p.num_rows for p in verify_points(LIMITS[0], "all", quick=True) if p.num_requests == 1}
+    assert rows == set(range(1, 2 + LIMITS[0].max_draft_len))
+
+
 def test_seed_decides_held_out_points() -> None:
     first, again, other = (list(held_out_points(LIMITS[0], seed)) for seed in (1, 1, 2))
     assert first == again != other

@@ -1,7 +1,7 @@
 """Passes are timed as service runs them: behind the other engine's, or many of the same one after the other."""
 
 from faser_trtllm.profiling.grid import Point
-from faser_trtllm.profiling.measure import measure_points
+from faser_trtllm.profiling.measure import MAX_ROUNDS, measure_points, measure_quickly
 
 COLD_PASSES = 12  # that take twice as long
 DECODE, VERIFY = (Point(kind, "all", 2, 2, 64) for kind in ("decode", "verify"))
@@ -11,6 +11,7 @@ class Caches:
     """A Probe of which passes are twice as slow until so many have followed each other."""
 
     partitions = ("all",)
+    num_units = 1
 
     def __init__(self):
         self._num_passes = 0
@@ -36,3 +37,25 @@ def test_a_pass_without_drafts_is_timed_warm_and_one_with_drafts_cold():
     found = measure_points(Caches(), [DECODE, VERIFY], budget_s=0.0, min_rounds=3)
     assert {sample.kind: sample.ms for sample in found.samples} == {"decode": 1.0, "verify": 2.0}
     assert found.num_rounds >= 3
+
+
+def test_a_quick_round_that_takes_too_long_keeps_what_curves_need():
+    points = [Point("verify", "all", rows, 1, 64) for rows in (1, 2, 3, 4, 9)]
+    points += [Point("draft_step", "all", rows, rows, 64) for rows in (1, 2, 4)]
+    hurried = measure_quickly(Caches(), points, budget_s=0.0, first_round_s=0.0)
+    assert {(sample.kind, sample.num_rows) for sample in hurried.samples} == {
+        ("verify", 1),
+        ("verify", 2),
+        ("verify", 9),
+        ("draft_step", 1),
+        ("draft_step", 2),
+    }
+    whole = measure_quickly(Caches(), points, budget_s=0.0, first_round_s=1e9)
+    assert len(whole.samples) == len(points)
+    assert whole.num_rounds == 1
+
+
+def test_quick_rounds_repeat_while_they_fit():
+    found = measure_quickly(Caches(), [Point("verify", "all", 2, 1, 64)], budget_s=1e9, first_round_s=1e9)
+    assert found.num_rounds == MAX_ROUNDS
+    assert found.samples[0].ms == 2.0
