@@ -21,6 +21,7 @@ from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_pair
+from tests.support.gguf_writer import TYPE_F16, write_gguf
 from tests.support.networks import load_trt
 
 load_trt()
@@ -256,6 +257,26 @@ def test_a_dry_run_writes_nothing(pair: tuple[Path, Path], tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("checked ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_gguf_file_is_text_in_two_commands(
+    pair: tuple[Path, Path], tmp_path: Path, faser_here: Callable[..., Done], refused: Callable[..., str]
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", pair[0], TYPE_F16)
+    texts = []
+    for number, path in enumerate((file, pair[0])):
+        output = tmp_path / f"engines{number}"
+        built = faser_here("build", "--checkpoint_dir", path, "--output_dir", output, "--max_seq_len", 64)
+        assert built.returncode == 0, built.stderr
+        assert ("target: F16 weights become bfloat16" in built.stderr) == (path == file)
+        done = faser_here("generate", "--engine_dir", output, "--prompt", PROMPT, "--max_tokens", 16, "--json")
+        texts.append(json.loads(done.stdout)["text"])
+    assert texts[0] == texts[1] != ""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:-1000])
+    sentence = refused("build", "--checkpoint_dir", cut, "--output_dir", tmp_path / "x")
+    assert sentence.startswith("faser: cut.gguf: ")
+    assert "truncated or damaged; fetch it again" in sentence
 
 
 def test_without_a_gpu_it_is_said(engine_dirs: dict[str, Path], refused: Callable[..., str]) -> None:

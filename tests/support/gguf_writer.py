@@ -153,7 +153,7 @@ def neighbours(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 def metadata_of(config: dict[str, Any], arch: str) -> dict[str, tuple[int, Any]]:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
     metadata: dict[str, tuple[int, Any]] = {
         "general.architecture": (STRING, arch),
         "general.name": (STRING, "tiny"),
