@@ -47,6 +47,9 @@ def _mean(values: Sequence[float]) -> float:
 
 def _loads(axis: Any, title: str, ylabel: str) -> None:
     axis.set_xscale("log", base=2)
+    loads = sorted({int(x) for line in axis.get_lines() for x in line.get_xdata()})
+    axis.set_xticks(loads, [str(load) for load in loads])
+    axis.minorticks_off()
     axis.axhline(1.0, color="0.6", linewidth=0.8)
     axis.set(title=title, xlabel="requests in flight", ylabel=ylabel)
     axis.legend(fontsize=7)
@@ -74,7 +77,7 @@ def _ablation(axes: Sequence[Any], results: Sequence[Result]) -> None:
     axes[0].set_yticks([place + 0.3 for place in range(len(systems))], systems, fontsize=7)
     axes[0].invert_yaxis()
     axes[0].axvline(1.0, color="0.6", linewidth=0.8)
-    axes[0].set(xlabel="tokens per second over a fixed length of 5", xlim=(0.5, None))
+    axes[0].set(xlabel="tokens per second over a fixed length of 5", xlim=(0.5, 1.8))
     axes[0].legend(fontsize=6)
 
 
@@ -108,7 +111,7 @@ def _baselines(axes: Sequence[Any], answers: Sequence[Answer]) -> None:
     axes[0].set_yticks([place + 0.3 for place in range(len(systems))], systems, fontsize=7)
     axes[0].invert_yaxis()
     axes[0].axvline(1.0, color="0.6", linewidth=0.8)
-    axes[0].set(xlabel=f"tokens per ms over a {answers[0].base}, by arithmetic")
+    axes[0].set(xlabel=f"tokens per ms over a {answers[0].base}, by arithmetic", xlim=(0.0, 2.2))
     axes[0].legend(fontsize=6)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from html import escape
 
 from faser_trtllm.planner.advice import notes, service_config
-from faser_trtllm.planner.plan import Plan, Run
+from faser_trtllm.planner.plan import Band, Plan, Run
 from faser_trtllm.planner.svg import bars, lines
 from faser_trtllm.planner.text import HEADINGS, cells
 
@@ -14,8 +15,8 @@ STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 74rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: 0.87rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 0.25rem 0.8rem 0.25rem 0; border-bottom: 1px solid #8884; white-space: nowrap; }
+table { border-collapse: collapse; font-size: 0.8rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 0.25rem 0.6rem 0.25rem 0; border-bottom: 1px solid #8884; white-space: nowrap; }
 tr.chosen td { font-weight: 600; }
 pre { background: #8881; padding: 0.8rem; overflow-x: auto; }
 .scroll { overflow-x: auto; } .modelled { border-left: 4px solid #ee6677; padding-left: 0.8rem; }
@@ -53,6 +54,9 @@ def _load(plan: Plan, runs: Sequence[Run]) -> list[str]:
         bars("Time per token, p50", {run.system: run.tpot_ms["p50"] for run in runs}, "ms", 1, marked=chosen),
         bars("Time to first token, p99", {run.system: run.ttft_ms["p99"] for run in runs}, "ms", marked=chosen),
     ]
+    if plan.question["ttft_ms"] or plan.question["tpot_ms"]:
+        shares = {run.system: Band(*(100.0 * x for x in astuple(run.goodput))) for run in runs}
+        parts.append(bars("Requests within the objectives", shares, "%", marked=chosen))
     if runs[0].concurrency is None:
         shown = [run for run in runs if run.system in ("off", "fixed:3", "schedule", "price", chosen)]
         series = {run.system: [count / 60.0 for count in run.tokens_by_minute] for run in shown}

@@ -135,7 +135,7 @@ def test_no_pairs_are_made_where_none_are_wanted(library: Path) -> None:
 
 
 def test_default_counts_are_multiples_of_eight() -> None:
-    assert default_draft_sms(132) == (32, 16, 64)
+    assert default_draft_sms(132) == (32,)
     assert default_draft_sms(20) == (8,)
 
 

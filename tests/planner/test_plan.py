@@ -128,8 +128,9 @@ def test_the_page_is_whole_and_fetches_nothing(plan):
     assert page.addresses == []
     assert "url(" not in text
     assert "http" not in text
-    assert page.tags.count("svg") == 2 * 3 + 1
-    assert page.tags.count("rect") == 2 * 3 * len(SYSTEMS)
+    assert page.tags.count("svg") == 2 * 4 + 1
+    assert page.tags.count("rect") == 2 * 4 * len(SYSTEMS)
+    assert "Requests within the objectives, %" in text
     for sentence in notes(plan):
         assert sentence.replace("`", "")[:40] in text.replace("`", "")
 

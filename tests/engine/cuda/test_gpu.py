@@ -38,7 +38,7 @@ TOLERANCE = 0.1  # of the logits' standard deviation, as for the CPU engine in b
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[CudaGpu]:
     try:
-        opened = CudaGpu()
+        opened = CudaGpu(draft_sms=[32, 16])
     except FaserError as error:
         pytest.skip(f"needs a GPU: {error}")
     with opened:
