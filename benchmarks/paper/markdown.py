@@ -60,7 +60,7 @@ def _section(section: Section, results: Sequence[Result]) -> list[str]:
     ]
     by_key = {(result.setting, result.system): result for result in results}
     for setting, found in over_base(section, results).items():
-        cells = [_cell(found[system], by_key[setting, system]) for system in systems if system in found]
+        cells = [_cell(found[system], by_key[setting, system]) if system in found else "" for system in systems]
         if compares:
             cells.append(", ".join(f"{100 * (ratio - 1):+.1f} %" for ratio in ahead_of_best(found)))
         lines.append(f"| {_name(setting)} | " + " | ".join(cells) + " |")
