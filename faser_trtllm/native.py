@@ -304,6 +304,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "faser_host_loop": (c_int64, [c_int32, c_int32, c_int32, c_uint64]),
 }
 
 _LIBRARY = Path(__file__).parent / "_native" / "libfaser_cpu.so"

@@ -305,6 +305,10 @@ int32_t faser_add_tests(const faser_test_sums* sums, const faser_acceptance* acc
                         const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
                         const int32_t* num_accepted, const int32_t* outcome);
 
+// The reference of `faser bench host`: num_steps steps of num_requests requests with num_drafts drafts each, of which
+// 70 % pass, and no model: blocks, rows, test, commit and end ids -> committed tokens, or a negative faser_status.
+int64_t faser_host_loop(int32_t num_requests, int32_t num_drafts, int32_t num_steps, uint64_t seed);
+
 #ifdef __cplusplus
 }
 #endif

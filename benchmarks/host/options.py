@@ -1,0 +1,41 @@
+"""What `faser bench host` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from faser_trtllm.errors import InvalidArgumentError
+
+MAX_REQUESTS = 4096
+REFERENCE_DRAFTS = 4  # of the loop in C, in each step
+
+
+@dataclass(frozen=True)
+class HostBenchOptions:
+    """num_requests: sizes of the batch. num_steps: timed, of each system and size in each round."""
+
+    output_dir: Path
+    num_requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    systems: tuple[str, ...] = ("off", "fixed:4", "price")
+    num_rounds: int = 5
+    num_steps: int = 64
+    acceptance: float = 0.7
+    max_draft_len: int = 8
+    command_line: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError for what cannot be measured."""
+        if not self.num_requests or not all(1 <= n <= MAX_REQUESTS for n in self.num_requests):
+            raise InvalidArgumentError(
+                f"requests is {','.join(map(str, self.num_requests))!r}, it must be numbers of 1 to {MAX_REQUESTS}"
+            )
+        for name, value in (("rounds", self.num_rounds), ("steps", self.num_steps)):
+            if value < 1:
+                raise InvalidArgumentError(f"{name} is {value}, it must be 1 or more")
+        if not self.systems:
+            raise InvalidArgumentError("policies is empty, name at least one, for instance off")
+
+    def quick(self) -> HostBenchOptions:
+        """For a first look."""
+        return replace(self, num_requests=(1, 32, 256), num_rounds=2, num_steps=32)

@@ -1,0 +1,64 @@
+"""What was measured, and its medians."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """One measurement. reference_us: of the loop in C, just before. parts_us: by benchmarks.host.host_step.PARTS."""
+
+    system: str
+    num_requests: int
+    number: int  # of its round
+    reference_us: float
+    parts_us: Mapping[str, float]
+
+    @property
+    def us(self) -> float:
+        """Of the whole step, engines left out."""
+        return sum(self.parts_us.values())
+
+
+@dataclass(frozen=True)
+class HostBenchReport:
+    """costs: whose modelled times the policies decide by."""
+
+    environment: Mapping[str, Any]
+    costs: str
+    steps: Sequence[HostStep]
+
+    @property
+    def systems(self) -> list[str]:
+        return list(dict.fromkeys(step.system for step in self.steps))
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted({step.num_requests for step in self.steps})
+
+    def select(self, system: str, num_requests: int) -> list[HostStep]:
+        """By round."""
+        return [step for step in self.steps if (step.system, step.num_requests) == (system, num_requests)]
+
+    def us(self, system: str, num_requests: int) -> Summary:
+        return summarize([step.us for step in self.select(system, num_requests)])
+
+    def ratio(self, system: str, num_requests: int) -> Summary:
+        """To the loop in C."""
+        steps = self.select(system, num_requests)
+        return paired_ratio([step.us for step in steps], [step.reference_us for step in steps])
+
+    def part_us(self, system: str, num_requests: int, part: str) -> float:
+        return summarize([step.parts_us[part] for step in self.select(system, num_requests)]).median
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "environment": dict(self.environment),
+            "costs": self.costs,
+            "steps": [asdict(step) | {"us": step.us} for step in self.steps],
+        }

@@ -1,0 +1,59 @@
+"""`faser bench host`: rounds of all systems and sizes in turn; results are written after each round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from benchmarks.host.host_step import measure_reference, measure_step
+from benchmarks.host.markdown import render_markdown
+from benchmarks.host.options import REFERENCE_DRAFTS, HostBenchOptions
+from benchmarks.host.plot import write_plot
+from benchmarks.host.report import HostBenchReport, HostStep
+from faser_trtllm.bench.environment import CpuMeter, describe_environment
+from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.costmodel.gpu import find_gpu
+from faser_trtllm.costmodel.pair import Pair
+from faser_trtllm.costmodel.shape import find_shape
+from faser_trtllm.costmodel.table import modelled_table
+
+GPU, TARGET, DRAFT = "h100", "llama-3.1-8b", "llama-3.2-1b"
+JSON_FILE, TEXT_FILE, PLOT_FILE = "host.json", "host.md", "host.png"
+REFERENCE_STEPS = 4  # times as many as the host's
+
+
+def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambda line: None) -> HostBenchReport:
+    """Measure, and write host.json, host.md and (with matplotlib) host.png into options.output_dir."""
+    options.check()
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    costs = _costs(max(options.num_requests))
+    environment = describe_environment(options.command_line)
+    meter = CpuMeter()
+    steps: list[HostStep] = []
+    for number in range(options.num_rounds):
+        for num_requests in options.num_requests:
+            reference_us = measure_reference(num_requests, REFERENCE_DRAFTS, REFERENCE_STEPS * options.num_steps)
+            for system in options.systems:
+                parts = measure_step(
+                    system,
+                    num_requests,
+                    costs,
+                    num_steps=options.num_steps,
+                    acceptance=options.acceptance,
+                    max_draft_len=options.max_draft_len,
+                    seed=number,
+                )
+                steps.append(HostStep(system, num_requests, number, reference_us, parts))
+        report = HostBenchReport(environment | meter.shares(), f"{TARGET} + {DRAFT} on {GPU}", steps)
+        (options.output_dir / JSON_FILE).write_text(json.dumps(report.to_json(), indent=1) + "\n")
+        (options.output_dir / TEXT_FILE).write_text(render_markdown(report))
+        say(f"round {number + 1} of {options.num_rounds}")
+    if not write_plot(report, options.output_dir / PLOT_FILE):
+        say('no plot, matplotlib is missing: pip install "faser-trtllm[bench]"')
+    return report
+
+
+def _costs(num_requests: int) -> CostTable:
+    """Modelled: what price decides by, and how its clock passes."""
+    pair = Pair(find_gpu(GPU), find_shape(TARGET), find_shape(DRAFT))
+    return modelled_table(pair, max_batch_size=max(64, num_requests))

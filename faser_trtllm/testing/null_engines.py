@@ -1,0 +1,61 @@
+"""Engines that compute nothing: tokens by a seeded coin, at no cost, so that what is left of a step is the host's.
+
+Drafted tokens are all 0, which is what the requests' memory holds already; so a draft call has nothing to write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.ops.prune_rows import PruneBatch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DRAFTED, OTHER = 0, 1
+VOCAB_SIZE = 2
+NUM_COINS = 1 << 14
+
+
+class NullEngine:
+    """A target whose most probable token is DRAFTED in a share `acceptance` of its rows, and a draft that always drafts
+    DRAFTED. For greedy requests whose prompts end with any token of the vocabulary."""
+
+    def __init__(self, spec: EngineSpec, acceptance: float = 0.7, seed: int = 0) -> None:
+        self.spec = spec
+        self._random = np.random.default_rng(seed)
+        self._logits = np.zeros((NUM_COINS + spec.max_num_tokens, VOCAB_SIZE), np.float32)
+        is_other = self._random.random(len(self._logits)) >= acceptance
+        self._logits[np.arange(len(self._logits)), np.where(is_other, OTHER, DRAFTED)] = 1.0
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        first = int(self._random.integers(NUM_COINS))
+        return self._logits[first : first + batch.logit_rows.size]
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        return self.forward(batch) if segment == len(self.spec.segments) - 2 else None
+
+    def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
+        """All that is wanted, whatever draft_batch.stop says."""
+        return draft_batch.num_new_drafts.copy()
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        """There is nothing to keep."""
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        return np.zeros(candidates.shape, np.float32)
+
+    def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
+        return batch.num_rows
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
