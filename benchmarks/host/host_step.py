@@ -29,9 +29,9 @@ from faser_trtllm.testing.delegating_engine import DelegatingEngine
 from faser_trtllm.testing.null_engines import VOCAB_SIZE, NullEngine
 from faser_trtllm.testing.simulation.priced_engine import PricedEngine
 
-PARTS = ("schedule", "policy", "draft batch", "batch", "commit", "output", "record")
+PARTS = ("schedule", "policy", "draft batch", "batch", "commit", "output")
 """schedule: rows and blocks. policy: its plans. draft batch, batch: what the two passes get. commit: from the pass to
-the first output: the test of the drafts, tokens, blocks, what ends. output: all sinks. record: statistics."""
+the first output: the test of the drafts, tokens, blocks, what ends. output: sinks, then statistics."""
 
 PROMPT_LEN, TOKENS_PER_BLOCK = 32, 32
 WARM_UP_STEPS = 40  # price has learnt, and caches are warm
@@ -72,46 +72,46 @@ def measure_step(
 
 def measure_reference(num_requests: int, num_drafts: int, num_steps: int) -> float:
     """Microseconds of a step of the loop in C; its allocations are spread over the steps."""
-    begun_s = time.perf_counter()
+    begun_s = time.process_time()
     found = native.library().faser_host_loop(num_requests, num_drafts, num_steps, 1)
-    taken_s = time.perf_counter() - begun_s
+    taken_s = time.process_time() - begun_s
     native.check(min(found, 0), "the loop in C")
     return 1e6 * taken_s / num_steps
 
 
 class _Stopwatch:
-    """Seconds by part. Marks are what calls into engines, lanes, policies and sinks tell of the executor."""
+    """Seconds that this process had a core, by part, so that what else runs on the machine counts little.
+
+    Marks are what calls into engines, lanes, policies and sinks tell of the executor.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._mark = 0.0
-        self._first_output = 0.0
+        self._has_output = False
 
     def clear(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def begin(self) -> None:
-        self._first_output = 0.0
-        self._mark = time.perf_counter()
+        self._has_output = False
+        self._mark = time.process_time()
 
     def pass_to(self, part: str | None) -> None:
         """What passed since the last mark was `part`; None: an engine."""
-        now = time.perf_counter()
+        now = time.process_time()
         if part is not None:
             self.seconds[part] += now - self._mark
         self._mark = now
 
     def sink(self, output: RequestOutput) -> bool:
-        now = time.perf_counter()
-        if not self._first_output:
-            self.seconds["commit"] += now - self._mark
-            self._first_output = self._mark = now
-        self.seconds["output"] += now - self._mark
-        self._mark = now
+        if not self._has_output:
+            self.pass_to("commit")
+            self._has_output = True
         return False
 
     def end(self) -> None:
-        self.pass_to("record" if self._first_output else "commit")
+        self.pass_to("output" if self._has_output else "commit")
 
 
 class _WatchedEngine(DelegatingEngine):

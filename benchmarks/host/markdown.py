@@ -16,9 +16,10 @@ def render_markdown(report: HostBenchReport) -> str:
         f"`{environment['command_line']}`, {environment['cpu']}, commit {environment['git_commit']}; other processes "
         f"used {environment['other_share']:.0%} of the cores, other machines {environment['steal_share']:.0%}.",
         "",
-        "Engines compute nothing and their calls are not counted; all requests decode and prompts are apart. Policies "
-        f"decide by modelled times ({report.costs}). Medians over rounds; ratios are to a loop in C that does the same "
-        "bookkeeping, measured in turn with them. On a machine that others use too, only ratios tell.",
+        "Times are those that the process had a core. Engines compute nothing and their calls are not counted; all "
+        "requests decode, prompts are apart, and lanes do not overlap. Policies decide by modelled times "
+        f"({report.costs}). Medians over rounds; ratios are to a loop in C that does the same bookkeeping, measured in "
+        "turn with them. On a machine that others use too, only ratios tell.",
         "",
         "## Milliseconds per step (ratio to the loop in C)",
         "",

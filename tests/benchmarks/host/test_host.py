@@ -32,7 +32,7 @@ def test_a_run_measures_every_system_and_size_in_every_round(tmp_path):
         assert measured["us"] == pytest.approx(sum(measured["parts_us"].values()))
         assert min(measured["parts_us"].values()) >= 0.0 < measured["reference_us"]
         # What cannot be nothing in a step that brings tokens.
-        assert min(measured["parts_us"][part] for part in ("schedule", "batch", "commit", "record")) > 0.0
+        assert min(measured["parts_us"][part] for part in ("schedule", "batch", "commit", "output")) > 0.0
     text = (tmp_path / TEXT_FILE).read_text()
     for heading in SYSTEMS:
         assert f"## {heading}: microseconds by part" in text
