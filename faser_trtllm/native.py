@@ -304,6 +304,23 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "faser_fill_rows": (
+        c_int32,
+        [
+            c_int32,  # num_requests
+            c_void_p,  # slots
+            c_void_p,  # sampling
+            c_void_p,  # first
+            c_void_p,  # end
+            c_void_p,  # num_logit_rows
+            c_int32,  # max_num_rows
+            c_void_p,  # cu_rows
+            c_void_p,  # token_ids
+            c_void_p,  # positions
+            c_void_p,  # logit_rows
+            c_void_p,  # out_num_logit_rows
+        ],
+    ),
     "faser_host_loop": (c_int64, [c_int32, c_int32, c_int32, c_uint64]),
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,76 @@ class ScheduledRequest:
         return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
 
 
+class ScheduledRequests(Sequence[ScheduledRequest]):
+    """The requests of a step with their shares, a list per field, and as values to whoever loops.
+
+    slots, num_tokens and num_pending are as they were when the step was scheduled. Lists, since numpy takes longer up
+    to some dozens of requests and hardly less beyond.
+    """
+
+    __slots__ = (
+        "_items",
+        "max_verified",
+        "num_drafts",
+        "num_new_tokens",
+        "num_pending",
+        "num_tokens",
+        "requests",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        num_new_tokens: Sequence[int],
+        num_drafts: Sequence[int],
+        max_verified: Sequence[int],
+    ) -> None:
+        """As ScheduledRequest has them."""
+        self.requests = requests
+        self.num_new_tokens, self.num_drafts, self.max_verified = num_new_tokens, num_drafts, max_verified
+        self.slots = [request.slot for request in requests]
+        self.num_tokens = [request.num_tokens for request in requests]  # committed
+        self.num_pending = [request.num_drafts for request in requests]  # drafts, before those of this step
+        self._items: tuple[ScheduledRequest, ...] | None = None
+
+    @staticmethod
+    def of(items: Sequence[ScheduledRequest]) -> ScheduledRequests:
+        return ScheduledRequests(
+            [s.request for s in items],
+            [s.num_new_tokens for s in items],
+            [s.num_drafts for s in items],
+            [s.max_verified for s in items],
+        )
+
+    @property
+    def num_draft_computed(self) -> list[int]:
+        """Tokens that have the draft model's KV."""
+        return [request.num_draft_computed_tokens for request in self.requests]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._values())
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ScheduledRequest]: ...
+    def __getitem__(self, index: int | slice) -> ScheduledRequest | Sequence[ScheduledRequest]:
+        return self._values()[index]
+
+    def _values(self) -> tuple[ScheduledRequest, ...]:
+        if self._items is None:
+            columns = (self.requests, self.num_new_tokens, self.num_drafts, self.max_verified)
+            self._items = tuple(map(ScheduledRequest, *columns))
+        return self._items
+
+
 @value
 class SchedulerOutput:
-    scheduled: tuple[ScheduledRequest, ...]
+    scheduled: ScheduledRequests
     view: StepView  # its decoding requests are those of scheduled that are verified in this step, in order; of a step
     # whose plan is held, the view that it was planned by
     admitted: tuple[Request, ...] = ()  # got a slot in this step (first admission or after preemption)
@@ -53,7 +121,7 @@ class SchedulerOutput:
     @property
     def num_rows(self) -> int:
         """Target rows of the step, drafts included, at most."""
-        return sum(s.num_new_tokens + s.max_verified for s in self.scheduled)
+        return sum(self.scheduled.num_new_tokens) + sum(self.scheduled.max_verified)
 
     @property
     def verified(self) -> Sequence[int]:

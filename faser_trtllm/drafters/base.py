@@ -45,4 +45,4 @@ class Drafter(Protocol):
 
 def nothing_drafted(plan: SchedulerOutput) -> DraftResult:
     """The result of a skipped draft call."""
-    return DraftResult((0,) * len(plan.scheduled), [s.request.num_draft_computed_tokens for s in plan.scheduled])
+    return DraftResult((0,) * len(plan.scheduled), plan.scheduled.num_draft_computed)

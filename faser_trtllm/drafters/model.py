@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
-from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import DrafterSpec, nothing_drafted
 from faser_trtllm.engine.base import DraftBatch, Engine
+from faser_trtllm.ops.fill_rows import RowFiller
 from faser_trtllm.sampling.table import SamplingTable
 
 
@@ -45,80 +47,82 @@ class ModelDrafter:
         self._clock = clock
         self._max_num_tokens = spec.max_num_tokens
         self._is_head = spec.is_head
-        self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
-        self._num_tokens = np.zeros(spec.max_batch_size, np.int32)
-        self._num_drafts = np.zeros(spec.max_batch_size, np.int32)
-        self._num_new = np.zeros(spec.max_batch_size, np.int32)
-        self._count_views = self._num_tokens.data, self._num_drafts.data, self._num_new.data
+        self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
+        self._counts = np.zeros((3, spec.max_batch_size), np.int32)
+        self._count_views = [column.data for column in self._counts]
 
     def propose(self, plan: SchedulerOutput, taken: Sequence[int] = ()) -> DraftResult:
         """As Drafter.propose."""
         if not plan.runs_draft_model:
             return nothing_drafted(plan)
-        lengths = plan.model_lengths
-        builder, is_head = self._builder, self._is_head
-        builder.clear()
-        num_tokens_view, num_drafts_view, num_new_view = self._count_views
+        rows, lengths, is_head = plan.scheduled, plan.model_lengths, self._is_head
+        pending = list(map(add, rows.num_pending, taken)) if taken else rows.num_pending
         planned: list[int] = []
-        num_computed: list[int] = []
-        num_asked = 0
+        columns: list[list[int]] = [[] for _ in range(7)]
+        slots, first, ends, num_logits, known, num_drafts, num_wanted = columns
+        num_computed = list(rows.num_draft_computed)
         budget = self._max_num_tokens
-        for index, scheduled in enumerate(plan.scheduled):
-            request = scheduled.request
-            computed = request.num_draft_computed_tokens
-            num_computed.append(computed)
+        for index, (request, computed, drafts, wanted) in enumerate(
+            zip(rows.requests, num_computed, pending, rows.num_drafts, strict=True)
+        ):
             if request.max_draft_len == 0 or not request.may_draft(self.spec.name):
                 continue
             num_new = 0
-            num_drafts = request.num_drafts + (taken[index] if taken else 0)
-            if request.is_decoding:
-                num_new = scheduled.num_drafts - num_drafts
+            num_tokens = request.num_tokens
+            if request.num_computed_tokens == num_tokens - 1:  # is_decoding, without the call
+                num_new = wanted - drafts
                 if lengths is not None:
-                    num_new = min(num_new, lengths.get(request.slot, 0) - num_drafts)
+                    num_new = min(num_new, lengths.get(request.slot, 0) - drafts)
                 if num_new <= 0:
                     continue
-                end = request.num_tokens + (0 if is_head else num_drafts)
+                end = num_tokens + (0 if is_head else drafts)
             elif is_head:
                 end = request.num_computed_tokens + 1 if request.num_computed_tokens else 0
             else:
-                end = request.num_computed_tokens + scheduled.num_new_tokens
+                end = request.num_computed_tokens + rows.num_new_tokens[index]
             if end - computed > budget:
                 end, num_new = computed + budget, 0
             if end <= computed or (is_head and end < 2):  # a head has no hidden row before the first token
                 continue
             budget -= end - computed
-            entry = len(planned)
-            builder.add(request.slot, request.tokens, computed, end, 1 if num_new else 0)
-            num_tokens_view[entry] = request.num_tokens
-            num_drafts_view[entry] = num_drafts
-            num_new_view[entry] = num_new
-            if num_new:
-                num_asked += 1
             planned.append(index)
-            num_computed[index] = end
-        num_drafted = [0] * len(plan.scheduled)
+            slots.append(request.slot)
+            first.append(computed)
+            ends.append(end)
+            num_logits.append(1 if num_new else 0)
+            known.append(num_tokens)
+            num_drafts.append(drafts)
+            num_wanted.append(num_new)
+        num_drafted = [0] * len(rows)
         started = self._clock.now_s()
         if planned:
-            drafted = self._run(len(planned), plan.stop)
-            for index, num_new, num_found in zip(planned, num_new_view, drafted, strict=False):
+            drafted = self._run(columns, plan.stop)
+            for index, end, num_new, num_found in zip(planned, ends, num_wanted, drafted, strict=True):
+                num_computed[index] = end
                 if num_new:
                     num_drafted[index] = num_found
                     if is_head:
                         continue
                     num_computed[index] += num_found - 1  # the newest draft has not been run through the model
         draft_ms = 1e3 * (self._clock.now_s() - started)
-        return DraftResult(num_drafted, num_computed, draft_ms, builder.num_rows, num_asked)
+        num_asked = len(planned) - num_wanted.count(0)
+        return DraftResult(num_drafted, num_computed, draft_ms, self._max_num_tokens - budget, num_asked)
 
     def end(self, slot: int) -> None:
         """The request's own counter says how far its KV reaches."""
 
-    def _run(self, n: int, stop: DraftStop | None) -> list[int]:
+    def _run(self, columns: Sequence[Sequence[int]], stop: DraftStop | None) -> list[int]:
+        """columns: slots, first, end and num_logit_rows as RowFiller.fill has them, then committed tokens, pending
+        drafts, and drafts wanted."""
+        counts = self._counts[:, : len(columns[0])]
+        for view, column in zip(self._count_views, columns[4:], strict=True):
+            view[: len(column)] = array("i", column)
         draft_batch = DraftBatch(
-            batch=self._builder.build(),
+            batch=self._rows.fill(self._sampling.array, *columns[:4]),
             sampling=self._sampling.array,
-            num_tokens=self._num_tokens[:n],
-            num_drafts=self._num_drafts[:n],
-            num_new_drafts=self._num_new[:n],
+            num_tokens=counts[0],
+            num_drafts=counts[1],
+            num_new_drafts=counts[2],
             max_draft_len=self._max_draft_len,
             stop=stop,
         )

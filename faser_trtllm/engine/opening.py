@@ -15,9 +15,9 @@ from faser_trtllm.config import Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
-from faser_trtllm.ops.synthetic_accept import RowTester
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.partition.green_context import GpuPartition
+from faser_trtllm.sampling.synthetic_accept import RowTester
 from faser_trtllm.sampling.table import ProbsMemory
 
 

@@ -13,7 +13,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.native import SEEDED
 from faser_trtllm.ops.arrays import SamplingArray
 from faser_trtllm.ops.log_probs import TokenRows
-from faser_trtllm.ops.synthetic_accept import Tester
+from faser_trtllm.sampling.synthetic_accept import Tester
 
 
 @dataclass(frozen=True, slots=True)

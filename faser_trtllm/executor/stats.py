@@ -131,7 +131,7 @@ class ExecutorStats:
         num_verified, num_tokens = sum(result.num_verified), sum(result.num_tokens)
         num_new = num_decoding
         if num_decoding < num_requests:
-            num_new = sum([scheduled.num_new_tokens for scheduled in plan.scheduled])
+            num_new = sum(plan.scheduled.num_new_tokens)
         num["num_steps"] += 1
         num["num_draft_tokens"] += sum(drafts.num_new_drafts)
         num["num_verified_tokens"] += num_verified
@@ -209,7 +209,7 @@ class ExecutorStats:
     def _record_tokens(self, plan: SchedulerOutput, result: VerifyResult, now_s: float) -> None:
         """Record token latencies; requests whose previous token came from the same step share a value."""
         last_token_s, inter_token = self._last_token_s, self._histograms["inter_token_latency_s"]
-        requests = [s.request for s, n in zip(plan.scheduled, result.num_tokens, strict=True) if n]
+        requests = [r for r, n in zip(plan.scheduled.requests, result.num_tokens, strict=True) if n]
         times = [last_token_s.get(request) for request in requests]
         for last_s in set(times):
             if last_s is not None:
@@ -229,11 +229,11 @@ class ExecutorStats:
         if plan is None:
             return dict.fromkeys(_LAST_STEP, 0)
         num_generation = len(plan.view.decoding)
-        num_drafted_only = sum(1 for scheduled in plan.scheduled if not scheduled.num_new_tokens)
+        num_drafted_only = plan.scheduled.num_new_tokens.count(0)
         return {
             "num_scheduled": len(plan.scheduled),
             "num_context_requests": len(plan.scheduled) - num_generation - num_drafted_only,
             "num_generation_requests": num_generation + num_drafted_only,
-            "num_context_tokens": sum(s.num_new_tokens for s in plan.scheduled) - num_generation,
+            "num_context_tokens": sum(plan.scheduled.num_new_tokens) - num_generation,
             "num_paused": len(plan.paused),
         }

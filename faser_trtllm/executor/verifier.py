@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Mode
-from faser_trtllm.core.plan import DraftResult, KeptRows, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import DraftResult, KeptRows, ScheduledRequests, SchedulerOutput, VerifyResult
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.opening import DeviceTester
 from faser_trtllm.executor.kept_rows import Kept, keep_rows
@@ -21,7 +22,8 @@ from faser_trtllm.executor.lanes import Drafting
 from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.ops import accept
 from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.synthetic_accept import SyntheticAcceptor, Tester, place_probabilities
+from faser_trtllm.ops.fill_rows import RowFiller
+from faser_trtllm.sampling.synthetic_accept import SyntheticAcceptor, Tester, place_probabilities
 from faser_trtllm.sampling.table import SamplingTable
 
 CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # comparing enums takes ten times as long
@@ -32,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SyntheticAcceptance:
-    """acceptance: as ops.synthetic_accept.place_probabilities takes it."""
+    """acceptance: as sampling.synthetic_accept.place_probabilities takes it."""
 
     acceptance: float | tuple[float, ...]
     seed: int = 0
@@ -60,7 +62,7 @@ class Verifier:
         self._sampling = sampling
         self._max_draft_len = max_draft_len
         self._clock = clock
-        self._builder = BatchBuilder(spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len, block_table)
+        self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
         self._pruner = Pruner(engine)
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
@@ -77,70 +79,76 @@ class Verifier:
         is then what was pending before, and the free test already sees what was drafted meanwhile."""
         started = self._clock.now_s()
         drafts = drafting.result() if plan.mode is Mode.SERIAL else None
-        num_scheduled, verified = len(plan.scheduled), plan.verified
+        rows, verified = plan.scheduled, plan.verified
         frontiers = self._frontiers(plan, verified, drafts)
-        lengths = _spread(frontiers, verified, num_scheduled, 0)
-        tested = self._fill(plan, lengths)
+        lengths = _spread(frontiers, verified, len(rows), 0)
+        batch, tested = self._fill(rows, lengths)
         begun = self._clock.now_s()
         logits = None
         num_pruned: Sequence[int] = []
-        if self._builder.num_requests:
-            logits, num_pruned = self._pruner.forward(plan, self._builder.build(), frontiers)
+        if batch.num_requests:
+            logits, num_pruned = self._pruner.forward(plan, batch, frontiers)
         verify_ms = 1e3 * (self._clock.now_s() - begun)
         if num_pruned:
-            lengths = _spread(frontiers, verified, num_scheduled, 0)
-            num_pruned = _spread(num_pruned, verified, num_scheduled, 0)
+            lengths = _spread(frontiers, verified, len(rows), 0)
+            num_pruned = _spread(num_pruned, verified, len(rows), 0)
         overlapped = drafts is None
         drafts = drafting.result()
         step_ms = 1e3 * (self._clock.now_s() - started) + (0.0 if overlapped else drafts.draft_ms)
-        num_pending = [0] * num_scheduled
-        for index in tested:
-            request = plan.scheduled[index].request
-            pending = num_pending[index] = request.num_drafts + drafts.num_new_drafts[index]
-            num_rows = 1 + lengths[index]
-            if request.params.guide is not None:
-                self._sampling.guided.prepare(request.slot, request.num_tokens, num_rows)
-            self._tester.add(request.slot, num_rows, request.num_tokens, pending)
+        num_pending = self._load(rows, lengths, drafts.num_new_drafts, tested)
         return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, (verify_ms, step_ms))
 
     def _frontiers(self, plan: SchedulerOutput, verified: Sequence[int], drafts: DraftResult | None) -> list[int]:
         """Drafts to verify per decoding request of the plan's view."""
-        scheduled = plan.scheduled
-        if drafts is None:
-            pending = [request.num_drafts for request in plan.view.decoding]
-        else:
-            pending = [scheduled[i].request.num_drafts + drafts.num_new_drafts[i] for i in verified]
+        rows = plan.scheduled
+        pending: Sequence[int] = rows.num_pending
+        if drafts is not None and any(drafts.num_new_drafts):
+            pending = list(map(add, pending, drafts.num_new_drafts))
+        pending, slots, known, limits = (
+            _pick(column, verified) for column in (pending, rows.slots, rows.num_tokens, rows.max_verified)
+        )
         if not any(pending):
-            return pending
-        wanted = pending
-        if plan.frontier is not None:
-            requests = plan.view.decoding
-            slots, num_tokens = [r.slot for r in requests], [r.num_tokens for r in requests]
-            wanted = plan.frontier.lengths(self._sampling.array, slots, num_tokens, pending)
-        return [
-            max(0, min(length, limit, scheduled[i].max_verified))
-            for i, length, limit in zip(verified, wanted, pending, strict=True)
-        ]
+            return list(pending)
+        if plan.frontier is None:
+            return list(map(min, pending, limits))
+        wanted = plan.frontier.lengths(self._sampling.array, slots, known, pending)
+        return [max(0, length) for length in map(min, wanted, pending, limits)]
 
-    def _fill(self, plan: SchedulerOutput, lengths: Sequence[int]) -> list[int]:
-        """Fill the batch -> indices of the requests that reach their end. lengths: drafts to run rows for."""
-        builder = self._builder
-        builder.clear()
-        self._tester.clear()
-        tested = []
-        for index, scheduled in enumerate(plan.scheduled):
-            num_new_tokens = scheduled.num_new_tokens
-            if not num_new_tokens:
+    def _fill(self, rows: ScheduledRequests, lengths: Sequence[int]) -> tuple[RaggedBatch, Sequence[int]]:
+        """-> the batch, and indices of the requests that reach their end. lengths: drafts to run rows for."""
+        tested: list[int] = []
+        columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+        slots, first, end, num_logits = columns
+        for index, (request, num_new, known, length) in enumerate(
+            zip(rows.requests, rows.num_new_tokens, rows.num_tokens, lengths, strict=True)
+        ):
+            if not num_new:
                 continue
-            request, length = scheduled.request, lengths[index]
             computed = request.num_computed_tokens
-            end = computed + num_new_tokens
-            if end == request.num_tokens:
-                builder.add(request.slot, request.tokens, computed, end + length, 1 + length)
+            stop, wanted = computed + num_new, 0
+            if stop == known:
+                stop, wanted = known + length, 1 + length
                 tested.append(index)
-            else:
-                builder.add(request.slot, request.tokens, computed, end, 0)
-        return tested
+            slots.append(request.slot)
+            first.append(computed)
+            end.append(stop)
+            num_logits.append(wanted)
+        return self._rows.fill(self._sampling.array, *columns), tested
+
+    def _load(
+        self, rows: ScheduledRequests, lengths: Sequence[int], num_new: Sequence[int], tested: Sequence[int]
+    ) -> Sequence[int]:
+        """Tell the free test whom it tests -> pending drafts of those, 0 for the others."""
+        pending = _pick(list(map(add, rows.num_pending, num_new)), tested)
+        slots, known, num_verified = (_pick(column, tested) for column in (rows.slots, rows.num_tokens, lengths))
+        num_rows = [1 + length for length in num_verified]
+        guided = self._sampling.guided
+        if guided.slots:
+            for slot, num_tokens, count in zip(slots, known, num_rows, strict=True):
+                if slot in guided.slots:
+                    guided.prepare(slot, num_tokens, count)
+        self._tester.load(slots, num_rows, known, pending)
+        return _spread(pending, tested, len(rows), 0)
 
     def _collect(
         self,
@@ -148,11 +156,11 @@ class Verifier:
         lengths: Sequence[int],
         num_pruned: Sequence[int],
         num_pending: Sequence[int],
-        tested: list[int],
+        tested: Sequence[int],
         logits: npt.NDArray[np.float32] | None,
         times_ms: tuple[float, float],
     ) -> VerifyResult:
-        n = len(plan.scheduled)
+        rows, n = plan.scheduled, len(plan.scheduled)
         zeros, falses, empty = (0,) * n, (False,) * n, ("",) * n
         verify_ms, step_ms = times_ms
         if not tested:
@@ -172,8 +180,7 @@ class Verifier:
         begun = self._clock.now_s()
         found = self._tester.run(self._sampling.array, logits)
         if plan.tested is not None and any(num_pending):
-            requests = [plan.scheduled[index].request for index in tested]
-            slots, known = [r.slot for r in requests], [r.num_tokens for r in requests]
+            slots, known = _pick(rows.slots, tested), _pick(rows.num_tokens, tested)
             plan.tested.add(self._sampling.array, slots, known, found.num_accepted, found.outcome)
         test_ms = 1e3 * (self._clock.now_s() - begun)
         if self._device_tester is not None:
@@ -209,7 +216,7 @@ class Verifier:
         )
 
     def _failures(
-        self, plan: SchedulerOutput, tested: list[int], found: AcceptResult
+        self, plan: SchedulerOutput, tested: Sequence[int], found: AcceptResult
     ) -> tuple[list[str], list[bool], frozenset[int]]:
         """The failed, exhausted and completed fields of VerifyResult when some row failed."""
         failed, exhausted = [""] * len(plan.scheduled), [False] * len(plan.scheduled)
@@ -221,7 +228,7 @@ class Verifier:
                 failed[index] = NAN_LOGITS
                 continue
             exhausted[index] = True
-            request, guided = plan.scheduled[index].request, self._sampling.guided
+            request, guided = plan.scheduled.requests[index], self._sampling.guided
             if request.params.guide is not None:
                 position = request.num_tokens + int(found.num_tokens[row])
                 failed[index] = guided.error(request.slot, position)
@@ -232,22 +239,28 @@ class Verifier:
     def _keep_rows(
         self,
         plan: SchedulerOutput,
-        tested: list[int],
+        tested: Sequence[int],
         lengths: Sequence[int],
         num_tokens: Sequence[int],
         token_ids: Sequence[Sequence[int]],
         logits: npt.NDArray[np.float32],
     ) -> dict[int, KeptRows]:
         """By index, for the requests that keep rows."""
-        if not any(plan.scheduled[index].request.keeps_rows for index in tested):
+        requests = plan.scheduled.requests
+        if True not in [request.keeps_rows for request in requests]:
             return {}
         first_rows = accumulate((1 + lengths[i] for i in tested), initial=0)
         keeping = [
-            Kept(index, plan.scheduled[index].request, first_row, token_ids[index][: num_tokens[index]])
+            Kept(index, requests[index], first_row, token_ids[index][: num_tokens[index]])
             for index, first_row in zip(tested, first_rows, strict=False)
-            if plan.scheduled[index].request.keeps_rows
+            if requests[index].keeps_rows
         ]
         return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._tester)
+
+
+def _pick(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
+    """The values at ascending indices."""
+    return values if len(indices) == len(values) else [values[index] for index in indices]
 
 
 def _spread(values: Sequence[T], indices: Sequence[int], num_places: int, missing: T) -> Sequence[T]:

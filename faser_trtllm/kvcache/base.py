@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,8 +57,14 @@ class KVCache(Protocol):
     def allocate(self, slot: int, num_tokens: int) -> bool:
         """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""
 
+    def allocate_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> bool:
+        """allocate() for each; False at the first for which there is no room."""
+
     def rewind(self, slot: int, num_tokens: int) -> None:
         """Free the blocks beyond those that num_tokens tokens need."""
+
+    def rewind_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
+        """rewind() for each."""
 
     def commit(
         self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
@@ -66,6 +73,15 @@ class KVCache(Protocol):
 
         num_draft_computed_tokens: number of tokens covered by the draft model's KV, including pending ones.
         """
+
+    def commit_many(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[npt.NDArray[np.int32]],
+        num_computed_tokens: Sequence[int],
+        num_draft_computed_tokens: Sequence[int],
+    ) -> None:
+        """commit() for each."""
 
     def free(self, slot: int) -> None:
         """Close the slot."""

@@ -6,6 +6,8 @@ remembers whether the draft's KV in it is valid: a request with speculation off 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -129,6 +131,16 @@ class KVCacheManager:
         self.num_allocated_blocks += missing
         return True
 
+    def allocate_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> bool:
+        """As KVCache.allocate_many: a comparison for each slot whose last block has room."""
+        sequences = self._sequences
+        for slot, count in zip(slots, num_tokens, strict=True):
+            sequence = sequences[slot]
+            assert sequence is not None, f"slot {slot} holds no sequence"
+            if count > sequence.capacity and not self.allocate(slot, count):
+                return False
+        return True
+
     def rewind(self, slot: int, num_tokens: int) -> None:
         """Free the blocks beyond those that num_tokens tokens need."""
         sequence = self._sequence(slot)
@@ -140,6 +152,15 @@ class KVCacheManager:
             self._pool.release(block)
         del sequence.blocks[keep:]
         sequence.capacity = keep * self.tokens_per_block
+
+    def rewind_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
+        """As KVCache.rewind_many: a comparison for each slot that keeps its blocks."""
+        sequences, size = self._sequences, self.tokens_per_block
+        for slot, count in zip(slots, num_tokens, strict=True):
+            sequence = sequences[slot]
+            assert sequence is not None, f"slot {slot} holds no sequence"
+            if count <= sequence.capacity - size:
+                self.rewind(slot, count)
 
     def commit(
         self,
@@ -169,6 +190,24 @@ class KVCacheManager:
             self._pool.mark_draft_valid(sequence.blocks[index])
         sequence.num_draft_registered = max(sequence.num_draft_registered, last)
         sequence.note_registered(size)
+
+    def commit_many(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[npt.NDArray[np.int32]],
+        num_computed_tokens: Sequence[int],
+        num_draft_computed_tokens: Sequence[int],
+    ) -> None:
+        """As KVCache.commit_many: two comparisons for each slot between two block ends."""
+        if not self._enable_block_reuse:
+            return
+        sequences = self._sequences
+        columns = zip(slots, num_computed_tokens, num_draft_computed_tokens, strict=True)
+        for index, (slot, computed, draft_computed) in enumerate(columns):
+            sequence = sequences[slot]
+            assert sequence is not None, f"slot {slot} holds no sequence"
+            if computed >= sequence.next_end or draft_computed >= sequence.next_draft_end:
+                self.commit(slot, tokens[index], computed, draft_computed)
 
     def free(self, slot: int) -> None:
         """Close the slot; its last blocks will be evicted first."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +57,7 @@ class AcceptResult:
 
 
 class Acceptor:
-    """The test of one step: clear(), add() each request, run(). Its buffers are allocated once."""
+    """The test of one step: load() the requests, run(). Its buffers are allocated once."""
 
     def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int, *, pool: int | None = None) -> None:
         self._vocab_size = vocab_size
@@ -66,6 +69,8 @@ class Acceptor:
         self._num_drafts = np.zeros(max_batch_size, np.int32)
         self._token_ids = np.zeros((max_batch_size, max_draft_len + 1), np.int32)
         self._counts = np.zeros((4, max_batch_size), np.int32)
+        self._slots_view, self._cu_logit_rows_view = self._slots.data, self._cu_logit_rows.data
+        self._num_tokens_view, self._num_drafts_view = self._num_tokens.data, self._num_drafts.data
         inputs = (self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts)
         outputs = (self._token_ids, *self._counts)
         self._inputs = [address_of(array, np.int32) for array in inputs]
@@ -75,29 +80,26 @@ class Acceptor:
         self._num_requests = 0
         self._num_rows = 0
 
-    def clear(self) -> None:
-        self._num_requests = 0
-        self._num_rows = 0
+    def load(
+        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> None:
+        """The requests to test [n]: the next num_rows[i] rows of logits are a request's frontier, its last committed
+        token and its drafts.
 
-    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
-        """The next num_rows rows of logits are a request's frontier: the last committed token and its drafts.
-
-        num_tokens: committed; num_drafts >= num_rows - 1: pending drafts behind them.
+        num_tokens: committed; num_drafts[i] >= num_rows[i] - 1: pending drafts behind them.
         """
-        i = self._num_requests
-        self._slots[i] = slot
-        self._num_tokens[i] = num_tokens
-        self._num_drafts[i] = num_drafts
-        self._num_rows += num_rows
-        self._num_requests = i + 1
-        self._cu_logit_rows[i + 1] = self._num_rows
+        n = self._num_requests = len(slots)
+        self._slots_view[:n], self._num_tokens_view[:n] = array("i", slots), array("i", num_tokens)
+        self._num_drafts_view[:n] = array("i", num_drafts)
+        cu_logit_rows = self._cu_logit_rows_view[: n + 1] = array("i", accumulate(num_rows, initial=0))
+        self._num_rows = cu_logit_rows[n]
 
     def run(self, sampling: SamplingArray, logits: Float32Array) -> AcceptResult:
-        """Test the requests added; logits [num_rows, >= vocab_size]. The result holds until the next call."""
+        """Test the requests loaded; logits [num_rows, >= vocab_size]. The result holds until the next call."""
         n = self._num_requests
         address, stride = logits_layout(logits, self._vocab_size)
         if logits.shape[0] < self._num_rows:
-            raise ValueError(f"{self._num_rows} rows were added, logits has {logits.shape[0]}")
+            raise ValueError(f"{self._num_rows} rows were loaded, logits has {logits.shape[0]}")
         if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
             self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
         slots, cu_logit_rows, num_tokens, num_drafts = self._inputs
@@ -143,8 +145,8 @@ def accept(
     int32.
     """
     acceptor = Acceptor(slots.size, vocab_size, max_draft_len)
-    for slot, rows, tokens, drafts in zip(slots, np.diff(cu_logit_rows), num_tokens, num_drafts, strict=True):
-        acceptor.add(slot, rows, tokens, drafts)
+    columns = slots, np.diff(cu_logit_rows), num_tokens, num_drafts
+    acceptor.load(*(column.tolist() for column in columns))
     return acceptor.run(sampling, logits)
 
 

@@ -15,8 +15,8 @@ from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine
-from faser_trtllm.ops.synthetic_accept import RowTester
 from faser_trtllm.profiling.grid import CATCH_UP_ROWS, CONTEXTS, MAIN_CONTEXT, MANY_REQUESTS, Limits, Point
+from faser_trtllm.sampling.synthetic_accept import RowTester
 from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
@@ -130,9 +130,8 @@ class Probe:
 
         def work() -> None:
             logits = self.target.forward(batch)
-            tester.clear()
-            for slot, first, end in rows:
-                tester.add(slot, end - first, first + 1, end - first - 1)
+            slots, first, end = np.array(rows).T
+            tester.load(*(column.tolist() for column in (slots, end - first, first + 1, end - first - 1)))
             tester.run(self._testing.array, logits)
 
         def run() -> float:

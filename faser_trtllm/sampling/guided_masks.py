@@ -33,6 +33,7 @@ class GuidedMasks:
         self._num_words = -(-vocab_size // 32)
         self._num_rows = max_draft_len + 1  # positions of the pending drafts and the next one
         self._slots: list[_GuidedSlot | None] = [None] * max_batch_size
+        self.slots: set[int] = set()  # whose requests have a guide
         self._memory: list[UInt32Array | None] = [None] * max_batch_size
         self._swallowed: BaseException | None = None
         self._callback = native.FillMasks(self._fill_masks)
@@ -48,11 +49,13 @@ class GuidedMasks:
             masks = np.zeros((self._num_rows, self._num_words), np.uint32)
             self._memory[slot] = masks
         self._slots[slot] = _GuidedSlot(request, guide, masks)
+        self.slots.add(slot)
         return {"masks": masks.ctypes.data, "num_mask_rows": self._num_rows, "fill_masks": self._callback_address}
 
     def release(self, slot: int) -> None:
         """Drop the slot's guide; its memory is kept for the next one."""
         self._slots[slot] = None
+        self.slots.discard(slot)
 
     def prepare(self, slot: int, position: int, num_rows: int) -> None:
         """Write the masks of num_rows positions from `position` on, if the slot has a guide.

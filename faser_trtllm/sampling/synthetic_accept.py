@@ -19,9 +19,9 @@ from faser_trtllm.ops.philox import Stream, philox4x32
 class Tester(Protocol):
     """The free test of one step, see ops.accept.Acceptor."""
 
-    def clear(self) -> None: ...
-
-    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None: ...
+    def load(
+        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> None: ...
 
     def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult: ...
 
@@ -62,19 +62,18 @@ class SyntheticAcceptor:
         self._tester = tester
         self._probabilities = probabilities
         self._seed = seed
-        self._added: list[tuple[int, int, int, int]] = []
+        self._loaded: tuple[npt.NDArray[np.int64], ...] = (np.zeros(0, np.int64),) * 4
 
-    def clear(self) -> None:
-        self._added.clear()
-
-    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
-        """As Acceptor.add."""
-        self._added.append((slot, num_rows, num_tokens, num_drafts))
+    def load(
+        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> None:
+        """As Acceptor.load."""
+        self._loaded = tuple(np.array(column, np.int64) for column in (slots, num_rows, num_tokens, num_drafts))
 
     def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult:
         """As Acceptor.run, except for which drafts are accepted."""
-        n = len(self._added)
-        slots, num_rows, num_tokens, num_drafts = np.array(self._added, np.int64).reshape(n, 4).T
+        slots, num_rows, num_tokens, num_drafts = self._loaded
+        n = slots.size
         num_tested = np.minimum(num_rows, num_drafts)
         accepted = np.minimum(self._num_accepted(sampling, slots, num_tokens), num_tested)
         carried = accepted == num_rows  # no row to draw from
@@ -87,7 +86,11 @@ class SyntheticAcceptor:
             token_ids[i, : accepted[i]] = tokens[int(num_tokens[i]) :]
         drawing = np.flatnonzero(~carried)
         if drawing.size:
-            drawn = self._draw(sampling, logits, drawing, accepted, num_rows)
+            first_rows = np.cumsum(num_rows) - num_rows
+            # The target's token after the accepted drafts, as if no draft were pending there.
+            known, count = (num_tokens + accepted)[drawing].tolist(), drawing.size
+            self._tester.load(slots[drawing].tolist(), [1] * count, known, [0] * count)
+            drawn = self._tester.run(sampling, self._tester.take(logits, (first_rows + accepted)[drawing]))
             token_ids[drawing, accepted[drawing]] = drawn.token_ids[:, 0]
             failed = drawn.outcome == Outcome.FAILED
             outcome[drawing[failed]] = Outcome.FAILED
@@ -99,22 +102,6 @@ class SyntheticAcceptor:
     def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
         """As Acceptor.log_probs."""
         return self._tester.log_probs(logits, asked)
-
-    def _draw(
-        self,
-        sampling: SamplingArray,
-        logits: Any,
-        drawing: npt.NDArray[np.int64],
-        accepted: npt.NDArray[np.int64],
-        num_rows: npt.NDArray[np.int64],
-    ) -> AcceptResult:
-        """The target's token after the accepted drafts, as if no draft were pending there."""
-        first_rows = np.cumsum(num_rows) - num_rows
-        self._tester.clear()
-        for i in drawing:
-            slot, _, num_tokens, _ = self._added[i]
-            self._tester.add(slot, 1, num_tokens + int(accepted[i]), 0)
-        return self._tester.run(sampling, self._tester.take(logits, (first_rows + accepted)[drawing]))
 
     def _num_accepted(
         self, sampling: SamplingArray, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]

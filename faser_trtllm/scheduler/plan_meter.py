@@ -51,7 +51,7 @@ class PlanMeter:
         if len(plan.scheduled) > n:  # prompts run in the pass, and some of them give a token
             verified = plan.verified
             num_tokens = sum([result.num_tokens[index] for index in verified])
-            context_rows = sum([s.num_new_tokens for s in plan.scheduled]) - n
+            context_rows = sum(plan.scheduled.num_new_tokens) - n
         calls = int(drafts.num_asked > 0)
         if calls:
             if drafts.num_rows > MAX_DRAFT_ROWS * n + context_rows:

@@ -24,6 +24,27 @@ def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
     return shares
 
 
+def steady_shares(
+    decoding: Sequence[Request], lengths: Sequence[int], num_rows: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Of requests that all decode: drafts pending after drafting, and rows for drafts out of num_rows, first come first
+    served. lengths: pending drafts wanted."""
+    pending = [request.num_drafts for request in decoding]
+    if not any(lengths) and not any(pending):
+        return pending, pending
+    wanted: list[int] = []
+    for request, length, share in zip(decoding, lengths, pending, strict=True):
+        if length > share:  # conditions, since min() and max() would take a third of the loop's time
+            limit = request.draft_limit
+            if limit > share:
+                share = length if length < limit else limit
+        wanted.append(share)
+    if sum(wanted) <= num_rows:
+        return wanted, wanted
+    shares = share_draft_rows(wanted, num_rows)
+    return list(map(max, shares, pending)), shares
+
+
 def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> int:
     """Committed tokens of a context to run in this pass, given the rows that are left; 0 if it has to wait."""
     remaining = request.num_tokens - request.num_computed_tokens

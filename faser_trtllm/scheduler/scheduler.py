@@ -7,11 +7,19 @@ one rule covers prompt chunks, prefix hits, resumption after preemption and veri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Decision, Mode, StepView
-from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import (
+    DraftResult,
+    RequestOutput,
+    ScheduledRequest,
+    ScheduledRequests,
+    SchedulerOutput,
+    VerifyResult,
+)
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.base import BlockListener, KVCache
@@ -20,8 +28,8 @@ from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
-from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows
-from faser_trtllm.scheduler.update import apply_result
+from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows, steady_shares
+from faser_trtllm.scheduler.update import apply_results
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -145,7 +153,7 @@ class Scheduler:
         admitted = [] if paused else self._admit(scheduled)
         verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
         return SchedulerOutput(
-            scheduled=tuple(scheduled),
+            scheduled=ScheduledRequests.of(scheduled),
             view=self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
             admitted=tuple(admitted),
             paused=tuple(paused),
@@ -172,29 +180,34 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         """Commit the results of the pass; returns the requests that have new tokens or ended."""
         self._meter.note(plan, drafts, result)
-        outputs: list[RequestOutput] = []
-        now_s = self._clock.now_s()
-        kv = self._kv
-        for index, scheduled in enumerate(plan.scheduled):
-            request = scheduled.request
-            new_token_ids, reason = apply_result(index, scheduled, drafts, result, now_s)
-            if not result.failed[index]:  # KV that led to NaN logits must not be reused
-                kv.commit(request.slot, request.tokens, request.num_computed_tokens, request.num_draft_computed_tokens)
-            if reason is not None:
-                self.finish(request, reason, result.failed[index] or None)
-            else:
-                self._rewind(scheduled)
-            if new_token_ids or reason is not None:
-                outputs.append(RequestOutput(request, new_token_ids, reason))
+        rows, requests = plan.scheduled, plan.scheduled.requests
+        outputs = apply_results(rows, drafts, result, self._clock.now_s())
+        failed = {}
+        if any(result.failed):  # KV that led to NaN logits must not be reused
+            failed = {request: sentence for request, sentence in zip(requests, result.failed, strict=True) if sentence}
+            requests = [request for request in requests if request not in failed]
+        self._kv.commit_many(
+            [request.slot for request in requests],
+            [request.tokens for request in requests],
+            [request.num_computed_tokens for request in requests],
+            [request.num_draft_computed_tokens for request in requests],
+        )
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.finish(output.request, output.finish_reason, failed.get(output.request))
+        self._rewind(rows)
         if not self._requests:
             self._meter.rest()
         return outputs
 
-    def _rewind(self, scheduled: ScheduledRequest) -> None:
+    def _rewind(self, rows: ScheduledRequests) -> None:
         """Free the blocks of rejected rows."""
-        request = scheduled.request
-        if scheduled.num_drafts:  # without drafts every block holds committed tokens
-            self._kv.rewind(request.slot, request.num_tokens + request.num_drafts)
+        if not any(rows.num_drafts):  # without drafts every block holds committed tokens
+            return
+        drafted = [
+            r for r, num_drafts in zip(rows.requests, rows.num_drafts, strict=True) if num_drafts and r.slot >= 0
+        ]
+        self._kv.rewind_many([r.slot for r in drafted], [r.num_tokens + r.num_drafts for r in drafted])
 
     def _expire(self) -> tuple[Request, ...]:
         now_s = self._clock.now_s()
@@ -242,26 +255,15 @@ class Scheduler:
             model_lengths=decision.model_lengths,
         )
 
-    def _schedule_steady(self, decoding: Sequence[Request], lengths: Sequence[int]) -> tuple[ScheduledRequest, ...]:
-        """_schedule_running in one loop, for steps where all requests decode, none waits and blocks are ample."""
-        scheduled: list[ScheduledRequest] = []
-        num_rows = self._limits.max_num_tokens - len(decoding)
-        allocate = self._kv.allocate
-        for request, length in zip(decoding, lengths, strict=True):
-            share = pending = request.num_drafts
-            if length > pending:  # conditions, since min() and max() would take a third of the loop's time
-                limit = request.draft_limit
-                wanted = length if length < limit else limit
-                share = wanted if wanted > pending else pending
-            if share > num_rows:
-                share = num_rows
-            num_rows -= share
-            num_drafts = share if share > pending else pending
-            allocated = allocate(request.slot, request.num_tokens + num_drafts)
-            assert allocated, "blocks were ample"
+    def _schedule_steady(self, decoding: Sequence[Request], lengths: Sequence[int]) -> ScheduledRequests:
+        """_schedule_running for steps where all requests decode, none waits and blocks are ample."""
+        num_drafts, shares = steady_shares(decoding, lengths, self._limits.max_num_tokens - len(decoding))
+        rows = ScheduledRequests(decoding, [1] * len(decoding), num_drafts, shares)
+        allocated = self._kv.allocate_many(rows.slots, list(map(add, rows.num_tokens, num_drafts)))
+        assert allocated, "blocks were ample"
+        for request in decoding:
             request.was_drafted = False
-            scheduled.append(ScheduledRequest(request, 1, num_drafts, share))
-        return tuple(scheduled)
+        return rows
 
     def _schedule_running(
         self, decoding: list[Request], contexts: list[Request], decision: Decision, paused: list[Request]

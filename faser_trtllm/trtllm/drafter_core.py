@@ -17,7 +17,7 @@ import numpy.typing as npt
 from faser_trtllm import native
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView, TestedDrafts
-from faser_trtllm.core.plan import DraftResult, ScheduledRequest, SchedulerOutput
+from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.request import Request, RequestState
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.cascade import Cascade
@@ -216,7 +216,7 @@ class DraftCore:
 
     def _draft(self, view: StepView, plan: Decision) -> DraftResult:
         wanted = [min(length, request.draft_limit) for length, request in zip(plan.lengths, view.decoding, strict=True)]
-        scheduled = _scheduled(view.decoding, wanted)
+        scheduled = ScheduledRequests.of(_scheduled(view.decoding, wanted))
         drafts = self._drafter.draft(SchedulerOutput(scheduled, view, stop=plan.stop, is_drafting=any(wanted)))
         _take(view.decoding, drafts)
         return drafts
@@ -239,13 +239,15 @@ class DraftCore:
         if not reading and wanted == [request.num_drafts for request in requests]:
             return
         view = StepView(requests, 0, 0, self._clock.now_s())
-        plan = SchedulerOutput((*_scheduled(requests, wanted), *reading), view, mode=Mode.DRAFT_AHEAD)
+        plan = SchedulerOutput(
+            ScheduledRequests.of([*_scheduled(requests, wanted), *reading]), view, mode=Mode.DRAFT_AHEAD
+        )
         self._ahead = _Ahead(plan, self._lane.draft(plan))
 
     def _take_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            _take([s.request for s in ahead.plan.scheduled], ahead.drafting.result())
+            _take(ahead.plan.scheduled.requests, ahead.drafting.result())
 
     def _observe(self, asked: Sequence[Asked]) -> None:
         """Report the outcome of the last proposals to the policy; requests that ended or paused are left out."""

@@ -7,6 +7,7 @@ draft model has filled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,22 @@ class TrtllmKVCacheManager:
 
     def commit(
         self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
+    ) -> None:
+        """Nothing is reused."""
+
+    def allocate_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> bool:
+        return all(self.allocate(slot, count) for slot, count in zip(slots, num_tokens, strict=True))
+
+    def rewind_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
+        for slot, count in zip(slots, num_tokens, strict=True):
+            self.rewind(slot, count)
+
+    def commit_many(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[npt.NDArray[np.int32]],
+        num_computed_tokens: Sequence[int],
+        num_draft_computed_tokens: Sequence[int],
     ) -> None:
         """Nothing is reused."""
 

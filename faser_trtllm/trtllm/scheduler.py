@@ -14,7 +14,14 @@ from typing import Any
 from faser_trtllm.config import CapacitySchedulerPolicy, ContextChunkingPolicy
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Decision
-from faser_trtllm.core.plan import DraftResult, RequestOutput, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import (
+    DraftResult,
+    RequestOutput,
+    ScheduledRequest,
+    ScheduledRequests,
+    SchedulerOutput,
+    VerifyResult,
+)
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.base import Policy
@@ -103,7 +110,7 @@ class TrtllmScheduler(Scheduler):
         scheduled = self._place_chosen(choice, shares, lanes)
         verified = [s.request for s in scheduled if s.num_new_tokens == 1 and s.request.is_decoding]
         return SchedulerOutput(
-            scheduled=tuple(scheduled),
+            scheduled=ScheduledRequests.of(scheduled),
             view=self._view(verified, [s.request for s in scheduled if not s.request.is_decoding]),
             admitted=tuple(admitted),
             paused=tuple(choice.paused),
@@ -119,19 +126,19 @@ class TrtllmScheduler(Scheduler):
 
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         outputs = super().update(plan, drafts, result)
-        for scheduled in plan.scheduled:
-            if not scheduled.request.is_finished:
-                self._follow(scheduled.request)
+        for request in plan.scheduled.requests:
+            if not request.is_finished:
+                self._follow(request)
         return outputs
 
-    def _rewind(self, scheduled: ScheduledRequest) -> None:
+    def _rewind(self, rows: ScheduledRequests) -> None:
         """What was allocated and not accepted goes back, the draft model's KV in it is lost and made up for later."""
-        request = scheduled.request
-        if self._in_context(request):
-            return  # it holds the blocks of its whole prompt, and no others
-        self._blocks.rewind(request.slot, request.num_computed_tokens)
-        held = self._blocks.num_held_blocks(request.slot) * self._blocks.tokens_per_block
-        request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
+        for request in rows.requests:
+            if request.is_finished or self._in_context(request):
+                continue  # in a context it holds the blocks of its whole prompt, and no others
+            self._blocks.rewind(request.slot, request.num_computed_tokens)
+            held = self._blocks.num_held_blocks(request.slot) * self._blocks.tokens_per_block
+            request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, held)
 
     def _draft_shares(
         self, decoding: Sequence[Request], contexts: Sequence[Request], decision: Decision

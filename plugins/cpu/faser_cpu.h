@@ -305,6 +305,15 @@ int32_t faser_add_tests(const faser_test_sums* sums, const faser_acceptance* acc
                         const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
                         const int32_t* num_accepted, const int32_t* outcome);
 
+// The rows of a batch: of request i the tokens at positions first[i] .. end[i] - 1 of sampling[slots[i]].tokens, of
+// which the last num_logit_rows[i] produce logits. cu_rows [num_requests + 1]; token_ids, positions, logit_rows
+// [max_num_rows]; out_num_logit_rows: one number. Returns the number of rows; FASER_BAD_ARGUMENT if they do not fit, a
+// request has none, or a slot no tokens.
+int32_t faser_fill_rows(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
+                        const int32_t* first, const int32_t* end, const int32_t* num_logit_rows, int32_t max_num_rows,
+                        int32_t* cu_rows, int32_t* token_ids, int32_t* positions, int32_t* logit_rows,
+                        int32_t* out_num_logit_rows);
+
 // The reference of `faser bench host`: num_steps steps of num_requests requests with num_drafts drafts each, of which
 // 70 % pass, and no model: blocks, rows, test, commit and end ids -> committed tokens, or a negative faser_status.
 int64_t faser_host_loop(int32_t num_requests, int32_t num_drafts, int32_t num_steps, uint64_t seed);

@@ -125,13 +125,13 @@ def emit(slots, target, draft, length, *, num_drafts, frontier):
             contexts = (slots.tokens[drafting, known - 2], slots.tokens[drafting, known - 1])
             sample_draft(slots.array, drafting, draft[contexts], slots.vocab_size, known, m)
             pending[drafting] += 1
-        acceptor.clear()
-        rows = []
+        added, rows = [], []
         for slot in active.tolist():
             known, drafts = int(committed[slot]), int(pending[slot])
             verified = frontier(slot, slots.tokens[slot], known, drafts)
-            acceptor.add(slot, verified + 1, known, drafts)
+            added.append((slot, verified + 1, known, drafts))
             rows.extend((slot, known + j) for j in range(verified + 1))
+        acceptor.load(*zip(*added, strict=True))
         where, position = np.array(rows).T
         logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]]
         result = acceptor.run(slots.array, logits)
@@ -185,8 +185,7 @@ def test_chi_square_sees_a_biased_rule():
     sample_draft(slots.array, slot_ids, np.tile(draft_logits[0, 1], (num_slots, 1)), VOCAB_SIZE, known, 3)
     dropped = slots.tokens[:, 2] == draft.probs((0, 1)).argmax()
     acceptor = Acceptor(num_slots, VOCAB_SIZE, 3)
-    for slot in range(num_slots):
-        acceptor.add(slot, 1, 2, 0 if dropped[slot] else 1)
+    acceptor.load(range(num_slots), [1] * num_slots, [2] * num_slots, np.where(dropped, 0, 1).tolist())
     result = acceptor.run(slots.array, np.tile(logits[0, 1], (num_slots, 1)))
     counts = np.bincount(result.token_ids[:, 0], minlength=VOCAB_SIZE)
     probs = target.probs((0, 1))
@@ -429,8 +428,7 @@ def test_threads_do_not_change_results():
             known = np.full(num_slots, 1 + j, np.int32)
             sample_draft(slots.array, slot_ids, target[j :: m + 1] * 1.1, vocab_size, known, m, pool=handle)
         acceptor = Acceptor(num_slots, vocab_size, m, pool=handle)
-        for slot in range(num_slots):
-            acceptor.add(slot, m + 1, 1, m)
+        acceptor.load(range(num_slots), *([count] * num_slots for count in (m + 1, 1, m)))
         result = acceptor.run(slots.array, target)
         results.append([slots.tokens, result.token_ids, result.num_tokens, result.outcome])
     native.library().faser_pool_destroy(pool)

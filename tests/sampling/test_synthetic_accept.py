@@ -8,7 +8,7 @@ import pytest
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.accept import Acceptor, Outcome
-from faser_trtllm.ops.synthetic_accept import SyntheticAcceptor, place_probabilities
+from faser_trtllm.sampling.synthetic_accept import SyntheticAcceptor, place_probabilities
 from faser_trtllm.sampling.table import SamplingTable
 
 VOCAB, MAX_DRAFT_LEN = 16, 4
@@ -35,7 +35,7 @@ class Case:
     def __init__(self, probabilities, seed=7):
         self.table = SamplingTable(64, VOCAB, MAX_DRAFT_LEN)
         self.acceptor = SyntheticAcceptor(Acceptor(64, VOCAB, MAX_DRAFT_LEN), np.array(probabilities), seed)
-        self.requests, self.num_rows = [], 0
+        self.requests, self.num_rows, self.added = [], 0, []
 
     def add(self, prompt, drafts, num_rows):
         request = Request(
@@ -44,7 +44,8 @@ class Case:
         request.tokens[len(prompt) : len(prompt) + len(drafts)] = drafts
         slot = len(self.requests)
         self.table.bind(slot, request)
-        self.acceptor.add(slot, num_rows, len(prompt), len(drafts))
+        self.added.append((slot, num_rows, len(prompt), len(drafts)))
+        self.acceptor.load(*zip(*self.added, strict=True))
         self.requests.append(request)
         self.num_rows += num_rows
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.core.decision import StepView
-from faser_trtllm.core.plan import DraftResult, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.scheduler.outcome import step_outcome
@@ -23,7 +23,7 @@ def make_step(entries, pruned):
     """entries: (is decoding, new drafts, verified, accepted, pruned, ending) per request of the plan."""
     scheduled = [ScheduledRequest(make_request(7 if e[0] else 2), 1 if e[0] else 3, e[1], e[1]) for e in entries]
     decoding = [s.request for s, e in zip(scheduled, entries, strict=True) if e[0]]
-    plan = SchedulerOutput(tuple(scheduled), StepView(decoding, 0, 0, 0.0))
+    plan = SchedulerOutput(ScheduledRequests.of(scheduled), StepView(decoding, 0, 0, 0.0))
     rows = [e if e[0] else (False, 0, 0, 0, 0, "carried") for e in entries]
     carried = [r[0] and r[5] == "carried" for r in rows]
     result = VerifyResult(

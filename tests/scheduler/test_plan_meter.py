@@ -3,7 +3,7 @@
 import pytest
 
 from faser_trtllm.core.decision import StepView
-from faser_trtllm.core.plan import DraftResult, ScheduledRequest, SchedulerOutput, VerifyResult
+from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledRequests, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.policy.base import Decision
@@ -49,7 +49,7 @@ def stats_of(drafts, model_lengths=None):
     """Of steps with two requests, until they are counted."""
     requests = [Request(str(i), [1, 2], SamplingParams(max_tokens=9), max_seq_len=16, max_draft_len=5) for i in (0, 1)]
     plan = SchedulerOutput(
-        tuple(ScheduledRequest(request, 1, 5, 5) for request in requests),
+        ScheduledRequests.of([ScheduledRequest(request, 1, 5, 5) for request in requests]),
         StepView(requests, 0, 0, 0.0),
         model_lengths=model_lengths,
     )

@@ -11,7 +11,7 @@ from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint, Interference
 from faser_trtllm.core.decision import Mode
-from faser_trtllm.core.plan import DraftResult, SchedulerOutput
+from faser_trtllm.core.plan import DraftResult, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.core.traffic import Lane, Traffic
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
@@ -190,13 +190,13 @@ def test_a_step_of_two_lanes_ends_with_the_later_one():
     # 2 ms take 2.5 beside the draft, of whose 4 ms 1.67 are then done; of 8 ms 4.8 are done when 4 took 6.
     for verify_ms, expected_ms in ((2.0, 2.5 + 4.0 - 2.5 / 1.5), (8.0, 6.0 + 8.0 - 6.0 / 1.25)):
         start_s = clock.now_s()
-        drafting = lane.draft(SchedulerOutput((), None, (), (), Mode.DRAFT_AHEAD))
+        drafting = lane.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.DRAFT_AHEAD))
         assert clock.now_s() == pytest.approx(start_s)
         assert engines["target"].partition == "verify"
         engines["target"]._take(verify_ms)
         drafting.result()
         assert 1e3 * (clock.now_s() - start_s) == pytest.approx(expected_ms)
-    lane.draft(SchedulerOutput((), None, (), (), Mode.SERIAL)).result()
+    lane.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.SERIAL)).result()
     assert (engines["draft"].partition, engines["target"].beside) == ("all", None)
 
 

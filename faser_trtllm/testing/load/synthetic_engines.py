@@ -6,6 +6,7 @@ The executor, its scheduler and its policies are the real ones; tokens are all 0
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,13 +54,12 @@ class SyntheticTester:
     def __init__(self, drafts: PendingDrafts, max_draft_len: int) -> None:
         self._drafts = drafts
         self._max_draft_len = max_draft_len
-        self._added: list[tuple[int, int, int]] = []
+        self._loaded = np.zeros((3, 0), np.int64)
 
-    def clear(self) -> None:
-        self._added.clear()
-
-    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
-        self._added.append((slot, num_rows, num_drafts))
+    def load(
+        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> None:
+        self._loaded = np.array((slots, num_rows, num_drafts), np.int64)
 
     def take(self, logits: object, rows: npt.NDArray[np.int64]) -> object:
         return logits
@@ -74,7 +74,7 @@ class SyntheticTester:
         raise NotImplementedError("see park")
 
     def run(self, sampling: SamplingArray, logits: object) -> AcceptResult:
-        slots, num_rows, num_drafts = np.array(self._added, np.int64).reshape(-1, 3).T
+        slots, num_rows, num_drafts = self._loaded
         tests = np.minimum(num_rows, num_drafts)
         most = int(tests.max(initial=0))
         passes = self._drafts.passes[slots, :most] & (np.arange(most) < tests[:, None])

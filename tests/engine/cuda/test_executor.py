@@ -276,8 +276,7 @@ def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:
 
 def judge(tester: DeviceAcceptor, table: SamplingTable, slot: int, logits):
     """Tokens, and how many of them were drafts."""
-    tester.clear()
-    tester.add(slot, 4, 3, 3)
+    tester.load([slot], [4], [3], [3])
     result = tester.run(table.array, logits)
     return result.token_ids[0].tolist(), int(result.num_accepted[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,21 +61,16 @@ class DeviceAcceptor:
             runtime.wait()
         self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
         self.pass_ms = 0.0
-        self.clear()
+        self._num_requests = self._num_rows = 0
 
-    def clear(self) -> None:
-        self._num_requests = 0
-        self._num_rows = 0
-
-    def add(self, slot: int, num_rows: int, num_tokens: int, num_drafts: int) -> None:
-        """As Acceptor.add."""
-        i = self._num_requests
-        self._slots[i] = slot
-        self._num_tokens[i] = num_tokens
-        self._num_drafts[i] = num_drafts
-        self._num_rows += num_rows
-        self._num_requests = i + 1
-        self._cu_logit_rows[i + 1] = self._num_rows
+    def load(
+        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> None:
+        """As Acceptor.load."""
+        n = self._num_requests = len(slots)
+        self._slots[:n], self._num_tokens[:n], self._num_drafts[:n] = slots, num_tokens, num_drafts
+        np.cumsum(num_rows, out=self._cu_logit_rows[1 : n + 1])
+        self._num_rows = int(self._cu_logit_rows[n])
 
     def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
         """As Acceptor.run; logits: DeviceLogits [num_rows, vocab_size]."""
@@ -83,7 +79,7 @@ class DeviceAcceptor:
         assert isinstance(logits, DeviceLogits)
         n, rows = self._num_requests, self._num_rows
         if logits.shape[0] < rows:
-            raise ValueError(f"{rows} rows were added, logits has {logits.shape[0]}")
+            raise ValueError(f"{rows} rows were loaded, logits has {logits.shape[0]}")
         slots = self._slots[:n]
         engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
         with runtime.on(engine.partition), torch.no_grad():

@@ -1,0 +1,92 @@
+"""The rows of a pass, copied natively from the tokens of the requests in the sampling table."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of, int32_at
+
+
+class RowFiller:
+    """Builds batches in buffers that are allocated once; a batch is valid until the next call."""
+
+    def __init__(self, max_num_requests: int, max_num_rows: int, block_table: npt.NDArray[np.int32]) -> None:
+        self._max_num_requests = max_num_requests
+        self._max_num_rows = max_num_rows
+        self._block_table = block_table
+        self._cu_rows = np.zeros(max_num_requests + 1, np.int32)
+        self._token_ids, self._positions, self._logit_rows = np.zeros((3, max_num_rows), np.int32)
+        self._num_logit_rows = np.zeros(1, np.int32)
+        self._slots = np.zeros(max_num_requests, np.int32)
+        self._slots_view, self._num_logit_rows_view = self._slots.data, self._num_logit_rows.data
+        self._slots_address = address_of(self._slots, np.int32)
+        self._sampling: SamplingArray | None = None
+        self._sampling_address = 0
+        outputs = (self._cu_rows, self._token_ids, self._positions, self._logit_rows, self._num_logit_rows)
+        self._outputs = [address_of(array, np.int32) for array in outputs]
+
+    def fill(
+        self,
+        sampling: SamplingArray,
+        slots: Sequence[int],
+        first: Sequence[int],
+        end: Sequence[int],
+        num_logit_rows: Sequence[int],
+    ) -> RaggedBatch:
+        """Rows for the tokens [first[i], end[i]) of the request in slots[i]; its last num_logit_rows[i] produce logits.
+
+        sampling: SamplingTable.array. InvalidArgumentError for rows that do not fit, a request without rows, or a slot
+        without a request.
+        """
+        n = len(slots)
+        if n > self._max_num_requests:
+            raise ValueError(f"a batch of {n} requests, there is room for {self._max_num_requests}")
+        self._slots_view[:n] = array("i", slots)
+        columns = array("i", first), array("i", end), array("i", num_logit_rows)
+        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
+            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
+        num_rows = native.library().faser_fill_rows(
+            n,
+            self._slots_address,
+            self._sampling_address,
+            *[column.buffer_info()[0] for column in columns],
+            self._max_num_rows,
+            *self._outputs,
+        )
+        native.check(num_rows, f"building a batch of {n} requests in {self._max_num_rows} rows")
+        return RaggedBatch(
+            self._slots[:n],
+            self._cu_rows[: n + 1],
+            self._token_ids[:num_rows],
+            self._positions[:num_rows],
+            self._logit_rows[: self._num_logit_rows_view[0]],
+            self._block_table,
+        )
+
+
+def fill_rows_reference(
+    sampling: SamplingArray,
+    slots: Sequence[int],
+    first: Sequence[int],
+    end: Sequence[int],
+    num_logit_rows: Sequence[int],
+    block_table: npt.NDArray[np.int32],
+) -> RaggedBatch:
+    """RowFiller.fill in plain loops."""
+    cu_rows = [0]
+    token_ids: list[int] = []
+    positions: list[int] = []
+    logit_rows: list[int] = []
+    for slot, start, stop, num_logits in zip(slots, first, end, num_logit_rows, strict=True):
+        token_ids += int32_at(int(sampling[slot]["tokens"]), stop)[start:].tolist()
+        positions += range(start, stop)
+        logit_rows += range(len(token_ids) - num_logits, len(token_ids))
+        cu_rows.append(len(token_ids))
+    lists = (list(slots), cu_rows, token_ids, positions, logit_rows)
+    return RaggedBatch(*[np.array(values, np.int32) for values in lists], block_table)  # type: ignore[call-arg]
