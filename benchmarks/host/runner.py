@@ -17,6 +17,7 @@ from faser_trtllm.costmodel.gpu import find_gpu
 from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.shape import find_shape
 from faser_trtllm.costmodel.table import modelled_table
+from faser_trtllm.errors import install
 
 GPU, TARGET, DRAFT = "h100", "llama-3.1-8b", "llama-3.2-1b"
 JSON_FILE, TEXT_FILE, PLOT_FILE = "host.json", "host.md", "host.png"
@@ -50,7 +51,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
         (options.output_dir / TEXT_FILE).write_text(render_markdown(report))
         say(f"round {number + 1} of {options.num_rounds}")
     if not write_plot(report, options.output_dir / PLOT_FILE):
-        say('no plot, matplotlib is missing: pip install "faser-trtllm[bench]"')
+        say(f"no plot, matplotlib is missing: {install('bench')}")
     return report
 
 
