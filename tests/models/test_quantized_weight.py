@@ -1,0 +1,72 @@
+"""Quantised matrices: the error is bounded by half a step, and what is stored is what was meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, dequantize, from_integers, quantize
+
+SCHEMES = [Scheme(8, 0), Scheme(4, 32), Scheme(4, 128)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@given(seed=st.integers(0, 2**32 - 1), magnitude=st.sampled_from([1e-6, 0.02, 1.0, 300.0]))
+def test_an_error_is_at_most_half_a_step(scheme: Scheme, seed: int, magnitude: float) -> None:
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((5, 256)) * magnitude).astype(np.float32)
+    weight[2] = 0
+    quantized = quantize(weight, scheme)
+    step = np.repeat(np.abs(quantized.scales), quantized.group_size, 1)
+    # With 4 bits the entries opposite to the largest may exceed 7 steps: they are clipped by at most one.
+    allowed = 0.5 if scheme.bits == 8 else 1.0
+    assert (np.abs(dequantize(quantized) - weight) <= step * allowed * 1.0001).all()
+    assert quantized.values.nbytes == weight.size * scheme.bits // 8
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_four_bits_are_packed_as_documented(seed: int) -> None:
+    integers = np.random.default_rng(seed).integers(-8, 8, (3, 64), np.int8)
+    quantized = from_integers(integers, np.ones((3, 2), np.float32), 32, 4)
+    np.testing.assert_array_equal(quantized.integers(), integers)
+    first = quantized.values[0, 0]
+    assert (first & 15, first >> 4) == (integers[0, 0] % 16, integers[0, 1] % 16)
+
+
+def test_four_bits_use_all_sixteen_values() -> None:
+    weight = np.linspace(-1, 1, 32, dtype=np.float32)[None] * np.float32(0.5)
+    weight[0, 0] = -0.6
+    assert set(quantize(weight, Scheme(4, 32)).integers()[0].tolist()) >= {-8, 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("none", None),
+        ("int8", Scheme(8, 0)),
+        ("W8A16", Scheme(8, 0)),
+        ("int4", Scheme(4, 32)),
+        ("W4A16:128", Scheme(4, 128)),
+        ("int4:32", Scheme(4, 32)),
+    ],
+)
+def test_spellings(text: str, scheme: Scheme | None) -> None:
+    assert Scheme.parse(text) == scheme
+
+
+@pytest.mark.parametrize("text", ["", "fp8", "int4:64", "int8:32", "int4:", "int2", "W4A8"])
+def test_other_spellings_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"quantization is .*int4:128"):
+        Scheme.parse(text)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="96 inputs are not a multiple of the group of 128"):
+        quantize(np.zeros((2, 96), np.float32), Scheme(4, 128))
+    with pytest.raises(ValueError, match="not finite"):
+        quantize(np.full((2, 32), np.nan, np.float32), Scheme(8, 0))
+    with pytest.raises(ValueError, match="no matrix in groups of 32"):
+        QuantizedWeight(np.zeros((2, 64), np.int8), np.ones((2, 3), np.float32), 32, 8)
