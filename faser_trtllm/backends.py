@@ -29,6 +29,7 @@ class Backend:
     note: str = ""
     draft_opener: str | None = None
     on_cpu: bool = False
+    has_integer_weights: bool = False  # quantization int8 and int4, when engines are built
     has_fp8: bool = False  # quantization fp8, when engines are opened
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
     can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
@@ -42,6 +43,7 @@ BACKENDS = (
         draft_opener="faser_trtllm.engine.cpu.open:open_draft",
         dtypes=("bfloat16",),
         on_cpu=True,
+        has_integer_weights=True,
     ),
     Backend(
         "cuda",

@@ -53,6 +53,10 @@ class FaserLayer(Structure):
         ("gate_up_bias", c_void_p),
         ("down", c_void_p),
         ("down_bias", c_void_p),
+        ("qkv_scales", c_void_p),
+        ("o_scales", c_void_p),
+        ("gate_up_scales", c_void_p),
+        ("down_scales", c_void_p),
     ]
 
 
@@ -91,6 +95,9 @@ class FaserModel(Structure):
         ("lm_head", c_void_p),
         ("layers", POINTER(FaserLayer)),
         ("head", POINTER(FaserHead)),
+        ("lm_head_scales", c_void_p),
+        ("weight_bits", c_int32),
+        ("group_size", c_int32),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,27 @@ import numpy.typing as npt
 from faser_trtllm.builder import engine_file
 from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.engine_dir import BuildConfig
-from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, round_up
-from faser_trtllm.builder.options import BuildOptions
+from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, pack_quantized, round_up
+from faser_trtllm.builder.options import BuildOptions, schemes_of
 from faser_trtllm.builder.source import Eagle3Head, Source
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
 from faser_trtllm.models.rope import rope_frequencies
-from faser_trtllm.models.weights import Weights
+from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
 DEFAULT_TOKENS_PER_BLOCK = 32
+_QUANTIZED_ROWS = 4096  # quantised at once, which bounds the memory that large matrices take
 
 
 class CpuBackend:
-    """EngineBuilder (builder/backend.py) that writes CPU engine files tensor by tensor."""
+    """EngineBuilder (builder/backend.py) that writes CPU engine files tensor by tensor.
+
+    schemes: how a role's weights are quantised; roles that are missing keep bf16.
+    """
+
+    def __init__(self, schemes: dict[str, Scheme] | None = None) -> None:
+        self._schemes = schemes or {}
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
@@ -33,20 +41,25 @@ class CpuBackend:
         return size
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
+        entries: dict[str, Any] = {"engine_file_version": engine_file.VERSION}
         heads = {source.role: _head_json(source) for source in sources if source.head is not None}
-        return {"engine_file_version": engine_file.VERSION} | ({"eagle3": heads} if heads else {})
+        quantized = {source.role: self._quantization(source) for source in sources if source.role in self._schemes}
+        return entries | ({"eagle3": heads} if heads else {}) | ({"quantization": quantized} if quantized else {})
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
-        return {} if source.head is None else {"eagle3": _head_json(source)}
+        quantized = {"quantization": self._quantization(source)} if source.role in self._schemes else {}
+        return quantized if source.head is None else {"eagle3": _head_json(source)}
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
-        sizes = engine_file.tensor_sizes(_model(source, build_config))
+        sizes = engine_file.tensor_sizes(_model(source, build_config), self._schemes.get(source.role))
         return sum(nbytes for nbytes, required in sizes.values() if required)
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
-        head = source.head
-        make = engine_tensors(source.config, source.weights) if head is None else head_tensors(head, source.weights)
-        tensors = list(make)
+        head, scheme = source.head, self._schemes.get(source.role)
+        if head is None:
+            tensors = list(engine_tensors(source.config, source.weights, scheme))
+        else:
+            tensors = list(head_tensors(head, source.weights))
         done = 0
 
         def on_tensor(name: str) -> None:
@@ -56,12 +69,39 @@ class CpuBackend:
                 progress(source.role, done, len(tensors))
 
         model = _model(source, build_config)
-        engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor)
+        engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
+
+    def _quantization(self, source: Source) -> dict[str, Any]:
+        """In TensorRT-LLM's terms (QuantConfig); InvalidArgumentError for a model that cannot be quantised so."""
+        scheme, config = self._schemes[source.role], source.config
+        if source.head is not None:
+            raise InvalidArgumentError(
+                f"{source.role}_quantization is {scheme}, but the {source.role} is an EAGLE-3 head, which stays in "
+                "bf16; leave it out"
+            )
+        inputs = {
+            "hidden_size": config.hidden_size,
+            "num_attention_heads * head_dim": config.num_heads * config.head_dim,
+            "intermediate_size": config.intermediate_size,
+        }
+        for name, num_in in inputs.items():
+            if scheme.group_size and num_in % scheme.group_size:
+                fix = "int4:32 or int8" if scheme.group_size > 32 and num_in % 32 == 0 else "int8"
+                raise InvalidArgumentError(
+                    f"quantization of the {source.role} is {scheme}, but its {name} is {num_in}, no multiple of "
+                    f"{scheme.group_size}; use {fix}"
+                )
+        return {
+            "quant_algo": f"W{scheme.bits}A16",
+            "group_size": scheme.group_size or None,
+            "has_zero_point": False,
+            "exclude_modules": [] if scheme.lm_head else ["lm_head"],
+        }
 
 
 def open_builder(options: BuildOptions) -> CpuBackend:
     """The cpu backend's builder."""
-    return CpuBackend()
+    return CpuBackend(schemes_of(options))
 
 
 def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
@@ -100,19 +140,52 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     }
 
 
-def engine_tensors(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, TensorSource]]:
-    """Every tensor of the engine file, each made on demand."""
+def engine_tensors(
+    config: ModelConfig, weights: Weights, scheme: Scheme | None = None
+) -> Iterator[tuple[str, TensorSource]]:
+    """Every tensor of the engine file, each made on demand and in this order. scheme: None for bf16."""
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = "model.embed_tokens.weight"
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
     if not config.tie_word_embeddings:
         yield "embedding", lambda: weights.bfloat16(embedding, (vocab, hidden))
     for i in range(config.num_layers):
-        for name, source in _Layer(config, weights, i).tensors():
+        for name, source in _Layer(config, weights, i, scheme).tensors():
             yield f"layers.{i}.{name}", source
     yield "final_norm", lambda: weights.float32("model.norm.weight", (hidden,))
     head = embedding if config.tie_word_embeddings else "lm_head.weight"
-    yield "lm_head", lambda: pack_matrix(weights.bfloat16(head, (vocab, hidden)))
+    head_scheme = scheme if scheme is not None and scheme.lm_head else None
+    yield from _packed("lm_head", lambda: weights.bfloat16(head, (vocab, hidden)), head_scheme)
+
+
+def _packed(
+    name: str, read: Callable[[], npt.NDArray[np.uint16]], scheme: Scheme | None
+) -> Iterator[tuple[str, TensorSource]]:
+    """The tensors of one matrix: packed bf16, or packed integers and then their scales."""
+    if scheme is None:
+        yield name, lambda: pack_matrix(read())
+        return
+    scales: list[npt.NDArray[np.float32]] = []
+
+    def words() -> npt.NDArray[np.uint32]:
+        packed, its_scales = pack_quantized(_quantized(name, read(), scheme))
+        scales.append(its_scales)
+        return packed
+
+    yield name, words
+    yield f"{name}_scales", scales.pop
+
+
+def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> QuantizedWeight:
+    try:
+        parts = [
+            quantize(float32_from_bfloat16(weight[first : first + _QUANTIZED_ROWS]), scheme)
+            for first in range(0, len(weight), _QUANTIZED_ROWS)
+        ]
+    except ValueError as error:
+        raise CheckpointError(f"{name} of the checkpoint cannot be quantised: {error}") from error
+    values, scales = (np.concatenate([getattr(part, field) for part in parts]) for field in ("values", "scales"))
+    return QuantizedWeight(values, scales, parts[0].group_size, parts[0].bits)
 
 
 def head_tensors(head: Eagle3Head, weights: Weights) -> Iterator[tuple[str, TensorSource]]:
@@ -134,9 +207,17 @@ def head_tensors(head: Eagle3Head, weights: Weights) -> Iterator[tuple[str, Tens
 
 
 class _Layer:
-    def __init__(self, config: ModelConfig, weights: Weights, index: int, num_inputs: int | None = None) -> None:
-        """num_inputs: of q, k and v, where it is not hidden_size."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        index: int,
+        scheme: Scheme | None = None,
+        num_inputs: int | None = None,
+    ) -> None:
+        """scheme: None for bf16. num_inputs: of q, k and v, where it is not hidden_size."""
         self._config = config
+        self._scheme = scheme
         self._weights = weights
         self._num_inputs = config.hidden_size if num_inputs is None else num_inputs
         self._prefix = f"model.layers.{index}"
@@ -148,20 +229,20 @@ class _Layer:
         config = self._config
         hidden, inner, q_size = config.hidden_size, config.intermediate_size, self._qkv["self_attn.q_proj"]
         yield "input_norm", lambda: self._vector("input_layernorm.weight", hidden)
-        yield "qkv", lambda: pack_matrix(self._rows(self._qkv, 1, self._num_inputs))
+        yield from _packed("qkv", lambda: self._rows(self._qkv, 1, self._num_inputs), self._scheme)
         if config.qkv_bias:
             yield "qkv_bias", lambda: self._biases(self._qkv, 1)
         if config.qk_norm:
             yield "q_norm", lambda: self._vector("self_attn.q_norm.weight", config.head_dim)
             yield "k_norm", lambda: self._vector("self_attn.k_norm.weight", config.head_dim)
-        yield "o", lambda: pack_matrix(self._matrix("self_attn.o_proj", hidden, q_size))
+        yield from _packed("o", lambda: self._matrix("self_attn.o_proj", hidden, q_size), self._scheme)
         if config.o_bias:
             yield "o_bias", lambda: self._vector("self_attn.o_proj.bias", hidden)
         yield "post_norm", lambda: self._vector("post_attention_layernorm.weight", hidden)
-        yield "gate_up", lambda: pack_matrix(self._rows(self._gate_up, PANEL, hidden))
+        yield from _packed("gate_up", lambda: self._rows(self._gate_up, PANEL, hidden), self._scheme)
         if config.mlp_bias:
             yield "gate_up_bias", lambda: self._biases(self._gate_up, PANEL)
-        yield "down", lambda: pack_matrix(self._matrix("mlp.down_proj", hidden, inner))
+        yield from _packed("down", lambda: self._matrix("mlp.down_proj", hidden, inner), self._scheme)
         if config.mlp_bias:
             yield "down_bias", lambda: self._vector("mlp.down_proj.bias", hidden)
 

@@ -7,6 +7,7 @@ little-endian; offsets count from the start of the file. Shapes and paddings: pl
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import mmap
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme
 
 MAGIC = b"FASERENG"
 TENSORRT_MAGIC = b"FASERTRT"  # builder/plan_file.py
@@ -77,8 +79,25 @@ def unpack_matrix(packed: npt.NDArray[np.uint32], num_out: int, num_in: int) -> 
     return rows.view("<u2")[:num_out, :num_in]
 
 
-def tensor_sizes(model: dict[str, Any]) -> dict[str, tuple[int, bool]]:
-    """Every tensor a model of these sizes may have -> {name: (nbytes, required)}.
+def pack_quantized(weight: QuantizedWeight) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Pack into panels: words [ceil(out / 64), in_padded * bits / 32, 64] and scales [ceil(out / 64), groups, 64].
+
+    Word [p, i, j] holds the integers of output 64 p + j for inputs n i to n i + n - 1, n = 32 / bits, the first in the
+    lowest bits; in_padded is `in` rounded up to 32; padding is zero.
+    """
+    num_out, num_in = weight.shape
+    padded_out = round_up(num_out, PANEL)
+    values = weight.values.view(np.uint8)
+    padding = (round_up(num_in, 32) - num_in) * weight.bits // 8
+    words = np.pad(values, ((0, padded_out - num_out), (0, padding))).view("<u4")
+    scales = np.pad(weight.scales, ((0, padded_out - num_out), (0, 0)))
+    packed = (array.reshape(-1, PANEL, array.shape[1]).transpose(0, 2, 1) for array in (words, scales))
+    words, scales = map(np.ascontiguousarray, packed)
+    return words, scales
+
+
+def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[str, tuple[int, bool]]:
+    """Every tensor a model of these sizes may have -> {name: (nbytes, required)}. scheme: None for bf16.
 
     "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
     layers.
@@ -89,17 +108,13 @@ def tensor_sizes(model: dict[str, Any]) -> dict[str, tuple[int, bool]]:
     qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
     gate_up_size = 2 * round_up(model["intermediate_size"], PANEL)
 
-    def packed(num_out: int, num_in: int) -> int:
-        return round_up(num_out, PANEL) * round_up(num_in, 32) * 2
-
     sizes = {
         "rope_inv_freq": (head_dim // 2 * 4, True),
         "final_norm": (hidden * 4, True),
-        "lm_head": (packed(vocab if head is None else head["draft_vocab_size"], hidden), True),
     }
     if head is not None:
         sizes |= {
-            "head.fc": (packed(hidden, head["num_features"]), True),
+            **_matrix_sizes("head.fc", hidden, head["num_features"], None),
             "head.fc_bias": (hidden * 4, False),
             "head.hidden_norm": (hidden * 4, True),
             "head.target_ids": (head["draft_vocab_size"] * 4, head["draft_vocab_size"] < vocab),
@@ -109,19 +124,31 @@ def tensor_sizes(model: dict[str, Any]) -> dict[str, tuple[int, bool]]:
     for i in range(model["num_layers"]):
         sizes |= {
             f"layers.{i}.input_norm": (hidden * 4, True),
-            f"layers.{i}.qkv": (packed(qkv_size, hidden if head is None else 2 * hidden), True),
             f"layers.{i}.qkv_bias": (qkv_size * 4, False),
             f"layers.{i}.q_norm": (head_dim * 4, False),
             f"layers.{i}.k_norm": (head_dim * 4, False),
-            f"layers.{i}.o": (packed(hidden, q_size), True),
             f"layers.{i}.o_bias": (hidden * 4, False),
             f"layers.{i}.post_norm": (hidden * 4, True),
-            f"layers.{i}.gate_up": (packed(gate_up_size, hidden), True),
             f"layers.{i}.gate_up_bias": (gate_up_size * 4, False),
-            f"layers.{i}.down": (packed(hidden, model["intermediate_size"]), True),
             f"layers.{i}.down_bias": (hidden * 4, False),
         }
+        qkv_inputs = hidden if head is None else 2 * hidden
+        inputs = {"qkv": (qkv_size, qkv_inputs), "o": (hidden, q_size), "gate_up": (gate_up_size, hidden)}
+        inputs["down"] = (hidden, model["intermediate_size"])
+        for name, shape in inputs.items():
+            sizes |= _matrix_sizes(f"layers.{i}.{name}", *shape, scheme)
+    num_outputs = vocab if head is None else head["draft_vocab_size"]
+    sizes |= _matrix_sizes("lm_head", num_outputs, hidden, scheme if scheme is not None and scheme.lm_head else None)
     return sizes
+
+
+def _matrix_sizes(name: str, num_out: int, num_in: int, scheme: Scheme | None) -> dict[str, tuple[int, bool]]:
+    entries = round_up(num_out, PANEL) * round_up(num_in, 32)
+    if scheme is None:
+        return {name: (entries * 2, True)}
+    num_groups = num_in // scheme.group_size if scheme.group_size else 1
+    scales = round_up(num_out, PANEL) * num_groups * 4
+    return {name: (entries * scheme.bits // 8, True), f"{name}_scales": (scales, True)}
 
 
 def write_engine_file(
@@ -130,13 +157,16 @@ def write_engine_file(
     segments: list[int],
     tensors: Iterable[tuple[str, TensorSource]],
     on_tensor: Callable[[str], None] | None = None,
+    scheme: Scheme | None = None,
 ) -> None:
     """Write an engine file tensor by tensor; a source is an array or a function that makes one, called once.
 
     Memory holds one tensor at a time. on_tensor is called with each name once it is written. Raises ValueError for an
     unexpected tensor name or size (a bug in the builder), OSError from the file system.
     """
-    sizes = tensor_sizes(model)
+    sizes = tensor_sizes(model, scheme)
+    if scheme is not None:
+        model = model | {"quantization": dataclasses.asdict(scheme)}
     _check_segments(segments, model["num_layers"])
     # Offsets are known only after the data: reserve room for the largest possible header.
     longest = {name: {"offset": 2**63, "nbytes": nbytes} for name, (nbytes, _) in sizes.items()}
@@ -179,6 +209,17 @@ def _check_segments(segments: list[int], num_layers: int) -> None:
     rising = all(a < b for a, b in itertools.pairwise(segments))
     if len(segments) < 2 or segments[0] != 0 or segments[-1] != num_layers or not rising:
         raise ValueError(f"segments {segments} do not rise from 0 to {num_layers}")
+
+
+def scheme_of(model: dict[str, Any]) -> Scheme | None:
+    """How a header's model is quantised; ValueError for what this version does not know."""
+    found = model.get("quantization")
+    if found is None:
+        return None
+    scheme = Scheme(**found)
+    if scheme.bits not in (4, 8) or scheme.group_size not in (0, 32, 128):
+        raise ValueError(f"model.quantization is {found!r}")
+    return scheme
 
 
 class EngineFile:
@@ -296,7 +337,7 @@ def _check_header(header: dict[str, Any]) -> None:
     _check_segments(header["segments"], model["num_layers"])
     if "head" in model:
         _check_head(model["head"])
-    sizes = tensor_sizes(model)
+    sizes = tensor_sizes(model, scheme_of(model))
     for name, entry in tensors.items():
         offset, nbytes = entry["offset"], entry["nbytes"]
         if name not in sizes or nbytes != sizes[name][0]:

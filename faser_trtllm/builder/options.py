@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faser_trtllm.backends import find_backend, names_with
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.quantized_weight import Scheme
 
 MAX_DRAFT_LEN = 64
 
@@ -21,6 +22,8 @@ class BuildOptions:
     exit_layers: layer boundaries that split the (expanded) target into segments. eagle3_layers: of the target, whose
     entering hidden rows an EAGLE-3 head reads; default: as the head's config.json says. expand: times the target's
     layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
+    quantization, draft_quantization: as Scheme.parse reads them, of the target's and of the draft's layers;
+    quantize_lm_head: of their LM heads too.
     """
 
     checkpoint_dir: Path
@@ -38,8 +41,21 @@ class BuildOptions:
     expand: int = 1
     compute_capabilities: tuple[str, ...] = ()
     tokenizer_dir: Path | None = None
+    quantization: str = "none"
+    draft_quantization: str = "none"
+    quantize_lm_head: bool = False
     dry_run: bool = False
     force: bool = False
+
+
+def schemes_of(options: BuildOptions) -> dict[str, Scheme]:
+    """How the weights of a role are quantised; InvalidArgumentError for a spelling that is none."""
+    schemes = {}
+    for role, text in (("target", options.quantization), ("draft", options.draft_quantization)):
+        scheme = Scheme.parse(text)
+        if scheme is not None:
+            schemes[role] = replace(scheme, lm_head=options.quantize_lm_head)
+    return schemes
 
 
 def check_options(options: BuildOptions) -> None:
@@ -54,6 +70,19 @@ def check_options(options: BuildOptions) -> None:
             f"compute_capability is {','.join(options.compute_capabilities)}, only the "
             f"{names_with(lambda b: b.builds_for_other_gpus)} backend builds for GPUs that are not there; leave it out"
         )
+    schemes = schemes_of(options)
+    if schemes and not backend.has_integer_weights:
+        raise InvalidArgumentError(
+            f"quantization is {next(iter(schemes.values()))}, only {names_with(lambda b: b.has_integer_weights)} "
+            f"engines hold integer weights, not those of {options.backend}; leave it out or use --backend cpu"
+        )
+    if "draft" in schemes and options.draft_checkpoint_dir is None:
+        raise InvalidArgumentError(
+            f"draft_quantization is {options.draft_quantization} without a draft; add --draft_checkpoint_dir or leave "
+            "it out"
+        )
+    if options.quantize_lm_head and not schemes:
+        raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")
     for name in ("max_batch_size", "max_num_tokens", "expand"):
         if getattr(options, name) < 1:
             raise InvalidArgumentError(f"{name} is {getattr(options, name)}, it must be at least 1")

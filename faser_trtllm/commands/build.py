@@ -83,6 +83,23 @@ def build(
             help="GPUs that tensorrt_rtx builds for, such as 8.6,12.0; default: all that it supports",
         ),
     ] = "",
+    quantization: Annotated[
+        str,
+        typer.Option(
+            "--quantization",
+            help="weights of the target's layers on the cpu backend: none, int8 (W8A16), int4 (W4A16) or int4:128; "
+            "int4 has a scale for each 32 inputs",
+        ),
+    ] = "none",
+    draft_quantization: Annotated[
+        str, typer.Option("--draft_quantization", help="the same of the draft's layers")
+    ] = "none",
+    quantize_lm_head: Annotated[
+        bool,
+        typer.Option(
+            "--quantize_lm_head", help="quantize the LM heads too, and embeddings that are one matrix with them"
+        ),
+    ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -127,6 +144,9 @@ def build(
         eagle3_layers=numbers("eagle3_layers", eagle3_layers),
         expand=expand,
         compute_capabilities=tuple(part.strip() for part in compute_capability.split(",") if part.strip()),
+        quantization=quantization,
+        draft_quantization=draft_quantization,
+        quantize_lm_head=quantize_lm_head,
         dry_run=dry_run,
         force=force,
     )

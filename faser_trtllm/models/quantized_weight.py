@@ -21,10 +21,14 @@ _SPELLING = re.compile(r"(int8|W8A16|int4|W4A16)(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """bits: 4 or 8. group_size: neighbouring inputs that share a scale; 0: all of an output's."""
+    """bits: 4 or 8. group_size: neighbouring inputs that share a scale; 0: all of an output's.
+
+    lm_head: of a model, that its LM head (and the embedding where they are one) is quantised besides its layers.
+    """
 
     bits: int
     group_size: int
+    lm_head: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Scheme | None:
@@ -81,9 +85,11 @@ class QuantizedWeight:
     def integers(self) -> npt.NDArray[np.int8]:
         """int8 [out, in]."""
         if self.bits == 8:
-            return self.values.view(np.int8)
+            integers: npt.NDArray[np.int8] = self.values.astype(np.int8, copy=False)
+            return integers
         halves = np.stack([self.values & 15, self.values >> 4], -1).reshape(self.shape)
-        return ((halves ^ 8).astype(np.int8) - 8).astype(np.int8)
+        signed: npt.NDArray[np.int8] = (halves ^ 8).astype(np.int8) - np.int8(8)
+        return signed
 
 
 def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight:

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "engine.h"
+#include "read_output.inl"
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__)
 #define FASER_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -60,6 +61,18 @@ float dot_column(const uint32_t* column, int num_pairs, const float* even, const
   return lanes[0];
 }
 
+// The same for weights [2 * num_pairs] that were read as floats.
+FASER_CLONES
+float dot_floats(const float* weights, int num_pairs, const float* even, const float* odd) {
+  float lanes[kSumLanes] = {};
+  for (int i = 0; i < num_pairs; i += kSumLanes)
+    for (int j = 0; j < kSumLanes; j++)
+      lanes[j] = lanes[j] + weights[2 * (i + j)] * even[i + j] + weights[2 * (i + j) + 1] * odd[i + j];
+  for (int width = kSumLanes / 2; width > 0; width /= 2)
+    for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
+  return lanes[0];
+}
+
 }  // namespace
 
 int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates,
@@ -72,7 +85,8 @@ int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_
     if (candidates[i] < -1 || candidates[i] >= model_.vocab_size) return FASER_BAD_TOKEN;
   if (num_scores == 0) return FASER_OK;
 
-  const int num_pairs = faser::round_up(model_.hidden_size, 32) / 2;
+  const faser::Matrix head = lm_head();
+  const int num_pairs = head.num_pairs;
   const size_t panel_words = static_cast<size_t>(num_pairs) * faser::kPanel;
   const int64_t useful = num_scores * model_.hidden_size / kMinWorkPerThread;
   const int limit = pool_->num_threads() < num_rows ? pool_->num_threads() : num_rows;
@@ -83,15 +97,21 @@ int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_
   pool_->run_team(use_team ? team_size : 1, [&](const faser::Team& team) {
     float* even = exit_rows_[team.id];
     float* odd = even + hidden_stride_ / 2;
+    float* weights = even + hidden_stride_;
+    const auto score = [&](int token) {
+      if (head.bits == 16)
+        return dot_column(head.words + token / faser::kPanel * panel_words + token % faser::kPanel, num_pairs, even,
+                          odd);
+      faser::read_output(head, token, model_.hidden_size, weights);
+      return dot_floats(weights, num_pairs, even, odd);
+    };
     for (int i = team.begin(num_rows); i < team.end(num_rows); i++) {
       norm_pairs(hidden_ + static_cast<size_t>(rows[i]) * hidden_stride_, final_norm_, model_.hidden_size,
                  hidden_stride_, model_.rms_norm_eps, even, odd);
       for (int64_t c = static_cast<int64_t>(i) * num_candidates; c < static_cast<int64_t>(i + 1) * num_candidates;
            c++) {
         const int token = candidates[c];
-        scores[c] = token < 0 ? -std::numeric_limits<float>::infinity()
-                              : dot_column(model_.lm_head + token / faser::kPanel * panel_words + token % faser::kPanel,
-                                           num_pairs, even, odd);
+        scores[c] = token < 0 ? -std::numeric_limits<float>::infinity() : score(token);
       }
     }
   });

@@ -42,7 +42,10 @@ void faser_pool_destroy(faser_pool* pool);
 // Model: pointers into memory that outlives the engine (the memory-mapped engine file).
 // Packed matrix [out, in]: ceil(out / 64) panels, each [in_padded / 2][64] uint32; element [i][j] holds the bf16
 // weights of output 64 * panel + j for inputs 2i (low half) and 2i + 1 (high half). in_padded = in rounded up to 32;
-// padding is zero. All pointers are 64-byte aligned. Norm weights and biases are fp32.
+// padding is zero. Quantised (weight_bits 8 or 4): panels of [in_padded / n][64] uint32, n = 32 / weight_bits; a word
+// has the integers of one output for n neighbouring inputs, in two's complement, the first input in the lowest bits.
+// Scales [panel][in / group_size, or 1][64] fp32: weight = integer * scale; padded outputs have scale 0. All pointers
+// are 64-byte aligned. Norm weights and biases are fp32.
 typedef struct {
   const float* input_norm;  // [hidden]
   const uint32_t* qkv;      // packed [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: all q heads, k heads, v heads
@@ -54,9 +57,10 @@ typedef struct {
   const float* post_norm;   // [hidden]
   const uint32_t*
       gate_up;  // packed [2 * padded(intermediate), hidden]: gate rows, then up rows; each part padded to 64
-  const float* gate_up_bias;  // [2 * padded(intermediate)] or NULL
-  const uint32_t* down;       // packed [hidden, intermediate]
-  const float* down_bias;     // [hidden] or NULL
+  const float* gate_up_bias;                                          // [2 * padded(intermediate)] or NULL
+  const uint32_t* down;                                               // packed [hidden, intermediate]
+  const float* down_bias;                                             // [hidden] or NULL
+  const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantised
 } faser_layer;
 
 // What an EAGLE-3 head has beside a decoder's layer (arXiv 2503.01840). Its row of the token at position t takes the
@@ -84,6 +88,9 @@ typedef struct {
   const uint32_t* lm_head;      // packed [vocab_size, hidden]
   const faser_layer* layers;    // [num_layers]
   const faser_head* head;       // NULL: a decoder; else one layer, with an embedding
+  const float* lm_head_scales;  // NULL: the LM head is bf16
+  int32_t weight_bits;          // of the layers' matrices: 16 (bf16), 8 or 4
+  int32_t group_size;           // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
 } faser_model;
 
 // Engine: KV memory, workspaces and the forward pass.

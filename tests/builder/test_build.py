@@ -137,6 +137,17 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
         ({"backend": "cuda"}, "head_dim is 16 in the target checkpoint, the CUDA kernels have 64, 80, 96, 128, 256"),
         ({"dtype": "float16"}, "dtype is float16, the cpu backend builds bfloat16"),
         ({"compute_capabilities": ("8.6",)}, "compute_capability is 8.6, only the tensorrt_rtx backend"),
+        (
+            {"backend": "tensorrt_rtx", "quantization": "int8"},
+            "int8, only cpu engines hold integer weights, not those of",
+        ),
+        ({"quantization": "fp8"}, "quantization is fp8, it must be none, int8 (W8A16)"),
+        (
+            {"draft_quantization": "int4:128"},
+            "draft is int4:128, but its hidden_size is 64, no multiple of 128; use int4",
+        ),
+        ({"draft_quantization": "int8", "draft_checkpoint_dir": None}, "draft_quantization is int8 without a draft"),
+        ({"quantize_lm_head": True}, "quantize_lm_head is set without a quantization"),
         ({"max_batch_size": 0}, "max_batch_size is 0, it must be at least 1"),
         ({"max_num_tokens": 31}, "max_num_tokens is 31, it must be at least max_batch_size (32)"),
         ({"tokens_per_block": 24}, "tokens_per_block is 24, it must be a multiple of 16"),

@@ -13,6 +13,8 @@ from tests.support.tiny_model import TinyConfig, TinyModel
 CONFIGS = {
     "tied": TinyConfig(num_layers=2),
     "untied": TinyConfig(num_layers=2, hidden_size=192, tied=False, vocab_size=130),
+    "int8": TinyConfig(num_layers=2, hidden_size=74, vocab_size=65, quantization="int8", quantize_lm_head=True),
+    "int4": TinyConfig(num_layers=2, vocab_size=130, quantization="int4", quantize_lm_head=True),
     "odd": TinyConfig(num_layers=2, hidden_size=74, vocab_size=65),
 }
 NUM_ROWS, NUM_CANDIDATES = 9, 8

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from faser_trtllm.builder.engine_file import pack_matrix, round_up, write_engine_file
+from faser_trtllm.builder.engine_file import pack_matrix, pack_quantized, round_up, write_engine_file
+from faser_trtllm.models.quantized_weight import Scheme, dequantize, quantize
 
 
 @dataclass(frozen=True)
@@ -30,27 +31,38 @@ class TinyConfig:
     biases: bool = False
     qk_norm: bool = False
     seed: int = 0
+    quantization: str = "none"
+    quantize_lm_head: bool = False
+
+    @property
+    def scheme(self) -> Scheme | None:
+        scheme = Scheme.parse(self.quantization)
+        return None if scheme is None else replace(scheme, lm_head=self.quantize_lm_head)
 
 
 class TinyModel:
-    """Weights rounded to bf16 (norms and biases fp32), as an engine file and as a torch forward pass."""
+    """Weights rounded to bf16 or quantised (norms and biases fp32), as an engine file and as a torch forward pass."""
 
     def __init__(self, config: TinyConfig) -> None:
         self.config = c = config
         generator = torch.Generator().manual_seed(c.seed)
         qkv_size = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
 
-        def matrix(num_out: int, num_in: int, scale: float = 1.0) -> torch.Tensor:
+        scheme = c.scheme
+        head_scheme = scheme if c.quantize_lm_head else None
+
+        def matrix(num_out: int, num_in: int, scale: float = 1.0, scheme: Scheme | None = scheme) -> torch.Tensor:
             weight = torch.randn(num_out, num_in, generator=generator) * scale / math.sqrt(num_in)
-            return weight.bfloat16().float()
+            weight = weight.bfloat16().float()
+            return weight if scheme is None else torch.from_numpy(dequantize(quantize(weight.numpy(), scheme)))
 
         def vector(size: int, mean: float) -> torch.Tensor:
             return mean + 0.2 * torch.randn(size, generator=generator)
 
         half = c.head_dim // 2
         self.inv_freq = c.rope_theta ** -(torch.arange(half, dtype=torch.float32) / half)
-        self.lm_head = matrix(c.vocab_size, c.hidden_size, 3.0)
-        self.embedding = self.lm_head if c.tied else matrix(c.vocab_size, c.hidden_size, 3.0)
+        self.lm_head = matrix(c.vocab_size, c.hidden_size, 3.0, head_scheme)
+        self.embedding = self.lm_head if c.tied else matrix(c.vocab_size, c.hidden_size, 3.0, None)
         self.final_norm = vector(c.hidden_size, 1.0)
         self.layers = []
         for _ in range(c.num_layers):
@@ -93,13 +105,13 @@ class TinyModel:
         tensors = {
             "rope_inv_freq": self.inv_freq.numpy(),
             "final_norm": self.final_norm.numpy(),
-            "lm_head": pack_matrix(_bf16_bits(self.lm_head)),
-        }
+        } | _packed("lm_head", self.lm_head, c.scheme if c.quantize_lm_head else None)
         if not c.tied:
             tensors["embedding"] = _bf16_bits(self.embedding)
         for i, layer in enumerate(self.layers):
-            packed = {name: pack_matrix(_bf16_bits(layer[name])) for name in ("qkv", "o", "down")}
-            packed["gate_up"] = pack_matrix(_bf16_bits(two_parts(layer["gate"], layer["up"])))
+            packed = _packed("gate_up", two_parts(layer["gate"], layer["up"]), c.scheme)
+            for name in ("qkv", "o", "down"):
+                packed |= _packed(name, layer[name], c.scheme)
             if c.biases:
                 packed["gate_up_bias"] = two_parts(layer["gate_bias"], layer["up_bias"]).numpy()
             for name, value in layer.items():
@@ -107,7 +119,7 @@ class TinyModel:
                     packed[name] = value.numpy()
             tensors |= {f"layers.{i}.{name}": array for name, array in packed.items()}
         model = {name: getattr(c, name) for name in names}
-        write_engine_file(path, model, segments or [0, c.num_layers], tensors.items())
+        write_engine_file(path, model, segments or [0, c.num_layers], tensors.items(), scheme=c.scheme)
         return path
 
     def logits(self, token_ids: list[int], rounded: bool = False) -> torch.Tensor:
@@ -149,6 +161,13 @@ class TinyModel:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
+
+
+def _packed(name: str, weight: torch.Tensor, scheme: Scheme | None) -> dict[str, np.ndarray]:
+    if scheme is None:
+        return {name: pack_matrix(_bf16_bits(weight))}
+    words, scales = pack_quantized(quantize(weight.numpy(), scheme))
+    return {name: words, f"{name}_scales": scales}
 
 
 def _linear(x: torch.Tensor, layer: dict[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
-from faser_trtllm.builder.engine_file import EngineFile
+from faser_trtllm.builder.engine_file import EngineFile, scheme_of
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
@@ -34,7 +34,8 @@ _MODEL_SIZES = (
 )
 _LAYER_TENSORS = tuple(field[0] for field in native.FaserLayer._fields_)
 _OPTIONAL_LAYER_TENSORS = frozenset(
-    {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"},
+    {"qkv_bias", "q_norm", "k_norm", "o_bias", "gate_up_bias", "down_bias"}
+    | {name for name in _LAYER_TENSORS if name.endswith("_scales")},
 )
 
 
@@ -329,7 +330,9 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
             setattr(layer, name, address)
     model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
     model.max_seq_len = spec.max_seq_len
-    for name in ("rope_inv_freq", "final_norm", "lm_head"):
+    scheme = scheme_of(sizes)
+    model.weight_bits, model.group_size = (16, 0) if scheme is None else (scheme.bits, scheme.group_size)
+    for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales"):
         setattr(model, name, file.address(name))
     model.embedding = None if sizes["tied"] else file.address("embedding")
     model.layers = layers

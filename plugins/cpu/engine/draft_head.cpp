@@ -69,7 +69,8 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
   if (!continues) {
     team.sync();
     const int panels = num_panels(hidden_size);
-    const Gemm fc = {head_.fc, num_pairs(head_.num_features), fc_bias_, x_features_, feature_pairs_, num_rows};
+    const faser::Matrix weights = {head_.fc, nullptr, 16, 0, num_pairs(head_.num_features)};
+    const Gemm fc = {weights, fc_bias_, x_features_, feature_pairs_, num_rows};
     kernels_.gemm(fc, team.begin(panels), team.end(panels), hidden_, hidden_stride_);
     team.sync();
   }
@@ -88,8 +89,8 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
   }
   team.sync();
   const int qkv_panels = qkv_stride_ / kPanel;
-  const Gemm qkv = {layers_[0].qkv, num_pairs(2 * hidden_size), vectors_[0].qkv_bias,
-                    x_head_,        2 * hidden_pairs_,          num_rows};
+  const Gemm qkv = {layer_matrix(layers_[0].qkv, layers_[0].qkv_scales, 2 * hidden_size), vectors_[0].qkv_bias, x_head_,
+                    2 * hidden_pairs_, num_rows};
   kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
   finish_layer(team, batch, 0);
   if (kept == nullptr) return;

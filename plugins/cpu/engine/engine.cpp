@@ -132,7 +132,8 @@ faser::KvLayer faser_engine::kv_layer(int layer) const {
 void faser_engine::set_pool(faser_pool* pool) {
   while (static_cast<int>(scratch_.size()) < pool->num_threads())
     scratch_.push_back(allocate<char>(kernels_.scratch_bytes));
-  while (exit_rows_.size() < scratch_.size()) exit_rows_.push_back(allocate<float>(hidden_stride_));
+  while (exit_rows_.size() < scratch_.size())
+    exit_rows_.push_back(allocate<float>(2 * static_cast<size_t>(hidden_stride_)));
   const auto is_of_pool = [&](const auto& choosers) { return choosers->pool == pool; };
   auto found = std::find_if(choosers_.begin(), choosers_.end(), is_of_pool);
   if (found == choosers_.end()) {
@@ -176,6 +177,15 @@ bool is_valid(const faser_model& model) {
                      model.head_dim > 0 && model.head_dim % 2 == 0 && model.head_dim <= faser::kMaxHeadDim &&
                      model.intermediate_size > 0 && model.vocab_size > 0 && model.max_seq_len > 0 &&
                      model.sliding_window >= 0;
+  const int group_size = model.group_size;
+  const bool is_quantized = model.weight_bits != 16;
+  if (model.weight_bits != 16 && model.weight_bits != 8 && model.weight_bits != 4) return false;
+  if (group_size != 0 && group_size != 32 && group_size != 128) return false;
+  if (group_size == 0 && model.weight_bits == 4) return false;
+  if (group_size != 0 &&
+      (!is_quantized || model.hidden_size % group_size != 0 || model.num_heads * model.head_dim % group_size != 0 ||
+       model.intermediate_size % group_size != 0))
+    return false;
   if (!sizes || model.rope_inv_freq == nullptr || model.final_norm == nullptr || model.lm_head == nullptr ||
       model.layers == nullptr)
     return false;
@@ -183,6 +193,9 @@ bool is_valid(const faser_model& model) {
     const faser_layer& layer = model.layers[i];
     if (layer.input_norm == nullptr || layer.qkv == nullptr || layer.o == nullptr || layer.post_norm == nullptr ||
         layer.gate_up == nullptr || layer.down == nullptr)
+      return false;
+    if (is_quantized && (layer.qkv_scales == nullptr || layer.o_scales == nullptr || layer.gate_up_scales == nullptr ||
+                         layer.down_scales == nullptr))
       return false;
   }
   return model.head == nullptr || is_valid_head(model);

@@ -112,6 +112,14 @@ struct faser_engine {
     const int block = batch.block_table[row + position / tokens_per_block_];
     return static_cast<size_t>(block) * tokens_per_block_ + position % tokens_per_block_;
   }
+  faser::Matrix layer_matrix(const uint32_t* words, const float* scales, int num_in) const {
+    return {words, scales, model_.weight_bits, model_.group_size, faser::round_up(num_in, 32) / 2};
+  }
+  faser::Matrix lm_head() const {
+    const int bits = model_.lm_head_scales != nullptr ? model_.weight_bits : 16;
+    return {model_.lm_head, model_.lm_head_scales, bits, model_.group_size,
+            faser::round_up(model_.hidden_size, 32) / 2};
+  }
   char* pairs(char* base, int row, int stride) const { return base + static_cast<size_t>(row) * stride * pair_bytes_; }
 
   const faser::Kernels& kernels_;
@@ -137,7 +145,7 @@ struct faser_engine {
   char *x_hidden_, *queries_, *x_attention_, *x_mlp_;
   int32_t* row_requests_;          // [max_num_tokens] request of each row
   std::vector<char*> scratch_;     // per worker
-  std::vector<float*> exit_rows_;  // per worker: one row of early exit
+  std::vector<float*> exit_rows_;  // per worker: one row of early exit and one output's weights
   std::vector<faser::TileRange> tiles_;
   faser::Counter tile_counters_[2];  // by parity of the layer: one is in use while the other is reset
 

@@ -10,7 +10,6 @@ using faser::kPanel;
 using faser::round_up;
 using faser::Team;
 
-using faser::num_pairs;
 using faser::num_panels;
 
 namespace {
@@ -102,9 +101,7 @@ void faser_engine::begin_rows(const Team& team, const faser_batch& batch, bool e
       kernels_.embed_row(model_.embedding + static_cast<size_t>(token) * model_.hidden_size, model_.hidden_size, hidden,
                          hidden_stride_);
     } else {
-      const size_t panel_words = static_cast<size_t>(num_pairs(model_.hidden_size)) * kPanel;
-      kernels_.embed_column(model_.lm_head + token / kPanel * panel_words, token % kPanel, model_.hidden_size, hidden,
-                            hidden_stride_);
+      kernels_.embed_output(lm_head(), token, model_.hidden_size, hidden, hidden_stride_);
     }
   }
 }
@@ -150,7 +147,8 @@ void faser_engine::run_layer(const Team& team, const faser_batch& batch, int lay
   norm_rows(team, num_rows, nullptr, vectors.input_norm);
   team.sync();
   const int qkv_panels = qkv_stride_ / kPanel;
-  const Gemm qkv = {weights.qkv, num_pairs(model_.hidden_size), vectors.qkv_bias, x_hidden_, hidden_pairs_, num_rows};
+  const Gemm qkv = {layer_matrix(weights.qkv, weights.qkv_scales, model_.hidden_size), vectors.qkv_bias, x_hidden_,
+                    hidden_pairs_, num_rows};
   kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
   finish_layer(team, batch, layer);
 }
@@ -178,18 +176,19 @@ void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int 
   team.sync();
 
   const int q_size = heads_.num_heads * heads_.head_dim;
-  const Gemm o = {weights.o, num_pairs(q_size), vectors.o_bias, x_attention_, attention_pairs_, num_rows};
+  const Gemm o = {layer_matrix(weights.o, weights.o_scales, q_size), vectors.o_bias, x_attention_, attention_pairs_,
+                  num_rows};
   kernels_.gemm_add(o, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
   team.sync();
   norm_rows(team, num_rows, nullptr, vectors.post_norm);
   team.sync();
   const int mlp_panels = mlp_size_ / kPanel;
-  const Gemm gate_up = {weights.gate_up, num_pairs(model_.hidden_size), vectors.gate_up_bias, x_hidden_, hidden_pairs_,
-                        num_rows};
+  const Gemm gate_up = {layer_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size), vectors.gate_up_bias,
+                        x_hidden_, hidden_pairs_, num_rows};
   kernels_.gemm_swiglu(gate_up, team.begin(mlp_panels), team.end(mlp_panels), mlp_panels, x_mlp_, mlp_pairs_);
   team.sync();
-  const Gemm down = {weights.down, num_pairs(model_.intermediate_size), vectors.down_bias, x_mlp_, mlp_pairs_,
-                     num_rows};
+  const Gemm down = {layer_matrix(weights.down, weights.down_scales, model_.intermediate_size), vectors.down_bias,
+                     x_mlp_, mlp_pairs_, num_rows};
   kernels_.gemm_add(down, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
   team.sync();
 }
@@ -199,7 +198,7 @@ void faser_engine::run_head(const Team& team, const int32_t* logit_rows, int num
   team.sync();
   const int num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
   const int panels = num_panels(num_outputs);
-  const Gemm head = {model_.lm_head, num_pairs(model_.hidden_size), nullptr, x_hidden_, hidden_pairs_, num_logit_rows};
+  const Gemm head = {lm_head(), nullptr, x_hidden_, hidden_pairs_, num_logit_rows};
   float* out = draft_logits_ != nullptr ? draft_logits_ : logits;
   kernels_.gemm(head, team.begin(panels), team.end(panels), out, round_up(num_outputs, kPanel));
   if (draft_logits_ == nullptr) return;

@@ -18,6 +18,9 @@ inline F madd(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (
 inline Broadcast broadcast(const Pair* x) { return _mm512_set1_epi32(static_cast<int>(*x)); }
 
 struct Weights {
+  Weights() {}
+  // Each float is a bf16 value.
+  Weights(F low, F high) : bits((__m512i)(((U)low >> 16) | ((U)high & 0xffff0000u))) {}
   explicit Weights(U pairs) : bits((__m512i)pairs) {}
   __m512i bits;
 };

@@ -19,13 +19,21 @@ constexpr int kRowAlignment = 16;  // activation matrices are allocated in multi
                                    // groups
 constexpr int kMaxTile = 16;       // maximum query vectors processed together by attention
 
+// A packed matrix: panels of 64 outputs, words [inputs per word][64], see faser_cpu.h.
+struct Matrix {
+  const uint32_t* words;
+  const float* scales;  // null for bf16; a panel's are [groups][64]
+  int bits;             // 16: bf16; 8 or 4: integers
+  int group_size;       // inputs that share a scale; 0: all
+  int num_pairs;        // in_padded / 2
+};
+
 // y = x W^T over panels [first_panel, last_panel) of a packed matrix.
 struct Gemm {
-  const uint32_t* weights;  // first panel of the matrix
-  int num_pairs;            // in_padded / 2: a panel is [num_pairs][64]
-  const float* bias;        // padded to whole panels, or null
-  const void* x;            // [num_rows] rows of pairs
-  int x_stride;             // pairs
+  Matrix weights;
+  const float* bias;  // padded to whole panels, or null
+  const void* x;      // [num_rows] rows of pairs
+  int x_stride;       // pairs
   int num_rows;
 };
 
@@ -60,9 +68,9 @@ struct Kernels {
   int tile_size;         // query vectors per AttentionTile that suit the registers
   size_t scratch_bytes;  // per thread
 
-  // h [stride] = bf16 row [size], zero beyond; or column `lane` of a packed panel.
+  // h [stride] = bf16 row [size], zero beyond; or output `index` of a packed matrix.
   void (*embed_row)(const uint16_t* row, int size, float* h, int stride);
-  void (*embed_column)(const uint32_t* panel, int lane, int size, float* h, int stride);
+  void (*embed_output)(const Matrix& matrix, int index, int size, float* h, int stride);
   // x = pairs of RMSNorm(h) * weight over `size` values; h and weight are zero from size to stride.
   void (*norm_row)(const float* h, const float* weight, int size, int stride, float eps, void* x);
   // x = pairs of h [size], which can be read up to the next multiple of 16.

@@ -8,6 +8,7 @@
 // instruction set must not be linked into another's callers.
 
 // clang-format off: each builds on those before it
+#include "read_output.inl"
 #include "gemm.inl"
 #include "append_kv.inl"
 #include "verify_attention.inl"
@@ -21,12 +22,8 @@ void embed_row(const uint16_t* row, int size, float* h, int stride) {
   for (int i = size; i < stride; i++) h[i] = 0;
 }
 
-void embed_column(const uint32_t* panel, int lane, int size, float* h, int stride) {
-  for (int i = 0; i < size / 2; i++) {
-    const uint32_t pair = panel[static_cast<size_t>(i) * kPanel + lane];
-    h[2 * i] = float_of(pair << 16);
-    h[2 * i + 1] = float_of(pair & 0xffff0000u);
-  }
+void embed_output(const Matrix& matrix, int index, int size, float* h, int stride) {
+  read_output(matrix, index, size, h);
   for (int i = size; i < stride; i++) h[i] = 0;
 }
 
@@ -47,7 +44,7 @@ void round_row(const float* h, int size, void* x) {
 }
 
 const Kernels kTable = {
-    kName,    sizeof(Pair), kTileSize, sizeof(AttentionScratch), embed_row, embed_column, norm_row, round_row, gemm,
+    kName,    sizeof(Pair), kTileSize, sizeof(AttentionScratch), embed_row, embed_output, norm_row, round_row, gemm,
     gemm_add, gemm_swiglu,  append_kv, verify_attention};
 
 }  // namespace

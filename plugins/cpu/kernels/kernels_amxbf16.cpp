@@ -12,8 +12,11 @@ namespace {
 
 constexpr char kName[] = "amxbf16";
 constexpr int kMaxRows = 16;
+constexpr int kVectorRows = 6;  // of integers, which AVX-512 multiplies
 constexpr int kTileSize = 16;
 constexpr int kTilePairs = 16;  // a tile is 16 rows of 16 words
+
+constexpr int panel_vectors(int) { return 4; }
 
 // All eight tiles at full size: 16 rows of 64 bytes.
 struct alignas(64) TileConfig {

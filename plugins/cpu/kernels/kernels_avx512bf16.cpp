@@ -12,6 +12,7 @@ namespace {
 
 constexpr char kName[] = "avx512bf16";
 constexpr int kMaxRows = 6;
+constexpr int kVectorRows = 6;  // of integers
 constexpr int kTileSize = 8;
 constexpr int kColumnVectors = 2;
 

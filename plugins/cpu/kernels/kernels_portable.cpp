@@ -11,6 +11,7 @@ namespace {
 constexpr char kName[] = "portable";
 constexpr int kLanes = 4;
 constexpr int kMaxRows = 4;
+constexpr int kVectorRows = 4;  // of integers
 constexpr int kTileSize = 4;
 constexpr int kColumnVectors = 2;
 
@@ -40,6 +41,8 @@ inline Broadcast broadcast(const Pair* x) {
 }
 
 struct Weights {
+  Weights() {}
+  Weights(F low, F high) : low(low), high(high) {}
   explicit Weights(U pairs) : low((F)(pairs << 16)), high((F)(pairs & 0xffff0000u)) {}
   F low, high;
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.partition.core_set import CoreSet
 from tests.engine.conftest import MAX_BATCH_SIZE, OpenHarness
 from tests.support.core_sets import OversubscribedCoreSet
-from tests.support.effort import examples
+from tests.support.effort import examples, pick
 from tests.support.engine_harness import Harness
 from tests.support.tiny_model import TinyConfig, TinyModel
 
@@ -29,7 +30,16 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+CONFIGS |= {
+    "int8": replace(CONFIGS["plain"], quantization="int8", quantize_lm_head=True),
+    "int4": replace(CONFIGS["window"], quantization="int4", num_heads=8, intermediate_size=320),
+    "int8-window": replace(CONFIGS["window"], quantization="int8"),
+    "int4-plain": replace(CONFIGS["plain"], quantization="int4"),
+    "int4-128": replace(CONFIGS["plain"], quantization="int4:128", hidden_size=256, quantize_lm_head=True),
+}
+
+
+@pytest.fixture(scope="module", params=pick(["plain", "window", "int8", "int4"], list(CONFIGS)))
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Tokens of some requests, their logits computed one row at a time, and engines of many kinds."""
     model = TinyModel(CONFIGS[request.param])

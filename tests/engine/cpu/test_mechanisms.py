@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.conftest import MAX_BATCH_SIZE
 from tests.support.core_sets import OversubscribedCoreSet
-from tests.support.effort import examples
+from tests.support.effort import examples, pick
 from tests.support.engine_harness import Harness
 from tests.support.tiny_model import TinyConfig, TinyModel
 
@@ -31,7 +32,13 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+CONFIGS |= {
+    "int8": replace(CONFIGS["window"], quantization="int8"),
+    "int4": replace(CONFIGS["plain"], quantization="int4", quantize_lm_head=True),
+}
+
+
+@pytest.fixture(scope="module", params=pick(["plain", "window", "int4"], list(CONFIGS)))
 def rig(request, tmp_path_factory):
     """Tokens of some requests, logits and early-exit scores computed one row at a time, an engine, partitions."""
     config = CONFIGS[request.param]

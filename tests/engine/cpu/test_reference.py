@@ -23,6 +23,15 @@ CONFIGS = {
     "head_dim_256": TinyConfig(head_dim=256, num_heads=2, num_kv_heads=1, num_layers=2),
     "window": TinyConfig(sliding_window=37),
     "window_of_1": TinyConfig(sliding_window=1, num_layers=2),
+    "int8": TinyConfig(quantization="int8", biases=True),
+    "int8_padded": TinyConfig(
+        quantization="int8", quantize_lm_head=True, head_dim=64, hidden_size=70, intermediate_size=290
+    ),
+    "int4": TinyConfig(quantization="int4", qk_norm=True),
+    "int4_head": TinyConfig(quantization="int4", quantize_lm_head=True, tied=False),
+    "int4_groups_of_128": TinyConfig(
+        quantization="int4:128", hidden_size=256, intermediate_size=384, num_layers=2, quantize_lm_head=True
+    ),
     "scaled_rope": TinyConfig(rope_attention_factor=1.3, rope_theta=500000.0),
 }
 
