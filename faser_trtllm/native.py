@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -191,7 +191,6 @@ class FaserAcceptance(Structure):
     _fields_ = [
         ("slope", c_void_p),
         ("intercept", c_void_p),
-        ("offset", c_void_p),
         ("max_margin", c_double),
         ("stride", c_int32),
     ]
@@ -200,7 +199,7 @@ class FaserAcceptance(Structure):
 class FaserTestSums(Structure):
     """struct faser_test_sums: sums over tested drafts."""
 
-    _fields_ = [("cells", c_void_p), ("slots", c_void_p), ("bins", c_void_p), ("num_bins", c_int32)]
+    _fields_ = [("cells", c_void_p), ("bins", c_void_p), ("num_bins", c_int32)]
 
 
 # name: (result, arguments); addresses of arrays are passed as integers or c_void_p.

@@ -24,21 +24,18 @@ MAX_MARGIN = 20.0  # logits; more says nothing more, and keeps a fit in range
 
 
 class AcceptanceModel:
-    """sigmoid(slope[s, j] * min(margin, MAX_MARGIN) + intercept[s, j] + offset[slot]) at place j of a slot with
-    sampling mode s.
+    """sigmoid(slope[s, j] * min(margin, MAX_MARGIN) + intercept[s, j]) at place j of sampling mode s.
 
-    slope, intercept [NUM_MODES, max_draft_len] fp32, offset [max_batch_size] fp64: written in place by whoever fits
-    them; their addresses hold for life.
+    slope, intercept [NUM_MODES, max_draft_len] fp32: written in place by whoever fits them; their addresses hold for
+    life.
     """
 
-    def __init__(self, max_draft_len: int, max_batch_size: int) -> None:
+    def __init__(self, max_draft_len: int) -> None:
         self.slope: Float32Array = np.zeros((NUM_MODES, max_draft_len), np.float32)
         self.intercept: Float32Array = np.zeros((NUM_MODES, max_draft_len), np.float32)
-        self.offset: Float64Array = np.zeros(max_batch_size)
         self._struct = native.FaserAcceptance(
             address_of(self.slope, np.float32),
             address_of(self.intercept, np.float32),
-            address_of(self.offset, np.float64),
             MAX_MARGIN,
             max_draft_len,
         )
@@ -48,19 +45,18 @@ class AcceptanceModel:
     def max_draft_len(self) -> int:
         return self.slope.shape[1]
 
-    def log_odds(self, slot: int, mode: int, margins: Float32Array, sources: Int8Array) -> Float64Array:
-        """Of a slot's first pending drafts, by their margins and sources [n] (core/request.py) -> [n], at most
+    def log_odds(self, mode: int, margins: Float32Array, sources: Int8Array) -> Float64Array:
+        """Of a request's first pending drafts, by their margins and sources [n] (core/request.py) -> [n], at most
         MAX_LOG_ODDS from 0."""
         n = margins.size
         logits = self.slope[mode, :n] * np.minimum(margins, MAX_MARGIN).astype(np.float64) + self.intercept[mode, :n]
-        own = np.where(sources == native.BY_MODEL, logits + self.offset[slot], margins)
+        own = np.where(sources == native.BY_MODEL, logits, margins)
         odds: Float64Array = np.clip(own, -MAX_LOG_ODDS, MAX_LOG_ODDS)
         return odds
 
-    def at(self, slot: int, mode: int, place: int, margin: float) -> float:
+    def at(self, mode: int, place: int, margin: float) -> float:
         """In the native library's order of operations; margin at most MAX_MARGIN."""
-        logit = float(self.slope[mode, place]) * margin + float(self.intercept[mode, place])
-        return sigmoid(logit + float(self.offset[slot]))
+        return sigmoid(float(self.slope[mode, place]) * margin + float(self.intercept[mode, place]))
 
 
 def is_certain(entry: np.void, position: int) -> bool:

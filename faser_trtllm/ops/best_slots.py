@@ -126,7 +126,7 @@ def frontier_reference(
             if is_certain(entry, tokens + place):
                 alive *= sigmoid(float32_at(int(entry["draft_margins"]), tokens + place + 1)[-1])
             else:
-                alive *= rule.acceptance.at(slot, int(entry["mode"]), place, margin)
+                alive *= rule.acceptance.at(int(entry["mode"]), place, margin)
             row.append(alive)
         rows.append(row)
     return _choose(rows, rule.costs).lengths

@@ -12,16 +12,16 @@ from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of
 
-NUM_CELL_SUMS, NUM_SLOT_SUMS = 7, 2
+NUM_CELL_SUMS = 7
 NUM_BINS = 20
 
 
 class TestedSums:
     """p is the model's estimate before a test, y 1 if the draft passed and 0 if not, m its margin, w = p (1 - p).
 
-    cells [NUM_MODES, max_draft_len, 7]: sums of 1, y, (y - p) m, y - p, w m m, w m, w by sampling mode and place. slots
-    [max_batch_size, 2]: sums of y - p and w. bins [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. A
-    draft behind the first rejected one was not tested (right censoring). Whoever reads the sums clears them.
+    cells [NUM_MODES, max_draft_len, 7]: sums of 1, y, (y - p) m, y - p, w m m, w m, w by sampling mode and place. bins
+    [3, NUM_BINS]: sums of 1, p and y by p, in bins of equal width. A draft behind the first rejected one was not tested
+    (right censoring). Whoever reads the sums clears them.
     """
 
     __test__ = False  # pytest would take it for a class of tests
@@ -29,9 +29,8 @@ class TestedSums:
     def __init__(self, model: AcceptanceModel) -> None:
         self._model = model
         self.cells = np.zeros((NUM_MODES, model.max_draft_len, NUM_CELL_SUMS))
-        self.slots = np.zeros((model.offset.size, NUM_SLOT_SUMS))
         self.bins = np.zeros((3, NUM_BINS))
-        addresses = (address_of(array, np.float64) for array in (self.cells, self.slots, self.bins))
+        addresses = (address_of(array, np.float64) for array in (self.cells, self.bins))
         self._struct = native.FaserTestSums(*addresses, NUM_BINS)
 
     def add(
@@ -72,9 +71,8 @@ class TestedSums:
             for place, m in enumerate(pending_margins(sampling, slot, tokens, num_tested)):
                 if is_certain(sampling[slot], tokens + place):
                     continue  # whoever proposed it learns from what is committed
-                p = self._model.at(slot, mode, place, m)
+                p = self._model.at(mode, place, m)
                 y = float(place < accepted)
                 error, w = y - p, p * (1.0 - p)
                 self.cells[mode, place] += (1.0, y, error * m, error, w * m * m, w * m, w)
-                self.slots[slot] += (error, w)
                 self.bins[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += (1.0, p, y)

@@ -53,9 +53,9 @@ class AcceptanceEstimator:
     prior: float32 [NUM_MODES, max_draft_len], what a draft at a place brings if those before it pass, margins aside.
     """
 
-    def __init__(self, max_draft_len: int, max_batch_size: int) -> None:
+    def __init__(self, max_draft_len: int) -> None:
         self._k = max(1, max_draft_len)
-        self.model = AcceptanceModel(self._k, max_batch_size)
+        self.model = AcceptanceModel(self._k)
         self.tested = TestedSums(self.model)
         self._mode_theta = np.full((NUM_MODES, 2), (0.0, INITIAL_LOGIT))  # slope, intercept
         self._theta = np.full((NUM_MODES, self._k, 2), (0.0, INITIAL_LOGIT))

@@ -34,7 +34,7 @@ class ExitRule:
         model = self.models[boundary]
         pending = [(r, r.num_tokens, r.num_tokens + n) for r, n in zip(decoding, num_drafts, strict=True)]
         before = [
-            self.acceptance.log_odds(r.slot, r.sampling_mode, r.draft_margins[first:end], r.draft_sources[first:end])
+            self.acceptance.log_odds(r.sampling_mode, r.draft_margins[first:end], r.draft_sources[first:end])
             for r, first, end in pending
         ]
         return PruneRule(

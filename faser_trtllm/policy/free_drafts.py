@@ -25,12 +25,12 @@ class FreeDraftsPolicy:
     """Where the draft model rests, the price is what the steps have brought lately, per ms of the machine's usual speed
     and per request; else it is its plan's."""
 
-    def __init__(self, model_policy: PricePolicy | None, max_draft_len: int, costs: CostTable, max_batch_size: int):
+    def __init__(self, model_policy: PricePolicy | None, max_draft_len: int, costs: CostTable) -> None:
         """model_policy: for the draft model; None: there is none."""
         self.name = "price"
         self._model_policy = model_policy
         self._inner: Policy = model_policy or OffPolicy()
-        self._model = model_policy.estimator.model if model_policy else AcceptanceModel(max_draft_len, max_batch_size)
+        self._model = model_policy.estimator.model if model_policy else AcceptanceModel(max_draft_len)
         self._max_draft_len = max_draft_len
         self._costs = MeasuredCosts(costs, max_draft_len)
         self._goodput = Average(GOODPUT_MS)  # log of it over that without drafts

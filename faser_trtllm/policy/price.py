@@ -45,7 +45,7 @@ class PricePolicy:
         self.name = "price"
         self._max_draft_len = max_draft_len
         self._max_batch_size = max_batch_size
-        self.estimator = AcceptanceEstimator(max_draft_len, max_batch_size)
+        self.estimator = AcceptanceEstimator(max_draft_len)
         self._costs = MeasuredCosts(costs, max_draft_len)
         self._exits = ExitPlanner(costs, self.estimator.model, prune)
         self._arms = Arms()

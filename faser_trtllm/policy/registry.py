@@ -67,17 +67,17 @@ def make_policy(
                 "or use fixed:K"
             )
         if DrafterName.MODEL not in drafters and name == "price":
-            return FreeDraftsPolicy(None, max_draft_len, costs, max_batch_size)
+            return FreeDraftsPolicy(None, max_draft_len, costs)
         if not costs.has("draft_step"):
             raise ConfigError(
                 f"speculation is {spelling}, but this engine directory has no draft model to measure; use price or "
                 "fixed:K"
             )
         if name == "schedule":
-            return SchedulePolicy(max_draft_len, costs, max_batch_size)
+            return SchedulePolicy(max_draft_len, costs)
         policy = PricePolicy(max_draft_len, costs, max_batch_size, **options)
         if DrafterName.SUFFIX in drafters:
-            return FreeDraftsPolicy(policy, max_draft_len, costs, max_batch_size)
+            return FreeDraftsPolicy(policy, max_draft_len, costs)
         return policy
     raise _unknown(spelling)
 

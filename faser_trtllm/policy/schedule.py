@@ -17,11 +17,11 @@ RETRY_STEPS = 256  # without drafting, until some steps draft one token each, to
 class SchedulePolicy:
     """Knows batch size, context and the mean acceptance by place; no request, no draft and no queue."""
 
-    def __init__(self, max_draft_len: int, costs: CostTable, max_batch_size: int) -> None:
+    def __init__(self, max_draft_len: int, costs: CostTable) -> None:
         self.name = "schedule"
         self._max_draft_len = max_draft_len
         self._costs = MeasuredCosts(costs, max_draft_len)
-        self.estimator = AcceptanceEstimator(max_draft_len, max_batch_size)
+        self.estimator = AcceptanceEstimator(max_draft_len)
         self._context_len = 1.0
         self._num_idle = 0  # steps since something was drafted
 

@@ -15,10 +15,9 @@ inline double capped_margin(const faser_acceptance& a, float margin) {
   return static_cast<double>(margin) < a.max_margin ? static_cast<double>(margin) : a.max_margin;
 }
 
-inline double acceptance_of(const faser_acceptance& a, int32_t slot, int32_t mode, int32_t place, double margin) {
+inline double acceptance_of(const faser_acceptance& a, int32_t mode, int32_t place, double margin) {
   const int32_t at = mode * a.stride + place;
-  const double slope = static_cast<double>(a.slope[at]), intercept = static_cast<double>(a.intercept[at]);
-  return sigmoid(slope * margin + intercept + a.offset[slot]);
+  return sigmoid(static_cast<double>(a.slope[at]) * margin + static_cast<double>(a.intercept[at]));
 }
 
 // Whether the draft's margin is its log-odds of acceptance already, as a drafter that draws nothing gives it.

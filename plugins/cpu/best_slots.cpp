@@ -113,9 +113,8 @@ int32_t faser_frontier(const faser_slot_costs* costs, const faser_acceptance* ac
     for (int32_t j = 0; j < num_pending[i]; ++j) {
       const float stored = s.draft_margins[num_tokens[i] + j];
       const double margin = faser::capped_margin(*acceptance, stored);
-      survival *= faser::is_certain(s, num_tokens[i] + j)
-                      ? faser::sigmoid(static_cast<double>(stored))
-                      : faser::acceptance_of(*acceptance, slots[i], s.mode, j, margin);
+      survival *= faser::is_certain(s, num_tokens[i] + j) ? faser::sigmoid(static_cast<double>(stored))
+                                                          : faser::acceptance_of(*acceptance, s.mode, j, margin);
       ranked.push_back({survival, j, i});
     }
   }

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 10
+#define FASER_ABI_VERSION 11
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -283,11 +283,10 @@ typedef struct {
 int32_t faser_best_slots(const faser_slot_costs* costs, int32_t num_requests, int32_t stride, const double* survival,
                          const int32_t* limits, int32_t* out_lengths, double* out_score);
 
-// How likely a draft is accepted: at place j (0: the first pending one) with margin m, of a slot with sampling mode s,
-// sigmoid(slope[s][j] * min(m, max_margin) + intercept[s][j] + offset[slot]).
+// How likely a draft is accepted: at place j (0: the first pending one) with margin m, of sampling mode s,
+// sigmoid(slope[s][j] * min(m, max_margin) + intercept[s][j]).
 typedef struct {
   const float *slope, *intercept;  // [modes, stride]
-  const double* offset;            // by slot
   double max_margin;
   int32_t stride;  // most drafts that are pending
 } faser_acceptance;
@@ -302,7 +301,6 @@ int32_t faser_frontier(const faser_slot_costs* costs, const faser_acceptance* ac
 // not, m the margin, w = p (1 - p).
 typedef struct {
   double* cells;  // [modes, stride, 7] sums of 1, y, (y - p) m, y - p, w m m, w m, w
-  double* slots;  // [max_batch_size, 2] sums of y - p, w
   double* bins;   // [3, num_bins] by p: sums of 1, p, y
   int32_t num_bins;
 } faser_test_sums;

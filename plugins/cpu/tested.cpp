@@ -9,9 +9,9 @@
 namespace faser {
 namespace {
 
-constexpr int32_t kCellSums = 7, kSlotSums = 2;
+constexpr int32_t kCellSums = 7;
 
-void add_test(const faser_test_sums& sums, double* cell, double* slot, double p, double margin, bool passed) {
+void add_test(const faser_test_sums& sums, double* cell, double p, double margin, bool passed) {
   const double y = passed ? 1.0 : 0.0, error = y - p, weight = p * (1.0 - p);
   cell[0] += 1.0;
   cell[1] += y;
@@ -20,8 +20,6 @@ void add_test(const faser_test_sums& sums, double* cell, double* slot, double p,
   cell[4] += weight * margin * margin;
   cell[5] += weight * margin;
   cell[6] += weight;
-  slot[0] += error;
-  slot[1] += weight;
   const int32_t bin = std::min(static_cast<int32_t>(p * sums.num_bins), sums.num_bins - 1);
   sums.bins[bin] += 1.0;
   sums.bins[sums.num_bins + bin] += p;
@@ -43,10 +41,9 @@ int32_t faser_add_tests(const faser_test_sums* sums, const faser_acceptance* acc
     for (int32_t j = 0; j < num_tested; ++j) {
       if (faser::is_certain(s, num_tokens[i] + j)) continue;
       const double margin = faser::capped_margin(*acceptance, s.draft_margins[num_tokens[i] + j]);
-      const double p = faser::acceptance_of(*acceptance, slots[i], s.mode, j, margin);
+      const double p = faser::acceptance_of(*acceptance, s.mode, j, margin);
       double* cell = sums->cells + static_cast<size_t>(s.mode * stride + j) * faser::kCellSums;
-      double* slot = sums->slots + static_cast<size_t>(slots[i]) * faser::kSlotSums;
-      faser::add_test(*sums, cell, slot, p, margin, j < num_accepted[i]);
+      faser::add_test(*sums, cell, p, margin, j < num_accepted[i]);
     }
   }
   return FASER_OK;

@@ -12,10 +12,9 @@ from tests.support.sampling_slots import Slots
 
 def model_and_slots(rng, n, k, *, tie=False):
     """Of n slots and k places, random, or with many equal margins; margins [n, 16] are kept by the caller."""
-    model = AcceptanceModel(k, n)
+    model = AcceptanceModel(k)
     model.slope[:] = 1.0 if tie else rng.random((NUM_MODES, k))
     model.intercept[:] = 0.0 if tie else rng.standard_normal((NUM_MODES, k))
-    model.offset[:] = 0.0 if tie else rng.standard_normal(n)
     slots = Slots(n, 4, k)
     margins = (rng.integers(0, 3, (n, 16)) if tie else rng.exponential(5.0, (n, 16))).astype(np.float32)
     slots.array["draft_margins"] = [row.ctypes.data for row in margins]

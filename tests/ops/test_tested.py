@@ -30,7 +30,7 @@ def test_native_is_the_reference(n, k, seed, num_steps):
         for slot, first, passed, how in zip(*step, strict=True):
             last = first + passed + (how == native.RECOVERED)
             num_tested += int((slots.draft_sources[slot, first:last] == native.BY_MODEL).sum())
-    for name in ("cells", "slots", "bins"):
+    for name in ("cells", "bins"):
         assert np.array_equal(getattr(sums, name), getattr(expected, name)), name
     assert sums.cells[:, :, 0].sum() == sums.bins[0].sum() == num_tested
     assert sums.cells.shape == (NUM_MODES, k, 7)
@@ -47,7 +47,7 @@ def test_gradient_and_information_are_the_log_likelihoods_derivatives():
     margin = min(float(margins[0, 3]), 20.0)
 
     def log_likelihood(slope, intercept):
-        return -np.log1p(np.exp(-(slope * margin + intercept + model.offset[0])))
+        return -np.log1p(np.exp(-(slope * margin + intercept)))
 
     at = float(model.slope[0, 0]), float(model.intercept[0, 0])
     by_slope = (log_likelihood(at[0] + eps, at[1]) - log_likelihood(at[0] - eps, at[1])) / (2 * eps)

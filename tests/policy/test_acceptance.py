@@ -22,7 +22,7 @@ class Tests:
         self.sampling = SamplingTable(len(modes), 4, max_draft_len)
         for one in self.requests:
             self.sampling.bind(one.slot, one)
-        self.estimator = AcceptanceEstimator(max_draft_len, len(modes))
+        self.estimator = AcceptanceEstimator(max_draft_len)
 
     def run(self, num_steps, probability, every=16):
         """probability(request index, place, margin) of a draft's acceptance."""
@@ -49,7 +49,7 @@ def logistic(slope, intercept):
 
 
 def test_before_anything_is_known_it_is_the_initial_rate():
-    estimator = AcceptanceEstimator(3, 2)
+    estimator = AcceptanceEstimator(3)
     p = 1.0 / (1.0 + np.exp(-INITIAL_LOGIT))
     assert estimator.is_new
     assert estimator.gains([request("r", 3)])[0] == pytest.approx(np.cumprod([p] * 3))

@@ -41,8 +41,8 @@ def pending(n, log_odds):
 
 def policies():
     costs = toy_costs()
-    yield FreeDraftsPolicy(None, MAX_DRAFT_LEN, costs, 8)
-    yield FreeDraftsPolicy(PricePolicy(MAX_DRAFT_LEN, costs, 8), MAX_DRAFT_LEN, costs, 8)
+    yield FreeDraftsPolicy(None, MAX_DRAFT_LEN, costs)
+    yield FreeDraftsPolicy(PricePolicy(MAX_DRAFT_LEN, costs, 8), MAX_DRAFT_LEN, costs)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -60,21 +60,21 @@ def test_sure_drafts_get_rows_and_doubtful_ones_none(which):
 
 
 def test_without_a_draft_model_it_never_runs():
-    policy = FreeDraftsPolicy(None, MAX_DRAFT_LEN, toy_costs(), 8)
+    policy = FreeDraftsPolicy(None, MAX_DRAFT_LEN, toy_costs())
     assert policy.plan(view(3)).model_lengths == {}
 
 
 def test_the_draft_model_gets_the_lengths_that_its_policy_planned():
     inner = PricePolicy(MAX_DRAFT_LEN, toy_costs(), 8)
     planned = inner.plan(view(2)).lengths
-    policy = FreeDraftsPolicy(PricePolicy(MAX_DRAFT_LEN, toy_costs(), 8), MAX_DRAFT_LEN, toy_costs(), 8)
+    policy = FreeDraftsPolicy(PricePolicy(MAX_DRAFT_LEN, toy_costs(), 8), MAX_DRAFT_LEN, toy_costs())
     assert policy.plan(view(2)).model_lengths == {slot: k for slot, k in enumerate(planned) if k}
     assert any(planned)
 
 
 def test_rows_are_dearer_where_steps_bring_more():
     """Four tokens a step for the time of one: a row must bring more to be worth its time."""
-    policy = FreeDraftsPolicy(None, MAX_DRAFT_LEN, toy_costs(), 8)
+    policy = FreeDraftsPolicy(None, MAX_DRAFT_LEN, toy_costs())
     before = policy.plan(view(8)).price
     for _ in range(50):
         policy.observe(PlanStats(num_steps=16, ms=16 * 2.5, verify_ms=16 * 2.5, num_tokens=16 * 32, num_requests=16 * 8,
@@ -83,4 +83,4 @@ def test_rows_are_dearer_where_steps_bring_more():
 
 
 def test_nothing_decodes():
-    assert list(FreeDraftsPolicy(None, MAX_DRAFT_LEN, toy_costs(), 8).plan(StepView([], 0, 0, 0.0)).lengths) == []
+    assert list(FreeDraftsPolicy(None, MAX_DRAFT_LEN, toy_costs()).plan(StepView([], 0, 0, 0.0)).lengths) == []
