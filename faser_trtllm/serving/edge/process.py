@@ -62,6 +62,7 @@ class EdgeServer:
         self._executor: ServedExecutor | None = None
         self._engine: LocalEngine | None = None
         self._models: dict[int, TritonModel] = {}
+        self._publisher: TritonModel | None = None  # of the executor's counts, also after it was unloaded
         self._requests: dict[int, EdgeRequest] = {}
         self._wanted: dict[bytes, frozenset[str]] = {}
         self._is_draining = False
@@ -117,7 +118,7 @@ class EdgeServer:
             self._open(wire.read_open(body))
         elif kind is FromEdge.CLOSE:
             model = self._models.pop(body.u32(), None)
-            if model is not None:
+            if model is not None and model is not self._publisher:
                 model.close()
         elif kind is FromEdge.HELLO:
             version, num_starts = body.numbers(_HELLO)
@@ -141,13 +142,11 @@ class EdgeServer:
 
     def _pong(self) -> None:
         executor = self._executor
-        if executor is None:
+        if executor is None or self._publisher is None:
             return
         progress = executor.progress()
         self._connection.send(ToEdge.PONG, _PONG.pack(progress.stalled_s, progress.slow_step_s))
-        for model in self._models.values():
-            model.set_stats(executor.stats() | {"num_restarts": self._num_restarts})
-            break  # sums over models count the engine once
+        self._publisher.set_stats(executor.stats() | {"num_restarts": self._num_restarts})
 
     def _open(self, frame: OpenFrame) -> None:
         args = {
@@ -163,7 +162,9 @@ class EdgeServer:
             elif config != self._config:
                 self._answer_open(frame, OpenStatus.OTHER_CONFIGURATION)
                 return
-            self._models[frame.model] = TritonModel(self._api, args, engine=self._engine)
+            model = TritonModel(self._api, args, engine=self._engine)
+            self._models[frame.model] = model
+            self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
             self._answer_open(frame, OpenStatus.OPENED)
         except FaserError as error:
             self._fail_open(frame, error.code, str(error))

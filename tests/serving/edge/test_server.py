@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import time
 import urllib.request
 
 import numpy as np
@@ -80,6 +81,11 @@ def test_any_model_may_be_unloaded_while_another_streams(server):
             assert isinstance(answer, grpcclient.InferResult), answer
             assert answer.as_numpy("output_ids").dtype == np.int32
         assert server.engine_pid() == engine
+        unloaded_s = time.time()
+        wait_until(lambda: server.metric('nv_trt_llm_general_metrics{general_type="timestamp"') > unloaded_s)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}/metrics", timeout=PATIENCE_S) as answer:
+            series = [line for line in answer.read().decode().splitlines() if line.startswith("faser_num_preempt")]
+        assert len(series) == 1, "the engine's counts are published once"
         client.stop_stream(cancel_requests=True)
 
 

@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(edge, tmp_path):
     write_tokenizer(tmp_path, 320)
     (tmp_path / "repository").mkdir()
     repository = fake_repository(tmp_path / "repository")
-    with Server(tmp_path, model_repo=repository, log=tmp_path / "log") as server:
+    with Server(tmp_path, model_repo=repository, edge=edge, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 

@@ -348,7 +348,7 @@ def test_cancelling_ends_the_request_in_the_engine(server, tokenizer, model):
 
 def wait_until_idle(server):
     """Until the engine's metrics, which are published once a second, say so; `faser` was loaded first and runs it."""
-    name = 'nv_trt_llm_request_metrics{{model="faser",request_type="{}"'
+    name = 'nv_trt_llm_request_metrics{{model="tensorrt_llm",request_type="{}"'
     assert server.metric(name.format("max")) == 32
     counted_s = time.time() + 0.2  # older numbers may still be on their way
     wait_until(lambda: server.metric('nv_trt_llm_general_metrics{general_type="timestamp"') > counted_s)
