@@ -161,9 +161,9 @@ class PricePolicy:
         decoding, n = view.decoding, len(view.decoding)
         # Drafting costs the draft model the prompts as well, and to begin what it has missed.
         lag = sum(request.num_tokens - request.num_draft_computed_tokens for request in decoding)
-        num_output = sum(request.max_num_tokens - request.prompt_len for request in decoding)
+        num_left = sum(request.max_num_tokens - request.num_tokens for request in decoding)
         row_ms, few = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
-        late_ms = row_ms * max(self._prompts_of(1.0), lag / max(1, num_output))
+        late_ms = row_ms * max(self._prompts_of(1.0), lag / max(1, num_left))
         predicted = {OFF: off_goodput} | {arm: 1.0 / (1.0 / goodput + late_ms) for arm, goodput in goodputs.items()}
         entry_ms = row_ms * lag * few / n
         if self._in_charge == OFF:

@@ -132,3 +132,11 @@ def test_questions_are_answered_in_the_report_and_drawn(tmp_path, monkeypatch):
     assert "| 1.00 | 0.75 | 32 |" in text
     assert len(json.loads((tmp_path / JSON_FILE).read_text())["answers"]["sharing"]) == 4
     assert [path.name for path in tmp_path.glob("*.png")] == ["sharing.png"]
+
+
+def test_price_does_not_pay_for_prompts_that_little_output_is_left_to_pay_back() -> None:
+    """No drafting in every lull of prompts where nothing pays: the draft model would have to read all of them."""
+    setting = Setting("h200", "llama-3.1-8b", "llama-3.2-1b", 128, seed=1)
+    off = run_case("static", setting, OFF, "off")
+    price = run_case("static", setting, "price", "price:mode=serial,prune=off")
+    assert price.tokens_per_s > 0.98 * off.tokens_per_s
