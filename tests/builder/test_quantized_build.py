@@ -16,8 +16,8 @@ from faser_trtllm.engine.fingerprint import fingerprint_of
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.quantized_weight import Scheme, from_integers, quantize
 from faser_trtllm.models.weights import CheckpointWeights
-from tests.builder.test_cpu_parity import NUM_TOKENS, engine_logits
 from tests.support.checkpoints import make_checkpoint, make_pair
+from tests.support.engine_logits import NUM_TOKENS, engine_logits
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import CheckpointError
-from tests.builder.test_cpu_parity import NUM_TOKENS, engine_logits
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint, write_safetensors
+from tests.support.engine_logits import NUM_TOKENS, engine_logits
 from tests.support.quantized_writer import write_quantized
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -13,9 +13,9 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.rope import RopeConfig, rope_frequencies
-from tests.builder.test_cpu_parity import NUM_TOKENS, engine_logits
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint, make_pair, write_safetensors
+from tests.support.engine_logits import NUM_TOKENS, engine_logits
 from tests.support.gguf_writer import (
     F32,
     STRING,

@@ -13,6 +13,7 @@ from faser_trtllm.serving.edge import connection as connection_module
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.connection import EdgeConnection
 from faser_trtllm.serving.edge.wire import FromEdge, ToEdge, WireError
+from tests.serving.edge.frames import packed, read_frame
 from tests.support.waiting import PATIENCE_S
 
 
@@ -22,24 +23,6 @@ def ends():
     theirs.settimeout(PATIENCE_S)
     with ours, theirs:
         yield EdgeConnection(ours), theirs
-
-
-def packed(kind, content):
-    return struct.pack("<IB", len(content) + 1, kind) + content
-
-
-def read_frame(sock):
-    length, kind = struct.unpack("<IB", receive(sock, 5))
-    return ToEdge(kind), receive(sock, length - 1)
-
-
-def receive(sock, size):
-    data = b""
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        assert part, "the connection was closed"
-        data += part
-    return data
 
 
 frames = st.lists(st.tuples(st.sampled_from(FromEdge), st.binary(max_size=40)), min_size=1, max_size=6)

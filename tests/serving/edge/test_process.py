@@ -13,8 +13,7 @@ import pytest
 
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.wire import FromEdge, OpenStatus, ToEdge
-from tests.serving.edge.test_connection import packed, read_frame
-from tests.serving.edge.test_wire import packed_text, read_responses, request_body, texts_array
+from tests.serving.edge.frames import packed, packed_text, read_frame, read_responses, request_body, texts_array
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.waiting import PATIENCE_S

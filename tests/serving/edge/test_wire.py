@@ -1,7 +1,6 @@
 """Frames between Triton's backend and the engine process."""
 
 import contextlib
-import struct
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.wire import BYTES, Body, InputTensor, WireError
-
-DTYPES = {np.dtype(kind): number for number, kind in wire.DTYPES.items()}
+from tests.serving.edge.frames import DTYPES, content_of, read_responses, request_body, texts_array
 
 texts = st.text(max_size=20)
 arrays = st.one_of(
@@ -24,34 +22,6 @@ arrays = st.one_of(
     ),
     st.lists(st.binary(max_size=9), max_size=4).map(lambda items: texts_array([items])),
 )
-
-
-def texts_array(rows):
-    array = np.empty((len(rows), len(rows[0])), np.object_)
-    for place, row in enumerate(rows):
-        array[place] = row
-    return array
-
-
-def packed_text(value):
-    return struct.pack("<I", len(value.encode())) + value.encode()
-
-
-def content_of(array):
-    if array.dtype == np.object_:
-        return BYTES, b"".join(struct.pack("<I", len(item)) + item for item in array.reshape(-1))
-    return DTYPES[array.dtype], array.tobytes()
-
-
-def request_body(model, handle, wants_code, request_id, outputs, inputs):
-    """As plugins/triton/requests.cpp writes it."""
-    parts = [struct.pack("<IQB", model, handle, wants_code), packed_text(request_id)]
-    parts += [packed_text("".join(f"{name}\n" for name in outputs)), struct.pack("<I", len(inputs))]
-    for name, array in inputs:
-        number, content = content_of(array)
-        parts += [packed_text(name), struct.pack(f"<BI{array.ndim}q", number, array.ndim, *array.shape)]
-        parts += [struct.pack("<Q", len(content)), content]
-    return b"".join(parts)
 
 
 requests = st.tuples(
@@ -101,33 +71,6 @@ def test_bytes_that_do_not_fit_are_the_client_s_error(number, shape, content):
 def test_texts_that_are_longer_than_their_bytes(content):
     with pytest.raises(InvalidArgumentError, match=f"text_input has {len(content)} bytes that do not fit its shape"):
         InputTensor("text_input", BYTES, (1, 1), memoryview(content)).as_numpy()
-
-
-def read_responses(body):
-    """As plugins/triton/requests.cpp reads a body of responses."""
-    at, found = 0, []
-
-    def take(layout):
-        nonlocal at
-        values = struct.unpack_from(f"<{layout}", body, at)
-        at += struct.calcsize(f"<{layout}")
-        return values if len(values) > 1 else values[0]
-
-    while at < len(body):
-        handle, flags = take("QB")
-        outputs, error = {}, None
-        if flags & wire.ERROR:
-            code = take("B")
-            error = code, take(f"{take('I')}s").decode()
-        elif flags & wire.OUTPUTS:
-            for _ in range(take("H")):
-                name = take(f"{take('B') + 1}s")
-                assert name[-1] == 0
-                number, num_dims = take("BB")
-                shape = tuple(take("q") for _ in range(num_dims))
-                outputs[name[:-1].decode()] = number, shape, take(f"{take('I')}s")
-        found.append((handle, bool(flags & wire.FINAL), outputs, error))
-    return found
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.booleans(), st.lists(arrays, max_size=3)), max_size=5), texts)

@@ -178,7 +178,7 @@ def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir,
 def test_a_model_that_is_not_there_is_named(engine_dir, repository, tmp_path):
     with Server(engine_dir, model_repo=repository, models=("faser", "fast"), log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
-        there = "ensemble, faser, tensorrt_llm, tensorrt_llm_bls"
+        there = "ensemble, faser, postprocessing, preprocessing, tensorrt_llm, tensorrt_llm_bls"
         assert f"models has 'fast', the model repository has {there}; name one of these" in server.output()
 
 
