@@ -26,9 +26,9 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-NUM_CYCLES = int(os.environ.get("FASER_LOAD_CYCLES", pick("8", "10")))
+NUM_CYCLES = int(os.environ.get("FASER_LOAD_CYCLES", pick("14", "20")))
 NUM_PROCESSES = {"python": 2, "native": 1}  # that end with the model: the engine process, a stub
-NUM_FIRST = 4  # in which Triton makes what it keeps
+NUM_FIRST = 8  # in which Triton and malloc make what they keep
 MAX_GROWTH_MIB_PER_CYCLE = 0.5  # malloc's own over the few cycles here; over 60 it was 0.04 at most
 
 
