@@ -74,6 +74,17 @@ class FaserHead(Structure):
     ]
 
 
+class FaserMedusa(Structure):
+    """struct faser_medusa: Medusa heads, in the place of a decoder's layers."""
+
+    _fields_ = [
+        ("residual", c_void_p),
+        ("residual_bias", c_void_p),
+        ("num_heads", c_int32),
+        ("num_layers", c_int32),
+    ]
+
+
 class FaserModel(Structure):
     """struct faser_model."""
 
@@ -95,6 +106,7 @@ class FaserModel(Structure):
         ("lm_head", c_void_p),
         ("layers", POINTER(FaserLayer)),
         ("head", POINTER(FaserHead)),
+        ("medusa", POINTER(FaserMedusa)),
         ("lm_head_scales", c_void_p),
         ("weight_bits", c_int32),
         ("group_size", c_int32),

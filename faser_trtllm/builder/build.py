@@ -27,7 +27,7 @@ from faser_trtllm.builder.engine_dir import (
 )
 from faser_trtllm.builder.interrupts import kept_interrupts
 from faser_trtllm.builder.options import BuildOptions, check_options
-from faser_trtllm.builder.source import Source, open_sources
+from faser_trtllm.builder.source import MedusaHeads, Source, open_sources
 from faser_trtllm.builder.staging import staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
 
@@ -90,11 +90,13 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
             f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the checkpoints' "
             "max_position_embeddings"
         )
+    max_draft_len = options.max_draft_len if len(sources) > 1 or find_backend(options.backend).on_cpu else 0
+    head = sources[-1].head
     return BuildConfig(
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,
         max_seq_len=max_seq_len,
-        max_draft_len=options.max_draft_len if len(sources) > 1 or find_backend(options.backend).on_cpu else 0,
+        max_draft_len=min(max_draft_len, head.config.num_heads) if isinstance(head, MedusaHeads) else max_draft_len,
         tokens_per_block=backend.tokens_per_block(options.tokens_per_block, max_seq_len),
     )
 
@@ -102,8 +104,8 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
 def _check_head(options: BuildOptions, sources: list[Source]) -> None:
     if sources[-1].head is not None and not find_backend(options.backend).on_cpu:
         raise InvalidArgumentError(
-            f"the draft checkpoint {options.draft_checkpoint_dir} is an EAGLE-3 head, backend {options.backend} drafts "
-            "with a draft model only; build with --backend cpu"
+            f"the draft checkpoint {options.draft_checkpoint_dir} is {sources[-1].head}, backend {options.backend} "
+            "drafts with a draft model only; build with --backend cpu"
         )
 
 

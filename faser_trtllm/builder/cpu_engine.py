@@ -14,7 +14,7 @@ from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, pack_quantized, round_up
 from faser_trtllm.builder.options import BuildOptions, schemes_of
-from faser_trtllm.builder.source import Eagle3Head, Source
+from faser_trtllm.builder.source import Eagle3Head, MedusaHeads, Source
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
@@ -42,13 +42,16 @@ class CpuBackend:
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
         entries: dict[str, Any] = {"engine_file_version": engine_file.VERSION}
-        heads = {source.role: _head_json(source) for source in sources if source.head is not None}
+        for source in sources:
+            if source.head is not None:
+                kind, sizes = _head_json(source.head)
+                entries[kind] = {source.role: sizes}
         quantized = {source.role: self._quantization(source) for source in sources if source.role in self._schemes}
-        return entries | ({"eagle3": heads} if heads else {}) | ({"quantization": quantized} if quantized else {})
+        return entries | ({"quantization": quantized} if quantized else {})
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
         quantized = {"quantization": self._quantization(source)} if source.role in self._schemes else {}
-        return quantized if source.head is None else {"eagle3": _head_json(source)}
+        return quantized if source.head is None else dict([_head_json(source.head)])
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
         sizes = engine_file.tensor_sizes(_model(source, build_config), self._schemes.get(source.role))
@@ -58,6 +61,8 @@ class CpuBackend:
         head, scheme = source.head, self._schemes.get(source.role)
         if head is None:
             tensors = list(engine_tensors(source.config, source.weights, scheme))
+        elif isinstance(head, MedusaHeads):
+            tensors = list(medusa_tensors(head))
         else:
             tensors = list(head_tensors(head, source.weights))
         done = 0
@@ -76,8 +81,8 @@ class CpuBackend:
         scheme, config = self._schemes[source.role], source.config
         if source.head is not None:
             raise InvalidArgumentError(
-                f"{source.role}_quantization is {scheme}, but the {source.role} is an EAGLE-3 head, which stays in "
-                "bf16; leave it out"
+                f"{source.role}_quantization is {scheme}, but the {source.role} is {source.head}, which stays in bf16; "
+                "leave it out"
             )
         inputs = {
             "hidden_size": config.hidden_size,
@@ -106,14 +111,18 @@ def open_builder(options: BuildOptions) -> CpuBackend:
 
 def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     model = engine_model(source.config, build_config.max_seq_len)
-    return model if source.head is None else model | {"head": _head_json(source)}
+    if source.head is None:
+        return model
+    kind, sizes = _head_json(source.head)
+    return model | ({"medusa": sizes, "tied": True} if kind == "medusa" else {"head": sizes})
 
 
-def _head_json(source: Source) -> dict[str, Any]:
-    """The `head` object of an engine file's header."""
-    assert source.head is not None
-    config = source.head.config
-    return {
+def _head_json(head: Eagle3Head | MedusaHeads) -> tuple[str, dict[str, Any]]:
+    """Which kind of head it is, and its object in an engine file's header."""
+    if isinstance(head, MedusaHeads):
+        return "medusa", {"num_heads": head.config.num_heads, "num_layers": head.config.num_layers}
+    config = head.config
+    return "eagle3", {
         "layers": list(config.layers),
         "num_features": config.num_features,
         "draft_vocab_size": config.draft_vocab_size,
@@ -204,6 +213,24 @@ def head_tensors(head: Eagle3Head, weights: Weights) -> Iterator[tuple[str, Tens
     yield "head.hidden_norm", lambda: weights.float32("model.layers.0.hidden_norm.weight", (hidden,))
     if head.target_ids is not None:
         yield "head.target_ids", head.target_ids
+
+
+def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
+    """engine_tensors of Medusa heads: matrices of one kind lie one behind the other."""
+    config, weights = heads.config, heads.weights
+    hidden, vocab = config.hidden_size, config.vocab_size
+    blocks = [(head, layer) for head in range(config.num_heads) for layer in range(config.num_layers)]
+
+    def biases() -> npt.NDArray[np.float32]:
+        padded = np.zeros((len(blocks), round_up(hidden, PANEL)), np.float32)
+        for row, block in zip(padded, blocks, strict=True):
+            row[:hidden] = weights.residual_bias(*block, hidden)
+        return padded
+
+    yield "medusa.residual", lambda: np.concatenate([pack_matrix(weights.residual(*b, hidden)) for b in blocks])
+    yield "medusa.residual_bias", biases
+    numbers = range(config.num_heads)
+    yield "lm_head", lambda: np.concatenate([pack_matrix(weights.lm_head(n, vocab, hidden)) for n in numbers])
 
 
 class _Layer:

@@ -102,9 +102,14 @@ class EngineDir:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache per token, target and draft together, and of hidden rows that are kept for a head."""
-        configs = [config for config in (self.target_config, self.draft_config) if config is not None]
-        kept = 0 if self.draft_config is None else self.draft_config["faser"].get("eagle3", {}).get("num_features", 0)
-        return sum(_kv_bytes_per_token(config["pretrained_config"]) for config in configs) + 4 * int(kept)
+        target = _kv_bytes_per_token(self.target_config["pretrained_config"])
+        if self.draft_config is None:
+            return target
+        pretrained, ours = self.draft_config["pretrained_config"], self.draft_config["faser"]
+        if "medusa" in ours:  # which have no KV
+            return target + 4 * int(pretrained["hidden_size"])
+        kept = ours.get("eagle3", {}).get("num_features", 0)
+        return target + _kv_bytes_per_token(pretrained) + 4 * int(kept)
 
 
 def check_sizes(path: Path, files: Mapping[str, Any]) -> None:

@@ -100,8 +100,10 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     """Every tensor a model of these sizes may have -> {name: (nbytes, required)}. scheme: None for bf16.
 
     "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
-    layers.
+    layers. "medusa": of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs.
     """
+    if "medusa" in model:
+        return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
     head = model.get("head")
     hidden, head_dim, vocab = model["hidden_size"], model["head_dim"], model["vocab_size"]
     q_size = model["num_heads"] * head_dim
@@ -140,6 +142,15 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     num_outputs = vocab if head is None else head["draft_vocab_size"]
     sizes |= _matrix_sizes("lm_head", num_outputs, hidden, scheme if scheme is not None and scheme.lm_head else None)
     return sizes
+
+
+def _medusa_sizes(hidden: int, vocab: int, num_heads: int, num_layers: int) -> dict[str, tuple[int, bool]]:
+    num_blocks = num_heads * num_layers
+    return {
+        **_matrix_sizes("medusa.residual", num_blocks * round_up(hidden, PANEL), hidden, None),
+        "medusa.residual_bias": (num_blocks * round_up(hidden, PANEL) * 4, True),
+        **_matrix_sizes("lm_head", num_heads * round_up(vocab, PANEL), hidden, None),
+    }
 
 
 def _matrix_sizes(name: str, num_out: int, num_in: int, scheme: Scheme | None) -> dict[str, tuple[int, bool]]:
@@ -337,6 +348,8 @@ def _check_header(header: dict[str, Any]) -> None:
     _check_segments(header["segments"], model["num_layers"])
     if "head" in model:
         _check_head(model["head"])
+    if "medusa" in model and any(not isinstance(n, int) or n < 1 for n in model["medusa"].values()):
+        raise ValueError(f"model.medusa is {model['medusa']}")
     sizes = tensor_sizes(model, scheme_of(model))
     for name, entry in tensors.items():
         offset, nbytes = entry["offset"], entry["nbytes"]

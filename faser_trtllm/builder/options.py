@@ -16,12 +16,13 @@ MAX_DRAFT_LEN = 64
 class BuildOptions:
     """Options of `faser build`; None and () mean "decide from the checkpoints and the backend".
 
-    checkpoint_dir and draft_checkpoint_dir: Hugging Face folders or GGUF files; the draft may be an EAGLE-3 head.
-    tokenizer_dir: a folder whose tokenizer both models take instead of their own. max_seq_len: default: the limit of
-    both models, at most 4096. tokens_per_block: default: 32, or max_seq_len if the backend's KV cache is linear.
-    exit_layers: layer boundaries that split the (expanded) target into segments. eagle3_layers: of the target, whose
-    entering hidden rows an EAGLE-3 head reads; default: as the head's config.json says. expand: times the target's
-    layers (models/expand.py). compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
+    checkpoint_dir and draft_checkpoint_dir: Hugging Face folders or GGUF files; the draft may be an EAGLE-3 head or
+    Medusa heads. tokenizer_dir: a folder whose tokenizer both models take instead of their own. max_seq_len: default:
+    the limit of both models, at most 4096. max_draft_len: at most the number of Medusa heads is kept. tokens_per_block:
+    default: 32, or max_seq_len if the backend's KV cache is linear. exit_layers: layer boundaries that split the
+    (expanded) target into segments. eagle3_layers: of the target as it was before expand, whose entering hidden rows an
+    EAGLE-3 head reads; default: as the head's config.json says. expand: times the target's layers (models/expand.py).
+    compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
     quantization, draft_quantization: as Scheme.parse reads them, of the target's and of the draft's layers;
     quantize_lm_head: of their LM heads too.
     """

@@ -18,8 +18,10 @@ from faser_trtllm.models.checkpoint.open import open_checkpoint
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.eagle3 import Eagle3Config, Eagle3Weights, is_eagle3, load_eagle3_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
+from faser_trtllm.models.medusa import MedusaConfig, MedusaWeights, is_medusa, load_medusa_config
+from faser_trtllm.models.torch_file import HeadFiles, open_head_files
 from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
-from faser_trtllm.models.weights import CheckpointWeights, Weights
+from faser_trtllm.models.weights import Weights
 
 # Names of a checkpoint's types that a dtype holds without rounding.
 _SAME_TYPES = {"bfloat16": {"BF16"}, "float16": {"F16"}, "float32": {"F32", "F16", "BF16"}}
@@ -33,12 +35,25 @@ class Eagle3Head:
     config: Eagle3Config
     target_ids: npt.NDArray[np.int32] | None
 
+    def __str__(self) -> str:
+        return "an EAGLE-3 head"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    config: MedusaConfig
+    weights: MedusaWeights
+
+    def __str__(self) -> str:
+        return "Medusa heads"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
 
-    config and weights are the checkpoint's with the options applied. head: of a draft that is an EAGLE-3 head.
+    config and weights are the checkpoint's with the options applied; with Medusa heads, which are no decoder, the
+    target's. head: of a draft that is one.
     """
 
     role: str
@@ -46,7 +61,7 @@ class Source:
     config: ModelConfig
     weights: Weights
     segments: tuple[int, ...]
-    head: Eagle3Head | None = None
+    head: Eagle3Head | MedusaHeads | None = None
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
@@ -98,14 +113,17 @@ def open_sources(
     InvalidArgumentError for exit_layers and eagle3_layers.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
-    is_head = draft is not None and (draft / "config.json").exists() and is_eagle3(draft)
+    has_config = draft is not None and (draft / "config.json").exists()
+    is_head = draft is not None and has_config and is_eagle3(draft)
     if eagle3_layers and not is_head:
         raise InvalidArgumentError(
             f"eagle3_layers is {','.join(map(str, eagle3_layers))}, but the draft checkpoint is no EAGLE-3 head; leave "
             "it out"
         )
     if draft is not None and is_head:
-        sources.append(_open_head(draft, sources[0], eagle3_layers, stack))
+        sources.append(_open_eagle3(draft, sources[0], eagle3_layers, stack))
+    elif draft is not None and has_config and is_medusa(draft):
+        sources.append(_open_medusa(draft, sources[0], stack))
     elif draft is not None:
         sources.append(_open_draft(_open("draft", draft, stack, tokenizer_dir), sources[0].config.vocab_size))
         _check_tokenizers(*sources)
@@ -131,24 +149,33 @@ def _open_draft(checkpoint: Checkpoint, vocab_size: int) -> Source:
     return Source("draft", checkpoint, config, weights, (0, config.num_layers))
 
 
-def _open_head(directory: Path, target: Source, layers: Sequence[int], stack: ExitStack) -> Source:
-    """It has no tokenizer of its own."""
-    files = stack.enter_context(CheckpointWeights(directory))
+def _open_eagle3(directory: Path, target: Source, layers: Sequence[int], stack: ExitStack) -> Source:
+    files = open_head_files(directory, stack)
     weights = Eagle3Weights(files, target.weights)
-    config = load_eagle3_config(directory, weights, target.config, layers)
-    types = sorted({files.dtype(name) for name in files if len(files.shape(name)) > 1})
-    names = (*files.files, "config.json")
-    checkpoint = Checkpoint(
-        directory,
-        config.model,
-        weights,
-        target.checkpoint.tokenizer,
-        {},
-        {name: directory / name for name in names},
-        tuple(types),
-    )
+    config = load_eagle3_config(directory, weights, target.checkpoint.config, layers)
+    expand = target.config.num_layers // target.checkpoint.config.num_layers
+    config = dataclasses.replace(config, layers=tuple(layer * expand for layer in config.layers))
     head = Eagle3Head(config, weights.target_ids(config.draft_vocab_size, config.model.vocab_size))
+    checkpoint = _head_checkpoint(directory, files, config.model, weights, target)
     return Source("draft", checkpoint, config.model, weights, (0, 1), head)
+
+
+def _open_medusa(directory: Path, target: Source, stack: ExitStack) -> Source:
+    files = open_head_files(directory, stack)
+    weights = MedusaWeights(files)
+    head = MedusaHeads(load_medusa_config(directory, weights, target.config), weights)
+    config = dataclasses.replace(target.config, num_layers=1)
+    checkpoint = _head_checkpoint(directory, files, config, target.weights, target)
+    return Source("draft", checkpoint, config, target.weights, (0, 1), head)
+
+
+def _head_checkpoint(
+    directory: Path, files: HeadFiles, config: ModelConfig, weights: Weights, target: Source
+) -> Checkpoint:
+    """Of a head, which has no tokenizer of its own."""
+    types = sorted({files.dtype(name) for name in files if len(files.shape(name)) > 1})
+    paths = {name: directory / name for name in (*files.files, "config.json")}
+    return Checkpoint(directory, config, weights, target.checkpoint.tokenizer, {}, paths, tuple(types))
 
 
 def _segments(exit_layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:

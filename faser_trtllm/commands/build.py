@@ -32,7 +32,8 @@ def build(
         Path | None, typer.Option("--checkpoint_dir", help="target checkpoint: a Hugging Face folder, or a GGUF file")
     ] = None,
     draft_checkpoint_dir: Annotated[
-        Path | None, typer.Option("--draft_checkpoint_dir", help="draft model with the same tokenizer, or EAGLE-3 head")
+        Path | None,
+        typer.Option("--draft_checkpoint_dir", help="draft model with the same tokenizer, EAGLE-3 or Medusa heads"),
     ] = None,
     tokenizer_dir: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""The draft model, or an EAGLE-3 head: its KV is brought up to date and it drafts, in one engine call."""
+"""The draft model, or a draft head: its KV is brought up to date and it drafts, in one engine call."""
 
 from __future__ import annotations
 

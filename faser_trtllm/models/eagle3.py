@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, parse_model_config, read_json
-from faser_trtllm.models.weights import CheckpointWeights, Weights
+from faser_trtllm.models.torch_file import HeadFiles
+from faser_trtllm.models.weights import Weights
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 _SOURCE = "config.json"
@@ -54,7 +55,7 @@ class Eagle3Weights:
     """Tensors of a head under our names: `fc`, `model.layers.0.*`, `hidden_norm` and so on, as a decoder's where a
     decoder has them. What the head shares with its target comes from `target`."""
 
-    def __init__(self, checkpoint: CheckpointWeights, target: Weights) -> None:
+    def __init__(self, checkpoint: HeadFiles, target: Weights) -> None:
         """CheckpointError for a tensor that no layout has."""
         self._checkpoint = checkpoint
         self._target = target

@@ -61,6 +61,7 @@ class Probe:
         rng = np.random.default_rng(0)
         self._tokens = rng.integers(1, spec.vocab_size, spec.max_seq_len, dtype=np.int32)
         self._max_draft_len = probe_draft_len(limits.max_draft_len)
+        self._num_steps = min(DRAFTED, max(1, limits.max_draft_len))  # Medusa heads have no more
         # One sampling table per lane, since lanes may run in two threads.
         self._drafting, self._testing = (
             SamplingTable(num_slots, spec.vocab_size, self._max_draft_len) for _ in range(2)
@@ -107,7 +108,7 @@ class Probe:
         if point.kind in ("verify", "decode"):
             return self._verify_runner(rows, requests)
         assert self.draft is not None
-        draft, num_new = self.draft, DRAFTED if point.kind == "draft_step" else 1
+        draft, num_new = self.draft, self._num_steps if point.kind == "draft_step" else 1
         batch = self._batch(rows, logits=1)
         n = point.num_requests
         counts = [np.zeros(n, np.int32) for _ in range(3)]

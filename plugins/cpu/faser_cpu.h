@@ -77,6 +77,14 @@ typedef struct {
   int32_t norm_before_residual;  // 1: the residual is the normed hidden row
 } faser_head;
 
+// Medusa heads (arXiv 2401.10774). Head i reads the target's last hidden row of a position, behind its final norm, and
+// predicts the token i + 2 positions on: num_layers residual blocks, x + silu(W x + b), and an LM head.
+typedef struct {
+  const uint32_t* residual;    // packed [hidden, hidden], num_heads * num_layers of them
+  const float* residual_bias;  // [num_heads * num_layers, padded(hidden)]
+  int32_t num_heads, num_layers;
+} faser_medusa;
+
 typedef struct {
   int32_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size, max_seq_len;
   int32_t sliding_window;  // 0: none; else a row at position t sees positions t - sliding_window + 1 .. t
@@ -88,6 +96,7 @@ typedef struct {
   const uint32_t* lm_head;      // packed [vocab_size, hidden]
   const faser_layer* layers;    // [num_layers]
   const faser_head* head;       // NULL: a decoder; else one layer, with an embedding
+  const faser_medusa* medusa;   // NULL; else num_layers is 1, its layer is empty, and lm_head has num_heads matrices
   const float* lm_head_scales;  // NULL: the LM head is bf16
   int32_t weight_bits;          // of the layers' matrices: 16 (bf16), 8 or 4
   int32_t group_size;           // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
@@ -129,8 +138,9 @@ int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits);
 // Gives a head its target, before the first pass of either: from then on the target's passes keep, by block and offset
 // as KV, its hidden rows on entering these layers (ascending; its num_layers: on leaving the last one), rounded to
-// bf16. The target outlives the head and has as many blocks. A pass of the head must come after the target's pass over
-// the position before each of its rows.
+// bf16. Medusa heads take the num_layers alone, and its rows are kept behind the final norm. The target outlives the
+// head and has as many blocks. A pass of the head must come after the target's pass over the position before each of
+// its rows.
 int32_t faser_engine_attach_head(faser_engine* head, faser_engine* target, const int32_t* layers, int32_t num_layers);
 // Keeps the listed hidden rows (ascending) and drops the others; later calls must pass a matching batch.
 int32_t faser_engine_compact_rows(faser_engine* engine, const int32_t* rows, int32_t num_rows);

@@ -103,6 +103,8 @@ NUM_SAMPLES = 5000  # for 27 continuations; the wrong distribution below is told
         ),
         *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
         *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
+        *((policy, "medusa") for policy in ("fixed:4", "fixed:3:draft_ahead", "erratic")),
+        ("fixed:3:ping_pong", "suffix,medusa"),
         *((policy, "suffix,head") for policy in ("fixed:3:ping_pong", "price:prune=on")),
         *((policy, "suffix,model") for policy in ("fixed:3", "fixed:3:ping_pong", "erratic", "price:prune=on")),
     ],
@@ -144,7 +146,7 @@ def test_the_chi_square_notices_a_wrong_distribution():
     assert stats.chisquare(observed, expected).pvalue < 1e-6
 
 
-@pytest.mark.parametrize("drafters", ["model", "head"])
+@pytest.mark.parametrize("drafters", ["model", "head", "medusa"])
 def test_preemption_happens_and_changes_nothing(drafters):
     setup = Setup(
         drafters=drafters,

@@ -27,7 +27,7 @@ from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.testing.faults import parse_faults, with_faults
-from tests.support.toy_engine import ToyEngine, ToyHead, blend, make_table
+from tests.support.toy_engine import ToyEngine, ToyHead, ToyMedusa, blend, make_table
 
 STEP_S = 0.001
 
@@ -126,7 +126,7 @@ class Setup:
     faults: str = ""  # as FASER_FAULT has them; then the guard of a service is there too
     draft_timeout_ms: float = 1e9
     max_queue_size: int = 100_000
-    drafters: str = "model"  # "head": an EAGLE-3 head in the draft model's place
+    drafters: str = "model"  # "head", "medusa": an EAGLE-3 head, Medusa heads in the draft model's place
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
 
     def open(self, trace=None):
@@ -155,6 +155,8 @@ class Setup:
         self.draft = None
         if self.policy != "off" and "head" in self.drafters:
             self.draft = ToyHead(draft, self.target, **sizes)
+        elif self.policy != "off" and "medusa" in self.drafters:
+            self.draft = ToyMedusa(draft, self.target, **sizes)
         elif self.policy != "off" and "model" in self.drafters:
             self.draft = ToyEngine(draft, **sizes)
         faults = parse_faults(self.faults)
@@ -173,7 +175,8 @@ class Setup:
         )
 
     def drafter_names(self):
-        return [DrafterName(name) for name in self.drafters.replace("head", "model").split(",")]
+        names = self.drafters.split(",")
+        return [DrafterName("model" if name in ("head", "medusa") else name) for name in names]
 
     def make_tables(self):
         target = make_table(self.vocab_size, self.table_seed)

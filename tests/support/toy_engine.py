@@ -162,8 +162,12 @@ class ToyEngine(HostPruning):
                 np.arange(m, dtype=np.int32),
                 batch.block_table,
             )
-            logits = self.forward(step)
+            logits = self._step(step)
         return drafted
+
+    def _step(self, batch):
+        """Logits behind the drafts of the last step."""
+        return self.forward(batch)
 
     def _catch_up(self, draft_batch):
         """The batch's rows -> logits behind the last known token of each request that drafts."""
@@ -217,3 +221,53 @@ class ToyHead(ToyEngine):
                 self._is_own[self._place(slot, position)] = True
             logits.append(self.table[self._context(1, slot, first + num_drafts - 1)])
         return np.array(logits, np.float32).reshape(len(logits), self.spec.vocab_size)
+
+
+class ToyMedusa(ToyEngine):
+    """Medusa heads, fewer than there may be drafts: what a head says hangs on the target's row of the position before
+    the last committed token, which must be there, and on the draft's place. No KV."""
+
+    NUM_HEADS = 3
+
+    def __init__(self, table, target, **sizes):
+        super().__init__(table, **sizes)
+        self.spec = dataclasses.replace(self.spec, is_head=True)
+        self._target = target
+        self._last = {}  # by slot: context of the target's row, place of the newest draft
+        contexts, vocab_size = table.shape
+        following = np.arange(contexts)[:, None] % (contexts // vocab_size) * vocab_size + np.arange(vocab_size)
+        probs = np.exp(table - table.max(-1, keepdims=True))
+        probs /= probs.sum(-1, keepdims=True)
+        laws = [probs]
+        for _ in range(self.NUM_HEADS):
+            laws.append(np.einsum("ct,ctv->cv", probs, laws[-1][following]))
+        none = np.full_like(table, -np.inf)
+        self._heads = [*(np.log(law).astype(np.float32) for law in laws[1:]), none]
+
+    def _catch_up(self, draft_batch):
+        batch = draft_batch.batch
+        self._block_table = batch.block_table
+        logits = []
+        for i, slot in enumerate(batch.slots.tolist()):
+            first, num_drafts = int(draft_batch.num_tokens[i]), int(draft_batch.num_drafts[i])
+            if not draft_batch.num_new_drafts[i]:
+                continue
+            assert batch.positions[batch.cu_rows[i + 1] - 1] == first - 1 > 0
+            tokens = int32_at(int(draft_batch.sampling[slot]["tokens"]), first - 1)
+            for position in range(max(0, first - 1 - CONTEXT), first - 1):
+                kept = self._target.kv[(1, *self._place(slot, position))]
+                assert kept == tokens[position], "the target has not run the position before in this text"
+            context = context_row(tokens, first - 2, self.spec.vocab_size)
+            self._last[slot] = (context, num_drafts)
+            logits.append(self._law(slot))
+        return np.array(logits, np.float32).reshape(len(logits), self.spec.vocab_size)
+
+    def _step(self, batch):
+        for slot in batch.slots.tolist():
+            context, place = self._last[slot]
+            self._last[slot] = (context, place + 1)
+        return np.array([self._law(slot) for slot in batch.slots.tolist()], np.float32)
+
+    def _law(self, slot):
+        context, place = self._last[slot]
+        return self._heads[min(place, self.NUM_HEADS)][context]

@@ -110,7 +110,7 @@ class CpuEngine(HostPruning):
                 max_num_tokens=max_num_tokens,
                 max_batch_size=max_batch_size,
                 segments=tuple(file.header["segments"]),
-                is_head="head" in sizes,
+                is_head="head" in sizes or "medusa" in sizes,
             )
             return cls(file, core_set, spec, _create(file, path, core_set, spec))
         except BaseException:
@@ -130,7 +130,8 @@ class CpuEngine(HostPruning):
     def attach(self, target: CpuEngine) -> None:
         """Give a head its target, which keeps hidden rows for it from now on; call it once, before either runs, and
         close the target last. EngineFileError if they do not fit."""
-        layers = np.array(self._file.header["model"]["head"]["layers"], np.int32)
+        head: dict[str, Any] | None = self._file.header["model"].get("head")
+        layers = np.array([target.spec.num_layers] if head is None else head["layers"], np.int32)
         status = self._library.faser_engine_attach_head(
             self._open_handle(), target._open_handle(), native.address_of_buffer(layers), layers.size
         )
@@ -141,8 +142,8 @@ class CpuEngine(HostPruning):
             )
         if status:
             raise EngineFileError(
-                f"the EAGLE-3 head of {self._file.path.parent.parent} reads layers {layers.tolist()} of another "
-                "target; rebuild it with faser build"
+                f"the draft head of {self._file.path.parent.parent} reads layers {layers.tolist()} of another target; "
+                "rebuild it with faser build"
             )
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
@@ -320,7 +321,7 @@ class CpuEngine(HostPruning):
 def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:
     sizes: dict[str, Any] = file.header["model"]
     layers = (native.FaserLayer * spec.num_layers)()
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate([] if "medusa" in sizes else layers):
         for name in _LAYER_TENSORS:
             address = file.address(f"layers.{index}.{name}")
             if address is None and name not in _OPTIONAL_LAYER_TENSORS:
@@ -342,6 +343,12 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
             **{name: sizes["head"][name] for name in ("num_features", "draft_vocab_size", "norm_before_residual")},
         )
         model.head = ctypes.pointer(head)
+    if "medusa" in sizes:
+        medusa = native.FaserMedusa(
+            **{name: file.address(f"medusa.{name}") for name in ("residual", "residual_bias")},
+            **{name: sizes["medusa"][name] for name in ("num_heads", "num_layers")},
+        )
+        model.medusa = ctypes.pointer(medusa)
     status = ctypes.c_int32()
     handle: int | None = native.library().faser_engine_create(
         ctypes.byref(model),

@@ -27,8 +27,8 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
     draft = _open(request.engines.draft_path, request, stack)
     if draft.spec.is_head:
         raise ConfigError(
-            f"{request.engines.path} has an EAGLE-3 head, which reads hidden rows of a target of ours; build with a "
-            "draft model to draft for another system"
+            f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
+            "model to draft for another system"
         )
     return draft
 

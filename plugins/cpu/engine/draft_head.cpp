@@ -1,4 +1,4 @@
-// The EAGLE-3 head: hidden rows that the target keeps for it, and its one layer.
+// The EAGLE-3 head's one layer, and the hidden rows that a target keeps for any head.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,14 +15,17 @@ using faser::round_up;
 using faser::Team;
 
 int32_t faser_engine::attach(faser_engine* target, const int32_t* layers, int num_layers) {
-  if (!has_head_ || target == nullptr || target->has_head_ || target_ != nullptr || target->captured_ != nullptr ||
+  if (!is_head() || target == nullptr || target->is_head() || target_ != nullptr || target->captured_ != nullptr ||
       num_layers < 1 || num_layers * target->model_.hidden_size != head_.num_features ||
       target->model_.vocab_size != model_.vocab_size || target->num_blocks_ != num_blocks_ ||
-      target->tokens_per_block_ != tokens_per_block_)
+      target->tokens_per_block_ != tokens_per_block_ || (has_medusa_ && layers[0] != target->model_.num_layers))
     return FASER_BAD_ARGUMENT;
   for (int i = 0; i < num_layers; i++)
     if (layers[i] < (i > 0 ? layers[i - 1] + 1 : 0) || layers[i] > target->model_.num_layers) return FASER_BAD_ARGUMENT;
   const size_t num_tokens = static_cast<size_t>(num_blocks_) * tokens_per_block_;
+  if (has_medusa_)
+    target->x_normed_ =
+        target->allocate_bytes(static_cast<size_t>(target->max_num_tokens_) * hidden_pairs_ * pair_bytes_);
   target->captured_ = target->allocate_bytes(num_tokens * (head_.num_features / 2) * pair_bytes_);
   target->captured_layers_.assign(layers, layers + num_layers);
   target_ = target;
@@ -36,15 +39,21 @@ void faser_engine::capture_rows(const Team& team, const faser_batch& batch, int 
   const size_t place = static_cast<size_t>(found - captured_layers_.begin()) * layer_bytes;
   for (int row = team.begin(batch.num_rows); row < team.end(batch.num_rows); row++) {
     const size_t token = token_index(batch, row_requests_[row], batch.positions[row]);
-    kernels_.round_row(hidden_ + static_cast<size_t>(row) * hidden_stride_, model_.hidden_size,
-                       captured_ + token * layer_bytes * captured_layers_.size() + place);
+    const float* hidden = hidden_ + static_cast<size_t>(row) * hidden_stride_;
+    char* kept = captured_ + token * layer_bytes * captured_layers_.size() + place;
+    if (x_normed_ == nullptr) {
+      kernels_.round_row(hidden, model_.hidden_size, kept);
+      continue;
+    }
+    char* x = pairs(x_normed_, row, hidden_pairs_);
+    kernels_.norm_row(hidden, final_norm_, model_.hidden_size, hidden_stride_, model_.rms_norm_eps, x);
+    std::memcpy(kept, x, layer_bytes);
   }
 }
 
 // What the target kept of the position before the row's; zeros where there is none.
-void faser_engine::gather_features(const faser_batch& batch, int row) {
+void faser_engine::gather_features(const faser_batch& batch, int row, char* x) const {
   const size_t num_bytes = static_cast<size_t>(head_.num_features / 2) * pair_bytes_;
-  char* x = pairs(x_features_, row, feature_pairs_);
   if (batch.positions[row] == 0)
     std::memset(x, 0, num_bytes);
   else
@@ -64,7 +73,7 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
     if (continues)
       std::memcpy(hidden, outputs_ + static_cast<size_t>(kept->entries[row]) * hidden_stride_, row_bytes);
     else
-      gather_features(batch, row);
+      gather_features(batch, row, pairs(x_features_, row, feature_pairs_));
   }
   if (!continues) {
     team.sync();

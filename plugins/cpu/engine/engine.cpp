@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <numeric>
 
 namespace faser {
 
@@ -94,12 +95,19 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     fc_bias_ = padded_copy(head_.fc_bias, model.hidden_size, kPanel);
     hidden_norm_ = padded_copy(head_.hidden_norm, model.hidden_size, kPanel);
   }
+  if (model.medusa != nullptr) {
+    has_medusa_ = true;
+    medusa_ = *model.medusa;
+    head_.num_features = model.hidden_size;
+  }
 
   kv_head_words_ = static_cast<size_t>(tokens_per_block) * heads_.padded_dim;
   kv_layer_words_ = kv_head_words_ * model.num_kv_heads * num_blocks;
-  kv_ = allocate<uint32_t>(kv_layer_words_ * model.num_layers);
+  kv_ = allocate<uint32_t>(has_medusa_ ? 0 : kv_layer_words_ * model.num_layers);
 
-  const size_t num_rows = round_up(max_num_tokens, faser::kRowAlignment);
+  // A Medusa head's rows begin anywhere among them.
+  const size_t num_rows =
+      round_up(max_num_tokens, faser::kRowAlignment) + (has_medusa_ ? size_t{faser::kRowAlignment} : 0);
   hidden_ = allocate<float>(num_rows * hidden_stride_);
   qkv_ = allocate<float>(num_rows * qkv_stride_);
   cos_ = allocate<float>(num_rows * (model.head_dim / 2));
@@ -116,6 +124,14 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     outputs_ = allocate<float>(static_cast<size_t>(max_num_requests) * hidden_stride_);
     if (head_.target_ids != nullptr)
       draft_logits_ = allocate<float>(num_rows * round_up(head_.draft_vocab_size, kPanel));
+  }
+  if (has_medusa_) {
+    x_features_ = allocate<char>(static_cast<size_t>(max_num_requests) * hidden_pairs_ * pair_bytes_);
+    outputs_ = allocate<float>(num_rows * hidden_stride_);
+    places_.resize(max_num_requests);
+    entries_.resize(max_num_requests);
+    std::iota(entries_.begin(), entries_.end(), 0);
+    runs_.reserve(max_num_requests);
   }
   set_pool(pool);
 
@@ -186,9 +202,11 @@ bool is_valid(const faser_model& model) {
       (!is_quantized || model.hidden_size % group_size != 0 || model.num_heads * model.head_dim % group_size != 0 ||
        model.intermediate_size % group_size != 0))
     return false;
-  if (!sizes || model.rope_inv_freq == nullptr || model.final_norm == nullptr || model.lm_head == nullptr ||
-      model.layers == nullptr)
-    return false;
+  if (!sizes || model.lm_head == nullptr || model.layers == nullptr) return false;
+  if (model.medusa != nullptr)
+    return model.num_layers == 1 && model.head == nullptr && !is_quantized && model.medusa->residual != nullptr &&
+           model.medusa->residual_bias != nullptr && model.medusa->num_heads > 0 && model.medusa->num_layers > 0;
+  if (model.rope_inv_freq == nullptr || model.final_norm == nullptr) return false;
   for (int i = 0; i < model.num_layers; i++) {
     const faser_layer& layer = model.layers[i];
     if (layer.input_norm == nullptr || layer.qkv == nullptr || layer.o == nullptr || layer.post_norm == nullptr ||

@@ -57,6 +57,11 @@ struct HeadRows {
   bool continues;
 };
 
+// Rows with logits that one Medusa head computes.
+struct MedusaRun {
+  int head, first, count;
+};
+
 // A tile of attention before the layer is known.
 struct TileRange {
   int request, kv_head;
@@ -71,11 +76,11 @@ struct faser_engine {
   faser_engine(const faser_model& model, faser_pool* pool, int num_blocks, int tokens_per_block, int max_num_tokens,
                int max_num_requests);
 
-  // kept: of a head only.
+  // kept: of a head only; without it Medusa heads give the first drafts' logits.
   int32_t forward(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                   int num_logit_rows, float* logits, const faser::HeadRows* kept = nullptr);
   int32_t attach(faser_engine* target, const int32_t* layers, int num_layers);  // throws std::bad_alloc
-  bool is_head() const { return has_head_; }
+  bool is_head() const { return has_head_ || has_medusa_; }
   int32_t compact_rows(const int32_t* rows, int num_rows);
   int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
   int32_t hidden_rows(int num_rows, float* hidden) const;
@@ -100,7 +105,10 @@ struct faser_engine {
   void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // behind its qkv
   void capture_rows(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head_layer(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
-  void gather_features(const faser_batch& batch, int row);
+  void gather_features(const faser_batch& batch, int row, char* x) const;
+  void plan_medusa(const faser::HeadRows& kept, int num_logit_rows);
+  void run_medusa(const faser::Team& team, const faser_batch& batch, const faser::HeadRows& kept, int num_logit_rows,
+                  float* logits);
   void spread_logits(const faser::Team& team, int num_logit_rows, float* logits) const;
   void attend(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head(const faser::Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits);
@@ -156,6 +164,7 @@ struct faser_engine {
   // A target's, for its head: [num_blocks, tokens_per_block] rows of pairs, the captured layers side by side.
   std::vector<int32_t> captured_layers_;
   char* captured_ = nullptr;
+  char* x_normed_ = nullptr;  // for Medusa heads: rows behind the final norm
 
   // A head's.
   bool has_head_ = false;
@@ -165,6 +174,13 @@ struct faser_engine {
   int feature_pairs_ = 0;
   char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc and of qkv
   float *outputs_ = nullptr, *draft_logits_ = nullptr;
+
+  // Medusa heads': x_features_ and places_ are by entry of HeadRows, outputs_ what the residual blocks add, by row.
+  bool has_medusa_ = false;
+  faser_medusa medusa_ = {};
+  std::vector<int32_t> places_;   // drafts behind the last committed token
+  std::vector<int32_t> entries_;  // 0, 1, 2 ..., for a pass that keeps nothing
+  std::vector<faser::MedusaRun> runs_;
 
   // The hidden rows are the output of the layers before next_layer_; -1: there are none.
   int next_layer_ = -1;

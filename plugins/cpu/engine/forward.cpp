@@ -77,6 +77,7 @@ int64_t faser_engine::work_of(int num_rows, int num_layers, int num_logit_rows) 
   const int64_t hidden = model_.hidden_size;
   const int64_t per_layer = hidden * (2 * heads_.num_heads + 2 * heads_.num_kv_heads) * heads_.head_dim +
                             3 * hidden * model_.intermediate_size;
+  if (has_medusa_) return (num_logit_rows + 3) * hidden * (medusa_.num_layers * hidden + model_.vocab_size);
   const int64_t num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
   const int64_t head = num_logit_rows > 0 ? (num_logit_rows + 3) * hidden * num_outputs : 0;
   return (num_rows + 3) * per_layer * num_layers + head;
@@ -212,8 +213,14 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
   if (status != FASER_OK) return status;
   const bool is_last = last_layer == model_.num_layers;
   if (is_last && num_logit_rows > 0 && logits == nullptr) return FASER_BAD_ARGUMENT;
-  if (has_head_ && target_ == nullptr) return FASER_BAD_ARGUMENT;
+  if (is_head() && target_ == nullptr) return FASER_BAD_ARGUMENT;
+  const faser::HeadRows first_drafts = {logit_rows, entries_.data(), num_logit_rows, false};
+  if (has_medusa_ && kept == nullptr) {
+    if (num_logit_rows > max_num_requests_) return FASER_BAD_ARGUMENT;
+    kept = &first_drafts;
+  }
   plan_tiles(batch);
+  if (has_medusa_) plan_medusa(*kept, num_logit_rows);
   if (batch.num_rows > 0) {
     const int num_layers = last_layer - first_layer;
     const int64_t work = work_of(batch.num_rows, num_layers, is_last ? num_logit_rows : 0);
@@ -223,6 +230,10 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
     const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
     const auto start = std::chrono::steady_clock::now();
     pool_->run_team(use_team ? team_size : 1, [&](const Team& team) {
+      if (has_medusa_) {
+        run_medusa(team, batch, *kept, num_logit_rows, logits);
+        return;
+      }
       begin_rows(team, batch, first_layer == 0);
       if (has_head_) {
         run_head_layer(team, batch, kept);

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head drafts for a real target: the text is the target's own, whatever happens to requests meanwhile."""
+"""A draft head drafts for a real target: the text is the target's own, whatever happens to requests meanwhile."""
 
 from contextlib import ExitStack
 
@@ -18,18 +18,22 @@ from faser_trtllm.profiling.ensure import measure_once
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head
 from tests.support.executor_harness import Collector
+from tests.support.medusa import make_medusa
 
 SIZES = {"max_seq_len": 96, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": 5, "tokens_per_block": 16}
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], list(range(3, 50))]
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed": 4}, {"repetition_penalty": 1.2}]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
+@pytest.fixture(scope="module", params=["eagle3", "medusa"])
+def built(request, tmp_path_factory):
     """A target with a head, profiled, so that every policy can be opened."""
     root = tmp_path_factory.mktemp("engines")
     target = make_checkpoint(root / "target", num_layers=4)
-    head = make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200)
+    if request.param == "eagle3":
+        head = make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200)
+    else:
+        head = make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"])
     engines = build_engines(BuildOptions(target, head, root / "built", exit_layers=(2,), **SIZES))
     measure_once(engines.path, num_threads=1)
     return engines.path
@@ -105,9 +109,15 @@ def test_it_is_the_default_of_its_engines(built):
 
 def test_what_cannot_be_built_is_refused(tmp_path):
     target = make_checkpoint(tmp_path / "target", num_layers=3)
-    head = make_head(tmp_path / "head", target)
-    with pytest.raises(InvalidArgumentError, match="is an EAGLE-3 head, backend cuda drafts with a draft model only"):
-        build_engines(BuildOptions(target, head, tmp_path / "a", backend="cuda", dry_run=True, **SIZES))
+    heads = {
+        "an EAGLE-3 head": make_head(tmp_path / "head", target),
+        "Medusa heads": make_medusa(tmp_path / "medusa", target),
+    }
+    for kind, head in heads.items():
+        with pytest.raises(InvalidArgumentError, match=f"is {kind}, backend cuda drafts with a draft model only"):
+            build_engines(BuildOptions(target, head, tmp_path / "a", backend="cuda", dry_run=True, **SIZES))
+        with pytest.raises(InvalidArgumentError, match=f"the draft is {kind}, which stays in bf16"):
+            build_engines(BuildOptions(target, head, tmp_path / "a", draft_quantization="int8", **SIZES))
     with pytest.raises(InvalidArgumentError, match="eagle3_layers is 1,2, but the draft checkpoint is no EAGLE-3 head"):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
 
@@ -118,6 +128,30 @@ def test_other_layers_are_another_build(tmp_path):
     for layers in ((0, 1, 2), (1, 2, 3)):
         built = build_engines(BuildOptions(target, head, tmp_path / "e", eagle3_layers=layers, **SIZES))
         assert built.draft_config["faser"]["eagle3"]["layers"] == list(layers)
+
+
+def test_an_expanded_target_is_read_where_it_was(tmp_path):
+    """Expanding adds layers that change nothing, so the head has to read the same hidden rows."""
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    head = make_head(tmp_path / "head", target, layers=(0, 1, 3))
+    built = build_engines(BuildOptions(target, head, tmp_path / "e", expand=4, **SIZES))
+    assert built.draft_config["faser"]["eagle3"]["layers"] == [0, 4, 12]
+
+
+def test_there_are_no_more_drafts_than_medusa_heads(tmp_path):
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    for num_heads, expected in ((3, 3), (7, SIZES["max_draft_len"])):
+        head = make_medusa(tmp_path / str(num_heads), target, num_heads=num_heads)
+        built = build_engines(BuildOptions(target, head, tmp_path / f"e{num_heads}", **SIZES))
+        assert built.build_config.max_draft_len == expected
+
+
+def test_medusa_heads_take_a_row_of_each_token_and_no_kv(tmp_path):
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    alone = build_engines(BuildOptions(target, None, tmp_path / "a", **SIZES)).kv_bytes_per_token
+    heads = make_medusa(tmp_path / "heads", target)
+    with_heads = build_engines(BuildOptions(target, heads, tmp_path / "b", **SIZES)).kv_bytes_per_token
+    assert with_heads == alone + 4 * 64  # hidden_size values of 4 bytes at most
 
 
 def test_it_drafts_for_no_other_system(built):
