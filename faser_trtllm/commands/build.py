@@ -201,4 +201,6 @@ def _from_trtllm(ctx: typer.Context, config: Path | None) -> dict[str, Any]:
         given |= conversion.build
     if "draft_checkpoint_dir" in given:
         given["draft_checkpoint_dir"] = Path(given["draft_checkpoint_dir"])
+    if "eagle3_layers" in given:
+        given["eagle3_layers"] = tuple(given["eagle3_layers"])
     return {name: value for name, value in given.items() if not is_given(ctx, name)}

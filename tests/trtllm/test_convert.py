@@ -147,9 +147,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: s
     assert "\n" not in refusals[0]
 
 
-@pytest.mark.parametrize(
-    "kind", ["Eagle", "Eagle3", "Medusa", "MTP", "Lookahead", "PARD", "AUTO", "User_Provided", "SaveState"]
-)
+@pytest.mark.parametrize("kind", ["MTP", "Lookahead", "PARD", "AUTO", "User_Provided", "SaveState"])
 def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
     conversion = convert({"speculative_config": {"decoding_type": kind, "max_draft_len": 3, "num_eagle_layers": 1}})
     (sentence,) = conversion.refusals
@@ -171,6 +169,55 @@ def test_drafts_of_the_text_become_the_suffix_automaton(kind: str) -> None:
 def test_keys_of_n_grams_are_unknown_to_a_draft_model() -> None:
     (sentence,) = _speculation(max_matching_ngram_size=2).refusals
     assert "max_matching_ngram_size" in sentence
+
+
+@pytest.mark.parametrize("kind", ["Eagle", "Eagle3", "eagle3"])
+def test_an_eagle3_head_is_the_draft_checkpoint(kind: str) -> None:
+    section = {"decoding_type": kind, "max_draft_len": 3, "speculative_model": "head", "eagle3_one_model": True}
+    section |= {"eagle3_layers_to_capture": [28, 1, 15], "eagle3_model_arch": "llama3", "use_dynamic_tree": False}
+    conversion = convert({"speculative_config": section})
+    assert not conversion.refusals
+    assert conversion.serve == {"max_draft_len": 3}
+    # the layers whose rows leave; by default TensorRT-LLM takes 1, n/2 - 1 and n - 4, which is our 2, n/2 and n - 3
+    assert conversion.build == {"draft_checkpoint_dir": "head", "max_draft_len": 3, "eagle3_layers": [2, 16, 29]}
+
+
+def test_a_head_beside_the_suffix_automaton_has_both_draft() -> None:
+    section = {
+        "decoding_type": "Eagle3",
+        "max_draft_len": 3,
+        "speculative_model": "head",
+        "sa_config": {"threshold": 4},
+    }
+    conversion = convert({"speculative_config": section})
+    assert not conversion.refusals
+    assert conversion.serve == {"max_draft_len": 3, "drafters": ["suffix", "model"]}
+
+
+def test_medusa_heads_draft_a_chain_of_their_number() -> None:
+    section = {"decoding_type": "Medusa", "max_draft_len": 63, "speculative_model": "heads", "num_medusa_heads": 4}
+    conversion = convert({"speculative_config": section | {"medusa_choices": [[0], [0, 0], [1]]}})
+    assert not conversion.refusals
+    assert conversion.serve == {}
+    assert conversion.build == {"draft_checkpoint_dir": "heads"}
+    assert "one chain is drafted and no tree" in conversion.as_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ({"eagle3_layers_to_capture": [-1]}, "it must list layers from 0 on"),
+        ({"eagle3_layers_to_capture": 3}, "it must list layers from 0 on"),
+        ({"eagle3_model_arch": "mistral_large3"}, "one of the Llama family"),
+        ({"posterior_threshold": 0.1}, "changes the text's distribution"),
+        ({"spec_dec_variant": 1}, "only EAGLE-3 heads"),
+        ({"medusa_choices": [[0]]}, "is not a key of TensorRT-LLM"),
+    ],
+)
+def test_what_an_eagle3_head_cannot_do_is_refused(field: dict[str, Any], says: str) -> None:
+    section = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "head"}
+    (sentence,) = convert({"speculative_config": section | field}).refusals
+    assert says in sentence
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest() -> None:

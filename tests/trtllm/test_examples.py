@@ -25,6 +25,8 @@ BECAME = {
     "kv_cache_config.free_gpu_memory_fraction": 0.8,
     "kv_cache_free_gpu_memory_fraction": 0.8,
     "model": "engines/demo/target",
+    "speculative_config.eagle3_layers_to_capture": [1],
+    "speculative_config.speculative_model": "head",
     "tokenizer": "engines/demo/target",
 }
 IGNORED = {
@@ -49,6 +51,8 @@ def configuration(verdicts: dict[str, list[str]]) -> dict[str, Any]:
         for key in keys:
             section, _, name = key.rpartition(".")
             (data.setdefault(section, {}) if section else data)[name] = known.get(key, default)
+    if any("eagle3" in key for keys in verdicts.values() for key in keys):
+        data["speculative_config"]["decoding_type"] = "Eagle3"
     return data
 
 
@@ -90,7 +94,7 @@ def test_every_key_of_the_llm_api_is_known(key: str) -> None:
 def test_every_decoding_type_is_known_by_name(kind: str) -> None:
     verdict = verdict_on("speculative_config.decoding_type", kind)
     assert "unknown" not in verdict.reason
-    assert (verdict.outcome is Outcome.IGNORED) == (kind == "Draft_Target")
+    assert (verdict.outcome is Outcome.IGNORED) == (kind in ("Draft_Target", "Eagle", "Eagle3"))
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_the_commands_refuse_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "trtllm.yaml"
-    config.write_text("speculative_config: {decoding_type: Eagle3, max_draft_len: 3, speculative_model: x}")
+    config.write_text("speculative_config: {decoding_type: MTP, max_draft_len: 3, speculative_model: x}")
     for arguments in (
         ("serve", "--engine_dir", tmp_path, "--config", config),
         ("build", "--output_dir", tmp_path / "out", "--config", config),

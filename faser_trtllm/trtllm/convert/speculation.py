@@ -1,5 +1,5 @@
-"""Converts TensorRT-LLM's speculative_config: draft models and n-grams are supported, other methods are refused by
-name."""
+"""Converts TensorRT-LLM's speculative_config: draft models, EAGLE-3 and Medusa heads and n-grams are supported, other
+methods are refused by name."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from faser_trtllm.trtllm.convert.verdict import (
     nearest,
     only,
     refusal,
+    refused,
     show,
     unknown,
     whole,
 )
 
-OURS = "only Draft_Target (a separate draft model) and NGram (the request's own text) are supported"
+OURS = (
+    "only Draft_Target (a separate draft model), Eagle3 and Medusa (heads on the target) and NGram (the request's own "
+    "text) are supported"
+)
 _KINDS = {
     "drafttarget": "",
     "userprovided": "a drafter is an object, which a file cannot hold; inside TensorRT-LLM use "
     "faser_trtllm.trtllm.drafter.FaserDrafter",
     "auto": "it picks a method without a draft model",
-    "eagle": "it needs hidden states of the target",
-    "eagle3": "it needs hidden states of the target",
-    "medusa": "it needs heads on the target",
+    "eagle": "",
+    "eagle3": "",
+    "medusa": "",
     "mtp": "it needs multi token prediction layers of the target",
     "lookahead": "it drafts without a draft model",
     "ngram": "",
@@ -81,6 +85,50 @@ _SUFFIX_RULES: dict[str, Rule] = {
     "is_use_oldest": ignored("of equally frequent continuations the latest is drafted"),
     "is_public_pool": _OWN_TEXT,
 }
+_ONE_CHAIN = ignored("one chain is drafted and no tree, which changes no text")
+
+
+def _layers_left(key: str, value: Any) -> Verdict:
+    """TensorRT-LLM names the layers that hidden rows leave, faser build those that they enter."""
+    layers = sorted(value) if isinstance(value, (list, tuple, set)) and value else []
+    if not layers or not all(whole(0).accepts(layer) for layer in layers):
+        return refusal(key, value, f"{key} is {show(value)}, it must list layers from 0 on")
+    note = "hidden rows that leave a layer enter the next"
+    return Verdict(key, value, Outcome.BECAME, note, build={"eagle3_layers": [layer + 1 for layer in layers]})
+
+
+def _beside_suffix(key: str, value: Any) -> Verdict:
+    note = "the text's drafts are taken where they are at least as sure as the head's"
+    return Verdict(key, value, Outcome.BECAME, note, {"drafters": ["suffix", "model"]})
+
+
+_HEAD = ignored("the checkpoint says what head it is; cpu engines take it")
+_EAGLE_RULES: dict[str, Rule] = {
+    "decoding_type": _HEAD,
+    "eagle3_layers_to_capture": _layers_left,
+    "eagle3_model_arch": only("llama3", otherwise="a head's layer is one of the Llama family here"),
+    "eagle3_one_model": ignored("head and target share KV blocks, and each has an engine"),
+    "num_eagle_layers": ignored("each draft is a step of the head's one layer"),
+    "spec_dec_variant": only(3, otherwise="only EAGLE-3 heads are supported"),
+    "sa_config": _beside_suffix,
+    "greedy_sampling": ignored("greedy and sampled requests speculate, with the target's exact distribution"),
+    "posterior_threshold": refused("acceptance by a threshold changes the text's distribution; leave it out"),
+    **dict.fromkeys(
+        ("eagle_choices", "use_dynamic_tree", "dynamic_tree_max_topK", "max_non_leaves_per_layer"), _ONE_CHAIN
+    ),
+}
+_MEDUSA_RULES: dict[str, Rule] = {
+    "decoding_type": _HEAD,
+    "max_draft_len": ignored("it counts a tree's drafts; the chain has at most one of each head"),
+    "max_total_draft_tokens": ignored("it counts a tree's drafts; the chain has at most one of each head"),
+    "num_medusa_heads": ignored("the checkpoint says how many heads there are"),
+    "medusa_choices": _ONE_CHAIN,
+}
+_OF_KIND = {
+    **dict.fromkeys(_SUFFIX, _SUFFIX_RULES),
+    **dict.fromkeys(("eagle", "eagle3"), _EAGLE_RULES),
+    "medusa": _MEDUSA_RULES,
+}
 _SCHEDULED = ("draft_len_schedule", "max_concurrency")
 FIELDS = (*_RULES, *_SCHEDULED)
 
@@ -95,8 +143,9 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
             if name != "decoding_type":
                 yield Verdict(join(key, name), value, Outcome.IGNORED, "decoding_type is refused")
         return
-    searches = str(kind).lower().replace("_", "") in _SUFFIX
-    rules = _RULES | _SUFFIX_RULES if searches else _RULES
+    short = str(kind).lower().replace("_", "")
+    searches = short in _SUFFIX
+    rules = _RULES | _OF_KIND.get(short, {})
     max_draft_len = section.get("max_draft_len")
     if max_draft_len is None:
         sentence = f"{key}.max_draft_len is missing, drafting needs the number of tokens to draft; set it"
@@ -106,7 +155,7 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
         if value is None:
             if name != "max_draft_len":
                 yield Verdict(path, None, Outcome.IGNORED, "it is not set")
-        elif name == "max_total_draft_tokens" and value != max_draft_len:
+        elif name == "max_total_draft_tokens" and rules[name] is _RULES[name] and value != max_draft_len:
             yield refusal(
                 path,
                 value,
