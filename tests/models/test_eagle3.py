@@ -1,13 +1,17 @@
 """EAGLE-3 checkpoints: published layouts mean the same, what is ambiguous is asked for, and errors are one sentence."""
 
 import json
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.eagle3 import LAYERS_KEY, Eagle3Weights, expected_shapes, is_eagle3, load_eagle3_config
+from faser_trtllm.models.torch_file import open_head_files
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head
@@ -22,8 +26,8 @@ def target(tmp_path_factory):
 
 def read(head, target, layers=()):
     """-> config, {our name: fp32 tensor}, token ids."""
-    with CheckpointWeights(head) as checkpoint, CheckpointWeights(target) as of_target:
-        weights = Eagle3Weights(checkpoint, of_target)
+    with ExitStack() as stack, CheckpointWeights(target) as of_target:
+        weights = Eagle3Weights(open_head_files(head, stack), of_target)
         config = load_eagle3_config(head, weights, load_model_config(target), layers)
         tensors = {name: weights.float32(name, shape) for name, shape in expected_shapes(config).items()}
         return config, tensors, weights.target_ids(config.draft_vocab_size, VOCAB)
@@ -44,6 +48,16 @@ def test_layouts_mean_the_same(tmp_path, target, layout):
     other = read(other_dir, target)
     assert other[0] == plain[0]
     assert other[1].keys() == plain[1].keys()
+    assert all(np.array_equal(other[1][name], plain[1][name]) for name in plain[1])
+    assert np.array_equal(other[2], plain[2])
+
+
+def test_a_torch_file_means_the_same(tmp_path, target):
+    plain_dir, other_dir = (make_head(tmp_path / name, target) for name in ("plain", "other"))
+    torch.save(load_file(other_dir / "model.safetensors"), other_dir / "pytorch_model.bin")
+    (other_dir / "model.safetensors").unlink()
+    plain, other = read(plain_dir, target), read(other_dir, target)
+    assert other[0] == plain[0]
     assert all(np.array_equal(other[1][name], plain[1][name]) for name in plain[1])
     assert np.array_equal(other[2], plain[2])
 
