@@ -12,11 +12,10 @@ from faser_trtllm.core.traffic import OVERLAP_POWER
 from faser_trtllm.costmodel.anchors import Anchors
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.shape import ModelShape
-from faser_trtllm.engine.buckets import Buckets
+from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
 from faser_trtllm.errors import InvalidArgumentError
 
 GRAPH_MS = 0.012  # launch of one graph
-GRAPH_ROWS = 256  # passes of up to so many rows are padded to a bucket
 PREFILL_EFFICIENCY = 0.6  # of the reached flops, in attention among many rows of one request
 
 
@@ -28,7 +27,7 @@ class PassModel:
             raise InvalidArgumentError(f"gpu is {gpu.name}, which has no fp8; leave fp8 out or take a newer one")
         self.gpu, self.shape = gpu, shape
         self._times = Anchors(gpu).times(shape)
-        self._buckets = Buckets(GRAPH_ROWS) if pads else None
+        self._buckets = Buckets(MAX_GRAPH_ROWS) if pads else None
 
     def ms(
         self,
@@ -84,6 +83,6 @@ class PassModel:
         return float(there / alone)
 
     def _padded(self, num_rows: float) -> float:
-        if self._buckets is None or num_rows > GRAPH_ROWS:
+        if self._buckets is None or num_rows > MAX_GRAPH_ROWS:
             return num_rows
         return self._buckets.rows(int(-(-num_rows // 1)))

@@ -12,8 +12,7 @@ from faser_trtllm.core.traffic import Lane
 from faser_trtllm.costmodel.accuracy import error_by_kind
 from faser_trtllm.costmodel.anchors import anchors_version
 from faser_trtllm.costmodel.pair import Pair
-from faser_trtllm.costmodel.passes import GRAPH_ROWS
-from faser_trtllm.engine.buckets import Buckets
+from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
 
 CONTEXTS = (256, 1024, 4096)
 LARGE_ROWS = (320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -87,7 +86,7 @@ def modelled_table(
 
 def _rows() -> list[int]:
     """Both sides of each bucket's edge, and larger passes."""
-    sizes = Buckets(GRAPH_ROWS).sizes()
+    sizes = Buckets(MAX_GRAPH_ROWS).sizes()
     return sorted({*sizes, *(size + 1 for size in sizes), *LARGE_ROWS})
 
 

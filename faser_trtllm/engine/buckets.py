@@ -5,8 +5,11 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-_FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
-_COARSE = 32
+MAX_GRAPH_ROWS = 512
+"""Of passes with a graph: in larger ones the GPU takes longer than the host needs to launch them kernel by kernel."""
+
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)
+_COARSE = range(256, MAX_GRAPH_ROWS, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,7 @@ class Buckets:
 
     def sizes(self) -> tuple[int, ...]:
         """Of passes with a graph."""
-        coarse = range(128, self.limit, _COARSE)
-        return (*(size for size in (*_FINE, *coarse) if size < self.limit), self.limit)
+        return (*(size for size in (*_SIZES, *_COARSE) if size < self.limit), self.limit)
 
     def large_sizes(self) -> tuple[int, ...]:
         """Of padded passes without a graph."""

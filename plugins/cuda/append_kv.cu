@@ -1,15 +1,33 @@
 // Rotates the queries and keys of new rows and writes keys and values to a paged cache, in one pass over qkv.
 //
+// append_kv_normed_* take a product of rows that were not normalised: they divide it by the root mean square of the
+// row, add the bias and norm the heads of q and k, where a model has these. Each block of a row sums the row's squares
+// again, from cache, and so does each thread those of its head.
+//
 // A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Memory
 // bound: qkv is read once and as much is written. Speed: not measured.
 //
+// limits of append_kv_normed_*: registers <= 80, spill_bytes <= 0, shared_bytes <= 16
 // limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 0
 #include "common.cuh"
 #include "ragged.cuh"
+#include "rms.cuh"
 
 namespace faser {
 
 constexpr int kVector = 8;
+constexpr int kAppendThreads = 128;
+
+// What turns a product of rows [num_rows, hidden_size] into their queries, keys and values. bias, q_norm and k_norm may
+// be null.
+struct QkvNorm {
+  const void* hidden;
+  const void* bias;
+  const void* q_norm;
+  const void* k_norm;
+  int hidden_size;
+  float eps;
+};
 
 struct AppendArguments {
   const void* qkv;
@@ -40,25 +58,6 @@ __device__ inline int64_t token_slot(const AppendArguments& args, int row, int p
 }
 
 template <typename T>
-__device__ inline void load_vector(const T* source, float values[kVector]) {
-  alignas(16) T raw[kVector];
-  *reinterpret_cast<uint4*>(raw) = *reinterpret_cast<const uint4*>(source);
-#pragma unroll
-  for (int i = 0; i < kVector; i++) values[i] = to_float(raw[i]);
-}
-
-__device__ inline void load_vector(const float* source, float values[kVector]) {
-#pragma unroll
-  for (int i = 0; i < kVector; i += 4) {
-    const float4 part = *reinterpret_cast<const float4*>(source + i);
-    values[i] = part.x;
-    values[i + 1] = part.y;
-    values[i + 2] = part.z;
-    values[i + 3] = part.w;
-  }
-}
-
-template <typename T>
 __device__ inline void store_vector(T* target, const float values[kVector]) {
   alignas(16) T raw[kVector];
 #pragma unroll
@@ -70,21 +69,68 @@ __device__ inline void store_vector(T* target, const float values[kVector]) {
   }
 }
 
-template <typename T, typename Kv>
-__device__ void append(const AppendArguments& args) {
+// The two halves of a chunk of a head of qkv, normalised as far as `norm` says.
+template <bool kNormed, typename T, typename Source>
+__device__ inline void load_pairs(const AppendArguments& args, const QkvNorm& norm, float scale, int head, int first,
+                                  float low[kVector], float high[kVector]) {
+  const int half = args.head_dim / 2, all_heads = args.num_heads + 2 * args.num_kv_heads;
+  const int column = head * args.head_dim + first;
+  const Source* source =
+      static_cast<const Source*>(args.qkv) + static_cast<int64_t>(blockIdx.x) * all_heads * args.head_dim + column;
+  load_vector(source, low);
+  load_vector(source + half, high);
+  if constexpr (kNormed) {
+    float low_bias[kVector] = {}, high_bias[kVector] = {};
+    if (norm.bias != nullptr) {
+      load_vector(static_cast<const T*>(norm.bias) + column, low_bias);
+      load_vector(static_cast<const T*>(norm.bias) + column + half, high_bias);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; i++) {
+      low[i] = low[i] * scale + low_bias[i];
+      high[i] = high[i] * scale + high_bias[i];
+    }
+  }
+}
+
+template <bool kNormed, typename T, typename Kv, typename Source>
+__device__ void append(const AppendArguments& args, const QkvNorm& norm) {
   const int row = blockIdx.x, half = args.head_dim / 2, chunks = half / kVector;
   const int all_heads = args.num_heads + 2 * args.num_kv_heads;
   const int unit = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  float scale = 1.0f;
+  if constexpr (kNormed) {
+    const T* hidden = static_cast<const T*>(norm.hidden) + static_cast<int64_t>(row) * norm.hidden_size;
+    scale = inverse_rms<kAppendThreads>(hidden, norm.hidden_size, norm.eps);
+  }
   if (unit >= all_heads * chunks) return;
   const int head = unit / chunks, first = unit % chunks * kVector;
-  const T* source =
-      static_cast<const T*>(args.qkv) + (static_cast<int64_t>(row) * all_heads + head) * args.head_dim + first;
   float low[kVector], high[kVector];
-  load_vector(source, low);
-  load_vector(source + half, high);
+  load_pairs<kNormed, T, Source>(args, norm, scale, head, first, low, high);
 
   const int position = args.positions[row];
   const bool is_query = head < args.num_heads, is_value = head >= args.num_heads + args.num_kv_heads;
+  if constexpr (kNormed) {
+    const T* weight = static_cast<const T*>(is_query ? norm.q_norm : norm.k_norm);
+    if (!is_value && weight != nullptr) {
+      float squares = 0.0f;
+      for (int start = 0; start < half; start += kVector) {
+        float x[kVector], y[kVector];
+        load_pairs<kNormed, T, Source>(args, norm, scale, head, start, x, y);
+#pragma unroll
+        for (int i = 0; i < kVector; i++) squares += x[i] * x[i] + y[i] * y[i];
+      }
+      const float inverse = inverse_root(squares, args.head_dim, norm.eps);
+      float low_weight[kVector], high_weight[kVector];
+      load_vector(weight + first, low_weight);
+      load_vector(weight + first + half, high_weight);
+#pragma unroll
+      for (int i = 0; i < kVector; i++) {
+        low[i] *= inverse * low_weight[i];
+        high[i] *= inverse * high_weight[i];
+      }
+    }
+  }
   if (!is_value) {
     const int64_t angle = static_cast<int64_t>(clamp(position, 0, args.max_seq_len - 1)) * half + first;
     float cos[kVector], sin[kVector];
@@ -127,7 +173,7 @@ __device__ void append(const AppendArguments& args) {
 // Grid (num_rows, ceil((num_heads + 2 num_kv_heads) * head_dim / 16 / 128)), blocks of 128 threads. Input and output
 // caches are the same memory: a plugin's input and output at one address.
 #define FASER_APPEND_KV(NAME, T, KV)                                                                           \
-  extern "C" __global__ void __launch_bounds__(128) append_kv_##NAME(                                          \
+  extern "C" __global__ void __launch_bounds__(faser::kAppendThreads) append_kv_##NAME(                        \
       const void* qkv, const float* cos, const float* sin, const int32_t* positions, const int32_t* cu_q_lens, \
       const int32_t* block_table, const int32_t* kv_lens, const void* k_cache_in, const void* v_cache_in,      \
       int32_t num_rows, int32_t batch_size, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,         \
@@ -156,9 +202,47 @@ __device__ void append(const AppendArguments& args) {
                                          q_rotated,                                                            \
                                          k_cache,                                                              \
                                          v_cache};                                                             \
-    faser::append<T, KV>(args);                                                                                \
+    faser::append<false, T, KV, T>(args, {});                                                                  \
   }
 FASER_APPEND_KV(bf16, faser::bf16, faser::bf16)
 FASER_APPEND_KV(bf16_e4m3, faser::bf16, faser::e4m3)
 FASER_APPEND_KV(fp16, faser::fp16, faser::fp16)
 FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
+
+// The same of a product that is not normalised: hidden [num_rows, hidden_size] are the rows that were multiplied, their
+// size a multiple of 8; bias [(num_heads + 2 num_kv_heads) * head_dim], q_norm and k_norm [head_dim], of hidden's type,
+// or null. qkv of SOURCE's type.
+#define FASER_APPEND_KV_NORMED(NAME, T, KV, SOURCE)                                                                    \
+  extern "C" __global__ void __launch_bounds__(faser::kAppendThreads) append_kv_normed_##NAME(                         \
+      const void* qkv, const void* hidden, const void* bias, const void* q_norm, const void* k_norm, const float* cos, \
+      const float* sin, const int32_t* positions, const int32_t* cu_q_lens, const int32_t* block_table,                \
+      const int32_t* kv_lens, int32_t num_rows, int32_t batch_size, int32_t num_heads, int32_t num_kv_heads,           \
+      int32_t head_dim, int32_t num_blocks, int32_t tokens_per_block, int32_t max_blocks_per_seq, int32_t max_seq_len, \
+      int32_t k_scale_bits, int32_t v_scale_bits, int32_t hidden_size, int32_t eps_bits, void* q_rotated,              \
+      void* k_cache, void* v_cache) {                                                                                  \
+    const faser::AppendArguments args = {qkv,                                                                          \
+                                         cos,                                                                          \
+                                         sin,                                                                          \
+                                         positions,                                                                    \
+                                         cu_q_lens,                                                                    \
+                                         block_table,                                                                  \
+                                         kv_lens,                                                                      \
+                                         num_rows,                                                                     \
+                                         batch_size,                                                                   \
+                                         num_heads,                                                                    \
+                                         num_kv_heads,                                                                 \
+                                         head_dim,                                                                     \
+                                         num_blocks,                                                                   \
+                                         tokens_per_block,                                                             \
+                                         max_blocks_per_seq,                                                           \
+                                         max_seq_len,                                                                  \
+                                         faser::float_of_bits(k_scale_bits),                                           \
+                                         faser::float_of_bits(v_scale_bits),                                           \
+                                         q_rotated,                                                                    \
+                                         k_cache,                                                                      \
+                                         v_cache};                                                                     \
+    const float eps = faser::float_of_bits(eps_bits);                                                                  \
+    faser::append<true, T, KV, SOURCE>(args, {hidden, bias, q_norm, k_norm, hidden_size, eps});                        \
+  }
+FASER_APPEND_KV_NORMED(bf16, faser::bf16, faser::bf16, faser::bf16)
+FASER_APPEND_KV_NORMED(fp16, faser::fp16, faser::fp16, float)

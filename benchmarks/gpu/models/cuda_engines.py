@@ -119,8 +119,10 @@ def device_weights(
     def fused(layer: str, *parts: str) -> Tensor:
         return torch.cat([made.tensor(f"{layer}.{part}.weight").to(device, torch.bfloat16) for part in parts])
 
-    def matrix(layer: str, *parts: str) -> Tensor | ScaledRows:
+    def matrix(layer: str, *parts: str, norm: str = "") -> Tensor | ScaledRows:
         whole = fused(layer, *parts)
+        if norm:
+            whole.mul_(fused(layer, norm))
         return quantize_rows(whole) if quantization is Quantization.FP8 else whole
 
     layers = []
@@ -128,11 +130,9 @@ def device_weights(
         layer = f"model.layers.{i}"
         layers.append(
             LayerWeights(
-                input_norm=fused(layer, "input_layernorm"),
-                qkv=matrix(layer, *(f"self_attn.{name}_proj" for name in "qkv")),
+                qkv=matrix(layer, *(f"self_attn.{name}_proj" for name in "qkv"), norm="input_layernorm"),
                 o=matrix(layer, "self_attn.o_proj"),
-                post_norm=fused(layer, "post_attention_layernorm"),
-                gate_up=matrix(layer, "mlp.gate_proj", "mlp.up_proj"),
+                gate_up=matrix(layer, "mlp.gate_proj", "mlp.up_proj", norm="post_attention_layernorm"),
                 down=matrix(layer, "mlp.down_proj"),
             )
         )

@@ -1,4 +1,8 @@
-"""The decoder layers over rows in device memory: GEMMs and norms by torch, attention and KV cache by our kernels."""
+"""The decoder layers over rows in device memory: GEMMs by torch, the rest by our kernels.
+
+RMSNorm is no kernel of its own: its weights are in the matrix behind it (engine/cuda/weights.py), and the row's scale
+is applied to the product, by append_kv and gated_silu. The residual is the product's addend.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
@@ -92,17 +97,10 @@ class TorchDecoder:
     def _layer(self, layer: LayerWeights, cache: Tensor, hidden: Tensor, bounds: Bounds) -> None:
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         q, attended = self._q[:rows], self._attended[:rows]
-        qkv = ops.linear(ops.rms_norm(hidden, layer.input_norm, self._eps), layer.qkv, layer.qkv_bias)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            heads = qkv.view(rows, -1, self._head_dim)
-            for norm, start, count in (
-                (layer.q_norm, 0, self._num_heads),
-                (layer.k_norm, self._num_heads, self._num_kv_heads),
-            ):
-                part = heads[:, start : start + count]
-                part.copy_(ops.rms_norm(part, norm, self._eps))
-        table = (batch.block_table, batch.kv_lens)
-        ops.append_kv(qkv, self._cos, self._sin, batch.positions[:rows], batch.cu_q_lens, *table, q, cache[0], cache[1])
+        qkv = ops.linear(hidden, layer.qkv)
+        where = (batch.positions[:rows], batch.cu_q_lens, batch.block_table, batch.kv_lens)
+        norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
+        ops.append_kv(qkv, self._cos, self._sin, *where, q, cache[0], cache[1], norm)
         ops.verify_attention(
             q,
             cache[0],
@@ -115,6 +113,8 @@ class TorchDecoder:
             max_query_rows=bounds.max_query_rows,
             max_kv_len=bounds.max_kv_len,
         )
-        hidden += ops.linear(attended.view(rows, -1), layer.o, layer.o_bias)
-        gate_up = ops.linear(ops.rms_norm(hidden, layer.post_norm, self._eps), layer.gate_up, layer.gate_up_bias)
-        hidden += ops.linear(ops.gated_silu(gate_up), layer.down, layer.down_bias)
+        ops.add_linear(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
+        gate_up = ops.linear(hidden, layer.gate_up)
+        ops.add_linear(
+            hidden, ops.gated_silu(gate_up, hidden, layer.gate_up_bias, self._eps), layer.down, layer.down_bias
+        )

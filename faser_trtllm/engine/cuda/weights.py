@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 MATRICES = ("qkv", "o", "gate_up", "down")
 """The layer matrices that quantization applies to; embedding, LM head, norms and biases are not quantised."""
+FOLDED_NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
+"""RMSNorms whose weights are multiplied into the matrix behind them, each rounded once: (x w) W = x (w W). What is left
+of such a norm is the scale of the row, which whoever reads the product applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in]; qkv and gate_up are fused along out. None: the model has no such bias or norm."""
+    """Matrices [out, in]; qkv and gate_up are fused along out and hold the norm before them (FOLDED_NORMS). None: the
+    model has no such bias or norm."""
 
-    input_norm: Tensor
     qkv: Tensor | ScaledRows
     o: Tensor | ScaledRows
-    post_norm: Tensor
     gate_up: Tensor | ScaledRows
     down: Tensor | ScaledRows
     qkv_bias: Tensor | None = None
@@ -77,11 +79,14 @@ class DeviceWeights:
                 tensors[name] = tensor
                 continue
             _, index, part = name.split(".")
+            layer = layers[int(index)]
+            if part in FOLDED_NORMS:
+                tensor.mul_(layer.pop(FOLDED_NORMS[part]))  # the file has it before the matrix
             if part in MATRICES and quantization is Quantization.FP8:
                 check_matrix(name, shape, file.dtype)
-                layers[int(index)][part] = quantize_rows(tensor)
+                layer[part] = quantize_rows(tensor)
             else:
-                layers[int(index)][part] = tensor
+                layer[part] = tensor
         # Computed on the host like the CPU engine's tables: a GPU's cos and sin differ in the last bits.
         positions = torch.arange(sizes["max_seq_len"], dtype=torch.float32)
         angles = torch.outer(positions, tensors["rope_inv_freq"].cpu())

@@ -12,10 +12,12 @@ from faser_trtllm.ops.cuda import (
     append_kv,
     compact_rows,
     early_exit,
+    gated_silu,
     prune_rows,
     quantize_rows,
     verify_attention,
 )
+from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.module import Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
 
 from faser_trtllm.engine.gpu.ops import TorchOps
 
-STEMS = ("accept", "append_kv", "compact_rows", "early_exit", "prune_rows", "quantize_rows", "verify_attention")
+STEMS = (
+    "accept",
+    "append_kv",
+    "compact_rows",
+    "early_exit",
+    "gated_silu",
+    "prune_rows",
+    "quantize_rows",
+    "verify_attention",
+)
 
 
 class KernelOps(TorchOps):
@@ -54,16 +65,30 @@ class KernelOps(TorchOps):
         quantize_rows.launch(self._launchers["quantize_rows"], x, rows, stream=self._stream())
         return rows
 
-    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         import torch
 
-        if x.is_cuda:
-            torch.mm(x, lm_head.t(), out_dtype=torch.float32, out=out)
-        else:
-            torch.mm(x.float(), lm_head.float().t(), out=out)
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype, device=hidden.device)
+        gated_silu.launch(self._launchers["gated_silu"], gate_up, hidden, bias, eps, out, stream=self._stream())
+        return out
 
-    def append_kv(self, *tensors: Tensor) -> None:
-        append_kv.launch(self._launchers["append_kv"], *tensors, stream=self._stream())
+    def append_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cu_q_lens: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_rotated: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        norm: QkvNorm | None = None,
+    ) -> None:
+        where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
+        launcher = self._launchers["append_kv"]
+        append_kv.launch(launcher, qkv, *where, q_rotated, k_cache, v_cache, norm=norm, stream=self._stream())
 
     def verify_attention(
         self,

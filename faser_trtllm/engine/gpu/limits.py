@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS
 from faser_trtllm.engine.gpu.graphs import DEFAULT_GRAPH_BYTES
 from faser_trtllm.errors import ConfigError
-
-MAX_GRAPH_ROWS = 256
-"""Larger passes are compute bound: launch overhead is hidden, and padding would cost time."""
 
 
 @dataclass(frozen=True, slots=True)

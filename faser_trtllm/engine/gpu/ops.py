@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
 class Ops(Protocol):
     """Ops are asynchronous on the current stream and write to the given tensors, unless noted."""
 
-    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
-        """x [n, in] times weight [out, in], plus bias [out] -> [n, out] of x's dtype, new; in e4m3 if the weight is."""
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows) -> Tensor:
+        """x [n, in] times weight [out, in] -> [n, out], new; in e4m3 if the weight is. Rows may not be normalised yet:
+        of x's dtype, but fp32 where that is fp16, whose range they could leave."""
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
+        """hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is."""
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
@@ -24,8 +29,8 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension -> of x's shape and dtype, new."""
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        """gate_up [n, 2 * inner] -> silu(gate) * up [n, inner], new."""
+    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """ops/cuda/gated_silu.py -> [n, inner] of hidden's dtype, new."""
 
     def append_kv(
         self,
@@ -39,6 +44,7 @@ class Ops(Protocol):
         q_rotated: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
+        norm: QkvNorm,
     ) -> None:
         """ops/cuda/append_kv.py."""
 
@@ -108,23 +114,37 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    def linear(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows) -> Tensor:
         import torch
 
         if isinstance(weight, ScaledRows):
-            return self.scaled_linear(x, weight, bias)
-        return torch.nn.functional.linear(x, weight, bias)
+            return self.scaled_linear(x, weight, None)
+        if x.dtype is not torch.float16:
+            return torch.mm(x, weight.t())
+        wide = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+        self.logits(x, weight, wide)
+        return wide
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
+        if isinstance(weight, ScaledRows):
+            hidden += self.scaled_linear(x, weight, bias)
+            return
+        hidden.addmm_(x, weight.t())
+        if bias is not None:
+            hidden += bias
 
     def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
+
+    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+        import torch
+
+        if x.is_cuda:
+            torch.mm(x, lm_head.t(), out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(x.float(), lm_head.float().t(), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         import torch
 
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
-
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        import torch
-
-        gate, up = gate_up.chunk(2, -1)
-        return torch.nn.functional.silu(gate).mul_(up)

@@ -17,9 +17,11 @@ from faser_trtllm.ops.cuda import (
     append_kv,
     compact_rows,
     early_exit,
+    gated_silu,
     verify_attention,
 )
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED
+from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.probs import edited_logits as edit
@@ -37,13 +39,29 @@ class ReferenceOps(TorchOps):
     def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
         return scaled_linear_reference(x, weight, bias)
 
-    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         import torch
 
-        torch.mm(x.float(), lm_head.float().t(), out=out)
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype)
+        gated_silu.gated_silu_reference(gate_up, hidden, bias, eps, out)
+        return out
 
-    def append_kv(self, *tensors: Tensor) -> None:
-        append_kv.append_kv_reference(*tensors)
+    def append_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cu_q_lens: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_rotated: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        norm: QkvNorm,
+    ) -> None:
+        where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
+        append_kv.append_kv_reference(qkv, *where, q_rotated, k_cache, v_cache, norm=norm)
 
     def verify_attention(
         self,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NUM_THREADS = 128
 _PAIRS_PER_THREAD = 8
+_ROW_MULTIPLE = 8  # entries that a thread loads at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,26 @@ class AppendShape:
     kv_dtype: str
 
 
-def kernel_name(shape: AppendShape) -> str:
-    """The entry point for a shape's types."""
+@dataclass(frozen=True, slots=True)
+class QkvNorm:
+    """What turns a product of rows that were not normalised into their queries, keys and values.
+
+    hidden [num_rows, hidden_size]: the rows that were multiplied; qkv is divided by the root mean square of each. Then
+    bias [qkv's width] is added, and the heads of q and k are normed with q_norm and k_norm [head_dim]; None: the model
+    has none. All of q_rotated's type; hidden_size a multiple of 8.
+    """
+
+    hidden: Tensor
+    eps: float
+    bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+def kernel_name(shape: AppendShape, is_normed: bool = False) -> str:
+    """The entry point for a shape's types. is_normed: of the kernel that takes a QkvNorm."""
     types = shape.dtype if shape.kv_dtype == shape.dtype else f"{shape.dtype}_{shape.kv_dtype}"
-    return f"append_kv_{types}"
+    return f"append_kv_normed_{types}" if is_normed else f"append_kv_{types}"
 
 
 def grid(shape: AppendShape) -> Dim3:
@@ -68,6 +85,7 @@ def launch(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    norm: QkvNorm | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     stream: int = 0,
@@ -76,15 +94,25 @@ def launch(
 
     Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
-    shape = shape_of(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
+    tensors = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
+    shape = shape_of(*tensors, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
+    sizes = scalars(shape, k_scale, v_scale)
+    inputs: list[Tensor | None] = [qkv]
+    if norm is None:
+        inputs += [cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache]
+    else:
+        _check_norm(shape, qkv, norm)
+        inputs += [norm.hidden, norm.bias, norm.q_norm, norm.k_norm]
+        inputs += [cos, sin, positions, cu_q_lens, block_table, kv_lens]
+        sizes += [norm.hidden.shape[1], float_bits(norm.eps)]
     if shape.num_rows == 0:
         return
-    inputs = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache)
-    arguments: list[Argument] = [ctypes.c_void_p(address_of(tensor)) for tensor in inputs]
-    arguments += [ctypes.c_int32(value) for value in scalars(shape, k_scale, v_scale)]
+    arguments: list[Argument] = [ctypes.c_void_p(None if each is None else address_of(each)) for each in inputs]
+    arguments += [ctypes.c_int32(value) for value in sizes]
     arguments += [ctypes.c_void_p(address_of(tensor)) for tensor in (q_rotated, k_cache, v_cache)]
-    module.launch(kernel_name(shape), grid(shape), (NUM_THREADS, 1, 1), arguments, stream)
+    kernel = kernel_name(shape, norm is not None)
+    module.launch(kernel, grid(shape), (NUM_THREADS, 1, 1), arguments, stream)
 
 
 def append_kv_reference(
@@ -99,6 +127,7 @@ def append_kv_reference(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    norm: QkvNorm | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
@@ -111,11 +140,18 @@ def append_kv_reference(
     and V / v_scale, saturated at 448. Nothing is written for a row outside all requests, for a position outside [0,
     kv_len) or [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest position in
     range.
+
+    norm: qkv is a product of rows that were not normalised, in fp32 where q_rotated is fp16, since it may leave that
+    type's range; see QkvNorm.
     """
     import torch
 
-    shape = shape_of(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
+    tensors = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
+    shape = shape_of(*tensors, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
+    if norm is not None:
+        _check_norm(shape, qkv, norm)
+        qkv = normed_qkv(qkv.float(), shape.num_heads, shape.num_kv_heads, norm)
     heads = qkv.float().view(shape.num_rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
     angles = positions.long().clamp(0, shape.max_seq_len - 1)
     c, s = cos[angles][:, None], sin[angles][:, None]
@@ -141,6 +177,27 @@ def append_kv_reference(
                 v_cache[block, :, offset] = values[row].to(v_cache.dtype)
 
 
+def normed_qkv(qkv: Tensor, num_heads: int, num_kv_heads: int, norm: QkvNorm) -> Tensor:
+    """qkv [num_rows, width] fp32 or fp64 as `norm` says, new and in its type."""
+    import torch
+
+    found = qkv * inverse_rms(norm.hidden.to(qkv.dtype), norm.eps)
+    if norm.bias is not None:
+        found += norm.bias.to(qkv.dtype)
+    all_heads = num_heads + 2 * num_kv_heads
+    heads = found.view(qkv.shape[0], all_heads, qkv.shape[1] // all_heads)
+    parts = list(torch.tensor_split(heads, (num_heads, num_heads + num_kv_heads), 1))
+    for place, weight in enumerate((norm.q_norm, norm.k_norm)):
+        if weight is not None:
+            parts[place] = parts[place] * inverse_rms(parts[place], norm.eps) * weight.to(qkv.dtype)
+    return torch.cat(parts, 1).view(qkv.shape)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / the root mean square over the last dimension [..., 1]."""
+    return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
 def shape_of(
     qkv: Tensor,
     cos: Tensor,
@@ -152,6 +209,7 @@ def shape_of(
     q_rotated: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    is_normed: bool = False,
 ) -> AppendShape:
     """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
     if q_rotated.dim() != 3 or k_cache.dim() != 4 or cos.dim() != 2:
@@ -168,12 +226,14 @@ def shape_of(
         raise InvalidArgumentError(
             f"tokens_per_block is {tokens_per_block} and max_seq_len {max_seq_len}; both must be at least 1"
         )
-    dtype, kv_dtype = type_name("qkv", qkv), type_name("k_cache", k_cache)
+    dtype, kv_dtype = type_name("q_rotated", q_rotated), type_name("k_cache", k_cache)
     if dtype not in ("bf16", "fp16"):
-        raise InvalidArgumentError(f"qkv has type {dtype}; it must be bf16 or fp16")
-    if kv_dtype not in (dtype, "e4m3"):
-        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be qkv's, {dtype}, or e4m3")
-    expect("qkv", qkv, (num_rows, (num_heads + 2 * num_kv_heads) * head_dim), dtype)
+        raise InvalidArgumentError(f"q_rotated has type {dtype}; it must be bf16 or fp16")
+    if kv_dtype not in (dtype, *(() if is_normed else ("e4m3",))):
+        wanted = f"q_rotated's, {dtype}" if is_normed else f"q_rotated's, {dtype}, or e4m3"
+        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be {wanted}")
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    expect("qkv", qkv, (num_rows, width), "fp32" if is_normed and dtype == "fp16" else dtype)
     expect("cos", cos, (max_seq_len, head_dim // 2), "fp32")
     same_type("sin", sin, cos)
     expect("positions", positions, (num_rows,), "int32")
@@ -196,6 +256,18 @@ def shape_of(
         dtype,
         kv_dtype,
     )
+
+
+def _check_norm(shape: AppendShape, qkv: Tensor, norm: QkvNorm) -> None:
+    if norm.hidden.dim() != 2 or norm.hidden.shape[1] % _ROW_MULTIPLE:
+        raise InvalidArgumentError(
+            f"hidden has shape {list(norm.hidden.shape)}; it must be rows whose size is a multiple of {_ROW_MULTIPLE}"
+        )
+    expect("hidden", norm.hidden, (shape.num_rows, norm.hidden.shape[1]), shape.dtype)
+    weights = (("bias", norm.bias, qkv.shape[1]), ("q_norm", norm.q_norm, shape.head_dim))
+    for name, weight, size in (*weights, ("k_norm", norm.k_norm, shape.head_dim)):
+        if weight is not None:
+            expect(name, weight, (size,), shape.dtype)
 
 
 def _check_scales(k_scale: float, v_scale: float) -> None:

@@ -11,16 +11,24 @@ import math
 import torch
 
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
+from faser_trtllm.ops.cuda.append_kv import normed_qkv
+from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.kv_cache import kv_values
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 
 
 class ExactOps(ReferenceOps):
-    def linear(self, x, weight, bias):
+    def linear(self, x, weight):
         if isinstance(weight, ScaledRows):
-            return super().linear(x, weight, bias)
-        y = x.double() @ weight.double().t()
-        return (y if bias is None else y + bias.double()).to(x.dtype)
+            return super().linear(x, weight)
+        return (x.double() @ weight.double().t()).to(x.dtype)
+
+    def add_linear(self, hidden, x, weight, bias):
+        if isinstance(weight, ScaledRows):
+            super().add_linear(hidden, x, weight, bias)
+            return
+        sums = hidden.double() + x.double() @ weight.double().t()
+        hidden.copy_(sums if bias is None else sums + bias.double())
 
     def logits(self, x, lm_head, out):
         out.copy_(x.double() @ lm_head.double().t())
@@ -29,18 +37,19 @@ class ExactOps(ReferenceOps):
         y = x.double()
         return (y * (y.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()).to(x.dtype)
 
-    def gated_silu(self, gate_up):
-        gate, up = gate_up.double().chunk(2, -1)
-        return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
+    def gated_silu(self, gate_up, hidden, bias, eps):
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype)
+        gated_silu_reference(gate_up.double(), hidden, bias, eps, out)
+        return out
 
-    def append_kv(self, qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache):
+    def append_kv(self, qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache, norm):
         num_rows, num_heads, head_dim = q_rotated.shape
         num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
-        heads = qkv.double().view(num_rows, -1, head_dim)
+        heads = normed_qkv(qkv.double(), num_heads, num_kv_heads, norm).view(num_rows, -1, head_dim)
         angles = positions.long().clamp(0, cos.shape[0] - 1)
         c, s = cos[angles][:, None].double(), sin[angles][:, None].double()
         low, high = heads.chunk(2, -1)
-        rotated = torch.cat((low * c - high * s, high * c + low * s), -1).to(qkv.dtype)
+        rotated = torch.cat((low * c - high * s, high * c + low * s), -1).to(q_rotated.dtype)
         q_rotated.copy_(rotated[:, :num_heads])
         offsets = cu_q_lens.tolist()
         for b, kv_len in enumerate(kv_lens.tolist()):
@@ -50,7 +59,7 @@ class ExactOps(ReferenceOps):
                     block, offset = int(block_table[b, position // tokens_per_block]), position % tokens_per_block
                     assert 0 <= block < num_blocks
                     k_cache[block, :, offset] = rotated[row, num_heads : num_heads + num_kv_heads]
-                    v_cache[block, :, offset] = heads[row, num_heads + num_kv_heads :].to(qkv.dtype)
+                    v_cache[block, :, offset] = heads[row, num_heads + num_kv_heads :].to(q_rotated.dtype)
 
     def verify_attention(
         self, q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, out, *, window, max_query_rows, max_kv_len

@@ -42,13 +42,21 @@ def emulated_accept() -> SmallBlocks:
     return SmallBlocks(emulated("accept", {"FASER_BLOCK_THREADS": 64}))
 
 
-def build_pair(directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **options) -> EngineDir:
+def build_pair(
+    directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), max_seq_len: int = 256, **options
+) -> EngineDir:
     """A random pair of tiny models with 64-wide heads, built for the cuda backend."""
     sizes = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 320}
     target, draft = make_pair(directory / "checkpoints", **(sizes | options))
     engines = build_engines(
         BuildOptions(
-            target, draft, directory / "engines", backend="cuda", dtype=dtype, exit_layers=exit_layers, max_seq_len=256
+            target,
+            draft,
+            directory / "engines",
+            backend="cuda",
+            dtype=dtype,
+            exit_layers=exit_layers,
+            max_seq_len=max_seq_len,
         )
     )
     assert engines is not None

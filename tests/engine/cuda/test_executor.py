@@ -215,10 +215,7 @@ def random_weights(vocab_size: int, seed: int) -> DeviceWeights:
     def matrix(num_out, num_in):
         return torch.randn(num_out, num_in, generator=generator) / num_in**0.5
 
-    layers = tuple(
-        LayerWeights(torch.ones(16), matrix(48, 16), matrix(16, 16), torch.ones(16), matrix(32, 16), matrix(16, 16))
-        for _ in range(2)
-    )
+    layers = tuple(LayerWeights(matrix(48, 16), matrix(16, 16), matrix(32, 16), matrix(16, 16)) for _ in range(2))
     angles = torch.outer(torch.arange(32.0), 100.0 ** -(torch.arange(8) / 8))
     head = matrix(vocab_size, 16)
     return DeviceWeights(sizes, head * 4, layers, torch.ones(16), head, angles.cos(), angles.sin())

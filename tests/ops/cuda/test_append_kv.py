@@ -136,6 +136,74 @@ def test_any_batch_on_the_cpu(batch, seed, heads, head_dim, tokens_per_block, dt
     assert_same(found, wanted)
 
 
+def normed_case(case: AppendCase, hidden_size: int, generator, *, has_bias: bool, has_norms: bool) -> op.QkvNorm:
+    """Makes the case's qkv a product of rows that were not normalised, of very different sizes."""
+    dtype, (num_rows, _, head_dim) = case.q_rotated.dtype, case.q_rotated.shape
+    sizes = 2.0 ** torch.randint(-6, 7, (num_rows, 1), generator=generator)
+    hidden = (torch.randn((num_rows, hidden_size), generator=generator) * sizes).to(dtype)
+    case.qkv = (case.qkv.float() * sizes).to(torch.float32 if dtype is torch.float16 else dtype)
+
+    def weights(size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    bias = weights(case.qkv.shape[1]) if has_bias else None
+    return op.QkvNorm(hidden, 1e-5, bias, *((weights(head_dim), weights(head_dim)) if has_norms else ()))
+
+
+@settings(max_examples=examples(25))
+@given(
+    batch=batches(),
+    seed=st.integers(0, 2**31),
+    heads=st.sampled_from([(1, 1), (4, 2), (7, 1)]),
+    head_dim=st.sampled_from([64, 80, 96, 128, 256]),
+    hidden_size=st.sampled_from([8, 64, 1032]),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    has_bias=st.booleans(),
+    has_norms=st.booleans(),
+)
+def test_rows_that_were_not_normalised_on_the_cpu(
+    batch, seed, heads, head_dim, hidden_size, dtype, has_bias, has_norms
+):
+    generator = torch.Generator().manual_seed(seed)
+    wanted = append_case(generator, *batch, heads=heads, head_dim=head_dim, dtype=dtype)
+    norm = normed_case(wanted, hidden_size, generator, has_bias=has_bias, has_norms=has_norms)
+    found = wanted.copy()
+    op.append_kv_reference(*wanted.tensors(), norm=norm)
+    op.launch(emulated("append_kv"), *found.tensors(), norm=norm)
+    for name in ("q_rotated", "k_cache", "v_cache"):
+        a, b = getattr(found, name).float(), getattr(wanted, name).float()
+        # A rotation may cancel what was rounded, so the error is one of a head's largest number.
+        largest = b.abs().amax(-1, keepdim=True).clamp(min=1)
+        assert ((a - b).abs() <= 2**-7 * largest).all()
+
+
+def test_the_reference_norms_as_torch_does():
+    generator = torch.Generator().manual_seed(5)
+    norm = normed_case(append_case(generator, [3], [3]), 48, generator, has_bias=True, has_norms=True)
+    weight = torch.randn((512, 48), generator=generator, dtype=torch.float64)
+    rms_norm = torch.nn.functional.rms_norm
+    normed = rms_norm(norm.hidden.double(), (48,), None, norm.eps) @ weight.t() + norm.bias.double()
+    q, k, v = normed.view(3, 8, 64).split([4, 2, 2], 1)
+    q, k = (rms_norm(x, (64,), w.double(), norm.eps) for x, w in ((q, norm.q_norm), (k, norm.k_norm)))
+    found = op.normed_qkv(norm.hidden.double() @ weight.t(), 4, 2, norm)
+    torch.testing.assert_close(found, torch.cat((q, k, v), 1).view(3, 512))
+
+
+def test_a_row_that_was_not_normalised_depends_on_no_other_row():
+    generator = torch.Generator().manual_seed(3)
+    whole = append_case(generator, [4], [30])
+    norm = normed_case(whole, 264, generator, has_bias=True, has_norms=True)
+    alone = whole.copy()
+    op.launch(emulated("append_kv"), *whole.tensors(), norm=norm)
+    alone.qkv, alone.positions, alone.q_rotated = alone.qkv[2:3], alone.positions[2:3], alone.q_rotated[2:3]
+    alone.cu_q_lens = torch.tensor([0, 1], dtype=torch.int32)
+    op.launch(emulated("append_kv", order=2), *alone.tensors(), norm=dataclasses.replace(norm, hidden=norm.hidden[2:3]))
+    assert torch.equal(alone.q_rotated, whole.q_rotated[2:3])
+    block, offset = whole.block_table[0, 28 // 16], 28 % 16
+    assert torch.equal(alone.k_cache[block, :, offset], whole.k_cache[block, :, offset])
+    assert torch.equal(alone.v_cache[block, :, offset], whole.v_cache[block, :, offset])
+
+
 def test_what_is_out_of_range_is_not_written():
     case = append_case(torch.Generator().manual_seed(1), [6, 3], [20, 9])
     before = case.k_cache.clone(), case.v_cache.clone()
@@ -205,7 +273,7 @@ def test_wrong_arguments_are_named():
     case = append_case(torch.Generator().manual_seed(0), [2], [20])
     wrong = [
         ("head_dim is 8", {"q_rotated": case.q_rotated[..., :8]}, {}),
-        ("qkv has type fp32", {"qkv": case.qkv.float()}, {}),
+        ("qkv has type fp32; it must be bf16", {"qkv": case.qkv.float()}, {}),
         ("qkv has shape", {"qkv": case.qkv[:, :64]}, {}),
         ("cos has type bf16", {"cos": case.cos.bfloat16()}, {}),
         ("sin has shape", {"sin": case.sin[1:]}, {}),
@@ -221,6 +289,22 @@ def test_wrong_arguments_are_named():
         changed = AppendCase(**(vars(case) | tensors))
         with pytest.raises(InvalidArgumentError, match=message):
             op.launch(NotLaunched(), *changed.tensors(), **options)
+
+
+def test_wrong_norms_are_named():
+    generator = torch.Generator().manual_seed(0)
+    case = append_case(generator, [2], [20])
+    norm = normed_case(case, 16, generator, has_bias=True, has_norms=True)
+    wrong = {
+        "hidden has shape": {"hidden": norm.hidden[:1]},
+        "hidden has shape .* a multiple of 8": {"hidden": norm.hidden[:, :12]},
+        "bias has type fp16": {"bias": norm.bias.half()},
+        "q_norm has shape": {"q_norm": norm.q_norm[:8]},
+        "k_norm has shape": {"k_norm": norm.k_norm[:8]},
+    }
+    for message, changes in wrong.items():
+        with pytest.raises(InvalidArgumentError, match=message):
+            op.launch(None, *case.tensors(), norm=dataclasses.replace(norm, **changes))
 
 
 @pytest.mark.gpu

@@ -256,8 +256,13 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float 
     return (beta * bias.double() + alpha * (a.double() @ b.double())).to(a.dtype)
 
 
+def _addmm_(sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return sums.copy_(sums.double() + a.double() @ b.double())
+
+
 _EXACT: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: _mm,
     _aten.mm.out: _mm_out,
     _aten.addmm.default: _addmm,
+    _aten.addmm_.default: _addmm_,
 }

@@ -1,0 +1,69 @@
+"""gated_silu: the activation between an MLP's two products, of rows whose RMSNorm is applied behind the first one."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.append_kv import inverse_rms
+from faser_trtllm.ops.cuda.kv_cache import address_of, expect, type_name
+from faser_trtllm.ops.cuda.module import Argument, Launcher
+from faser_trtllm.ops.cuda.tensors import bits_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_THREADS = 512
+_VECTOR = 8
+_COLUMNS_PER_BLOCK = NUM_THREADS * _VECTOR
+
+
+def launch(
+    launcher: Launcher,
+    gate_up: Tensor,
+    hidden: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    *,
+    stream: int = 0,
+) -> None:
+    """As gated_silu_reference, into out [num_rows, inner]; asynchronous on `stream`.
+
+    inner and hidden_size must be multiples of 8. Only addresses, shapes and types of the tensors are used. Raises
+    InvalidArgumentError where no kernel fits.
+    """
+    (num_rows, inner), hidden_size, dtype = out.shape, hidden.shape[-1], type_name("out", out)
+    if dtype not in ("bf16", "fp16"):
+        raise InvalidArgumentError(f"out has type {dtype}; it must be bf16 or fp16")
+    for name, size in (("out", inner), ("hidden", hidden_size)):
+        if size % _VECTOR:
+            raise InvalidArgumentError(f"{name} has rows of {size}; it must be a multiple of {_VECTOR}")
+    expect("gate_up", gate_up, (num_rows, 2 * inner), "fp32" if dtype == "fp16" else dtype)
+    expect("hidden", hidden, (num_rows, hidden_size), dtype)
+    expect("out", out, (num_rows, inner), dtype)
+    if bias is not None:
+        expect("bias", bias, (2 * inner,), dtype)
+    if num_rows == 0:
+        return
+    inputs = (gate_up, hidden, bias)
+    arguments: list[Argument] = [ctypes.c_void_p(None if each is None else address_of(each)) for each in inputs]
+    arguments += [ctypes.c_int32(value) for value in (num_rows, inner, hidden_size, bits_of(eps))]
+    arguments.append(ctypes.c_void_p(address_of(out)))
+    blocks = (num_rows, -(-inner // _COLUMNS_PER_BLOCK), 1)
+    launcher.launch(f"gated_silu_{dtype}", blocks, (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def gated_silu_reference(gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
+    """silu(gate) * up, of gate_up / rms(hidden) + bias, computed in fp32 (fp64 for a gate_up of fp64).
+
+    gate_up [num_rows, 2 * inner]: the product of hidden [num_rows, hidden_size], which was not normalised; of out's
+    type, bf16 or fp16, but fp32 where that is fp16, since it may leave that type's range. bias [2 * inner] or None.
+    """
+    import torch
+
+    wide = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32))
+    wide = wide * inverse_rms(hidden.to(wide.dtype), eps)
+    gate, up = (wide if bias is None else wide + bias.to(wide.dtype)).chunk(2, -1)
+    out.copy_(gate / (1 + (-gate).exp()) * up)

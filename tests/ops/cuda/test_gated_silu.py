@@ -1,0 +1,113 @@
+"""The gated_silu kernel, run on the CPU as it is, against its reference; and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda import gated_silu as op
+from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.paged_cases import TORCH_TYPES
+from tests.support.effort import examples
+
+EPS = 1e-5
+
+
+class Case:
+    """A product of rows of very different sizes that were not normalised."""
+
+    def __init__(self, num_rows: int, inner: int, hidden_size: int, dtype: str, has_bias: bool, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        kind = TORCH_TYPES[dtype]
+        sizes = 2.0 ** torch.randint(-6, 7, (num_rows, 1), generator=generator)
+        self.hidden = (torch.randn((num_rows, hidden_size), generator=generator) * sizes).to(kind)
+        gate_up = 3 * torch.randn((num_rows, 2 * inner), generator=generator) * sizes
+        self.gate_up = gate_up.to(torch.float32 if dtype == "fp16" else kind)
+        self.bias = torch.randn(2 * inner, generator=generator).to(kind) if has_bias else None
+        self.inner = inner
+
+    def run(self, launcher, device: str = "cpu") -> torch.Tensor:
+        """What the kernel writes; memory behind the last row must stay as it was."""
+        gate_up, hidden = self.gate_up.to(device), self.hidden.to(device)
+        bias = None if self.bias is None else self.bias.to(device)
+        out = torch.full((len(hidden) + 1, self.inner), 7.0, dtype=hidden.dtype, device=device)
+        op.launch(launcher, gate_up, hidden, bias, EPS, out[:-1])
+        assert (out[-1] == 7).all()
+        return out[:-1].cpu()
+
+    def reference(self) -> torch.Tensor:
+        out = torch.empty((len(self.hidden), self.inner), dtype=self.hidden.dtype)
+        op.gated_silu_reference(self.gate_up, self.hidden, self.bias, EPS, out)
+        return out
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    step = 2**-7 if found.dtype is torch.bfloat16 else 2**-9
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=step, atol=1e-5)
+
+
+def test_the_reference_is_a_norm_and_an_activation() -> None:
+    """RMSNorm, the product, SiLU and a multiplication by torch, in float64; sums beyond fp16's range are kept."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn((5, 64), generator=generator).half(), torch.randn((96, 64), generator=generator)
+    hidden[1] *= 9000
+    product = hidden.double() @ weight.double().t()
+    assert product[1].abs().max() > 65504
+    normed = torch.nn.functional.rms_norm(hidden.double(), (64,), None, EPS) @ weight.double().t()
+    out = torch.empty((5, 48), dtype=torch.float16)
+    op.gated_silu_reference(product.float(), hidden, None, EPS, out)
+    gate, up = normed.chunk(2, -1)
+    assert_near(out, (torch.nn.functional.silu(gate) * up).half())
+
+
+@settings(max_examples=examples(30))
+@given(
+    num_rows=st.integers(1, 4),
+    inner=st.sampled_from([8, 72, 4096, 4104]),
+    hidden_size=st.sampled_from([8, 64, 4160]),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_the_kernel_is_the_reference(num_rows, inner, hidden_size, dtype, has_bias, seed) -> None:
+    case = Case(num_rows, inner, hidden_size, dtype, has_bias, seed)
+    assert_near(case.run(emulated("gated_silu")), case.reference())
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_a_row_depends_on_no_other_row_and_no_order_of_threads(order: int) -> None:
+    case = Case(4, 136, 520, "bf16", True, 1)
+    whole = case.run(emulated("gated_silu"))
+    case.hidden, case.gate_up = case.hidden[2:3].clone(), case.gate_up[2:3].clone()
+    assert torch.equal(case.run(emulated("gated_silu", order=order)), whole[2:3])
+
+
+def test_wrong_tensors_are_refused() -> None:
+    case = Case(2, 16, 32, "fp16", True, 0)
+    out = case.reference()
+    cases = [
+        ((case.gate_up, case.hidden, case.bias, EPS, out.float()), "out has type fp32; it must be bf16 or fp16"),
+        ((case.gate_up, case.hidden, case.bias, EPS, out[:, :12]), "out has rows of 12; it must be a multiple of 8"),
+        ((case.gate_up, case.hidden[:, :12], case.bias, EPS, out), "hidden has rows of 12; it must be a multiple of 8"),
+        ((case.gate_up.half(), case.hidden, case.bias, EPS, out), "gate_up has type fp16; it must be fp32"),
+        ((case.gate_up, case.hidden[:1], case.bias, EPS, out), "hidden has shape"),
+        ((case.gate_up, case.hidden, case.bias[:16], EPS, out), "bias has shape"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(InvalidArgumentError, match=message):
+            op.launch(None, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_on_a_gpu(dtype: str) -> None:
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    with Module(compile_stem("gated_silu", device_arch()).path) as module:
+        for shape in ((1, 64, 64), (200, 14336, 4096), (3, 4104, 8)):
+            case = Case(*shape, dtype, True, 0)
+            assert_near(case.run(module, "cuda"), case.reference())

@@ -1,0 +1,33 @@
+"""How many launches a decoder layer takes, counted by the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.config import Quantization
+from tests.virtual_gpu.launches import LONG_CONTEXT, MODELS, of_layer
+from tests.virtual_gpu.process import VirtualGpuProcess
+
+GEMMS = {"aten.mm.default": 2, "aten.addmm_.default": 2}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_layer_is_four_products_and_three_kernels(gpu: VirtualGpuProcess, tmp_path: Path, model: str) -> None:
+    """Whatever norms and biases of q, k and v a model has."""
+    layer, _ = of_layer(gpu, tmp_path, **MODELS[model])
+    kernels = ("append_kv_normed_bf16", "gated_silu_bf16", "verify_attention_bf16_h64_m16")
+    assert layer == {f"kernel {name}": 1 for name in kernels} | GEMMS
+
+
+def test_splits_of_long_contexts_are_one_kernel_more(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    layer, _ = of_layer(gpu, tmp_path, context=LONG_CONTEXT)
+    assert layer["kernel verify_attention_combine_bf16"] == 1
+    assert layer.total() == 8
+
+
+def test_fp8_adds_a_quantisation_to_each_product(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    layer, _ = of_layer(gpu, tmp_path, Quantization.FP8)
+    assert layer["kernel quantize_rows"] == layer["aten._scaled_mm.default"] == 4
+    assert layer.total() == 13
