@@ -22,7 +22,7 @@ from faser_trtllm.ops.arrays import (
     int32_at,
     logits_layout,
 )
-from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token, residual
+from faser_trtllm.ops.draw import draw_token, gumbel_max_token, residual
 from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
 from faser_trtllm.ops.philox import Stream, uniform
 from faser_trtllm.ops.probs import RowStatus, next_token_probs_reference
@@ -161,15 +161,9 @@ def accept_reference(
     max_draft_len: int,
     *,
     uniform: Uniform = uniform,
-    leads: Float32Array | None = None,
 ) -> AcceptResult:
-    """accept in numpy; `uniform` can be replaced to enumerate the randomness.
-
-    leads [num_rows]: set to the lead (ops.draw.gumbel_lead) of a seeded row's token, 0 for other rows.
-    """
+    """accept in numpy; `uniform` can be replaced to enumerate the randomness."""
     n = slots.size
-    if leads is not None:
-        leads[:] = 0
     result = AcceptResult(np.zeros((n, max_draft_len + 1), np.int32), *np.zeros((4, n), np.int32))
     for i, slot in enumerate(slots.tolist()):
         entry = sampling[slot]
@@ -191,8 +185,6 @@ def accept_reference(
                 source = native.BY_SUFFIX if certain else native.BY_MODEL
                 entry["num_tested"][source] += 1
                 entry["num_passed"][source] += accepted
-            if leads is not None and entry["mode"] == native.SEEDED:
-                leads[cu_logit_rows[i] + row] = gumbel_lead(p, int(entry["key"]), position)
             result.token_ids[i, row] = token
             result.num_tokens[i] += 1
             if not accepted:

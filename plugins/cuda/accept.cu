@@ -5,26 +5,16 @@
 // that does not accept, so rows after a rejection are ignored.
 //
 // limits: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
-#include "draw.cuh"
+#include "distribution.cuh"
 #include "edit.cuh"
-#include "filter.cuh"
 #include "ragged.cuh"
-#include "sampling.cuh"
 
 namespace faser {
 
 struct Verdict {
-  int32_t status;     // RowStatus
-  int32_t token;      // the draft if it was accepted, else the recovered or bonus token
-  int32_t accepted;   // 0 or 1
-  float lead = 0.0f;  // of a seeded draw (see gumbel_max_token), where requested
-};
-
-struct RowShared {
-  union {
-    FilterShared filter;
-    DrawShared draw;
-  };
+  int32_t status;    // RowStatus
+  int32_t token;     // the draft if it was accepted, else the recovered or bonus token
+  int32_t accepted;  // 0 or 1
 };
 
 // Checks everything that indexes memory: the slot and the counts.
@@ -36,23 +26,7 @@ __device__ inline bool is_valid(const Sampling* sampling, int32_t num_slots, int
          (sampling[slot].mode != kSampled || num_drafts == 0 || sampling[slot].draft_probs != nullptr);
 }
 
-// Fills the fields of probs other than max.
 template <typename T>
-__device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs, RowShared* shared) {
-  probs->inv_temperature = inverse_temperature(s.temperature);
-  probs->min_p = 0.0f;
-  probs->cut = 0;
-  if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, probs, &shared->filter);
-  if (s.top_p < 1.0f) tighten(row, 0, s.top_p, probs, &shared->filter);
-  probs->min_p = s.min_p;  // the largest weight is exactly 1, so that min_p itself is the floor
-  const int shift = weight_shift(row.n);
-  uint64_t mass = 0;
-  for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(probs->kept_weight(value, id), shift); });
-  mass = block_reduce(mass, Sum());
-  probs->scale = static_cast<float>(1.0 / ldexp(static_cast<double>(mass), -shift));
-}
-
-template <bool kLead, typename T>
 __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position, bool has_draft, int32_t max_draft_len,
                          RowShared* shared) {
   const int32_t n = row.n;
@@ -80,9 +54,8 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
   const uint64_t index = static_cast<uint64_t>(position);
   const auto p = [&](int32_t v) { return probs.probability(row[v], v); };
   if (s.mode == kSeeded) {
-    double lead = 0.0;
-    const int32_t token = gumbel_max_token<kLead>(n, s.key, index, p, &lead);
-    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft, static_cast<float>(lead)};
+    const int32_t token = gumbel_max_token<false>(n, s.key, index, p);
+    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft};
   }
   const auto p_mass = [&](int32_t v) { return fixed_of(p(v), kProbabilityShift); };
   if (!has_draft) {
@@ -104,12 +77,11 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
   return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
 }
 
-template <bool kLead, typename T>
+template <typename T>
 __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const T* logits,
                            const int32_t* cu_logit_rows, const int32_t* num_tokens, const int32_t* num_drafts,
                            int32_t num_slots, int32_t num_requests, int32_t num_rows, int32_t vocab_size,
-                           int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts,
-                           float* leads) {
+                           int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts) {
   __shared__ RowShared shared;
   const int32_t row = blockIdx.x;
   const int32_t request = request_of_row(cu_logit_rows, num_requests, row);
@@ -134,13 +106,12 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
       }
       entries.edited = edited;
     }
-    if (verdict.status == kRowOk) verdict = judge<kLead>(s, entries, position, has_draft, max_draft_len, &shared);
+    if (verdict.status == kRowOk) verdict = judge(s, entries, position, has_draft, max_draft_len, &shared);
   }
   if (threadIdx.x == 0) {
     verdicts[3 * static_cast<int64_t>(row)] = verdict.status;
     verdicts[3 * static_cast<int64_t>(row) + 1] = verdict.token;
     verdicts[3 * static_cast<int64_t>(row) + 2] = verdict.accepted;
-    if constexpr (kLead) leads[row] = verdict.lead;
   }
 }
 
@@ -153,24 +124,12 @@ __device__ void accept_row(const Sampling* sampling, const int32_t* slots, const
       const faser::Sampling* sampling, const int32_t* slots, const T* logits, const int32_t* cu_logit_rows,            \
       const int32_t* num_tokens, const int32_t* num_drafts, int32_t num_slots, int32_t num_requests, int32_t num_rows, \
       int32_t vocab_size, int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts) {     \
-    faser::accept_row<false>(sampling, slots, logits, cu_logit_rows, num_tokens, num_drafts, num_slots, num_requests,  \
-                             num_rows, vocab_size, logits_stride, max_draft_len, edited_logits, verdicts, nullptr);    \
+    faser::accept_row(sampling, slots, logits, cu_logit_rows, num_tokens, num_drafts, num_slots, num_requests,         \
+                      num_rows, vocab_size, logits_stride, max_draft_len, edited_logits, verdicts);                    \
   }
 FASER_ACCEPT_ROWS(accept_rows_fp32, float)
 FASER_ACCEPT_ROWS(accept_rows_bf16, faser::bf16)
 FASER_ACCEPT_ROWS(accept_rows_fp16, faser::fp16)
-
-// accept_rows_fp32 that also writes leads: fp32 [num_rows], the lead of a seeded row's draw, 0 for other rows. A
-// separate kernel, so that nobody else pays for it.
-extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
-    accept_rows_leads_fp32(const faser::Sampling* sampling, const int32_t* slots, const float* logits,
-                           const int32_t* cu_logit_rows, const int32_t* num_tokens, const int32_t* num_drafts,
-                           int32_t num_slots, int32_t num_requests, int32_t num_rows, int32_t vocab_size,
-                           int32_t logits_stride, int32_t max_draft_len, float* edited_logits, int32_t* verdicts,
-                           float* leads) {
-  faser::accept_row<true>(sampling, slots, logits, cu_logit_rows, num_tokens, num_drafts, num_slots, num_requests,
-                          num_rows, vocab_size, logits_stride, max_draft_len, edited_logits, verdicts, leads);
-}
 
 // token_ids [num_requests, max_draft_len + 1], zero behind the num_committed first; the others [num_requests].
 extern "C" __global__ void accept(const faser::Sampling* sampling, const int32_t* slots, const int32_t* cu_logit_rows,

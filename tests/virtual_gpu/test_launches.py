@@ -1,4 +1,4 @@
-"""How many launches a decoder layer takes, counted by the device."""
+"""How many launches a decoder layer and a draft step take, counted by the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from faser_trtllm.config import Quantization
-from tests.virtual_gpu.launches import LONG_CONTEXT, MODELS, of_layer
+from tests.engine.cuda.harness import build_pair
+from tests.virtual_gpu.launches import LONG_CONTEXT, MODELS, MODES, of_draft_step, of_layer
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 GEMMS = {"aten.mm.default": 2, "aten.addmm_.default": 2}
@@ -31,3 +32,10 @@ def test_fp8_adds_a_quantisation_to_each_product(gpu: VirtualGpuProcess, tmp_pat
     layer, _ = of_layer(gpu, tmp_path, Quantization.FP8)
     assert layer["kernel quantize_rows"] == layer["aten._scaled_mm.default"] == 4
     assert layer.total() == 13
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_draft_step_is_three_kernels_and_a_pass(gpu: VirtualGpuProcess, tmp_path: Path, mode: str) -> None:
+    draw, inputs = of_draft_step(gpu, build_pair(tmp_path), mode)
+    assert draw == {"kernel sample_rows": 1, "kernel sample_advance": 1}
+    assert inputs == {"kernel take_step": 1}

@@ -9,9 +9,11 @@ import numpy as np
 from faser_trtllm.builder.network.inputs import plugin_inputs
 from faser_trtllm.core.batch import Int32Array, RaggedBatch
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.take_step import StepInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,12 +40,8 @@ class PassInputs(Protocol):
         rows: of the pass, dummies included. query_rows: at least those of any one request.
         """
 
-    def take_step(self, token_ids: Tensor, known: Tensor, goes_on: Tensor, block_table: Tensor) -> None:
-        """Set up a draft step of n requests, on the device: one row each, its newest token; logits in their order.
-
-        token_ids, known (tokens, the newest included) [n] int32, goes_on [n] bool, block_table [n, max_blocks_per_seq]
-        int32. A request that does not go on writes no KV.
-        """
+    def take_step(self, ops: Ops, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor) -> None:
+        """Set up a draft step of n requests, on the device, as ops/cuda/take_step.py has it."""
 
 
 class DeviceBatch:
@@ -57,8 +55,6 @@ class DeviceBatch:
 
     def __init__(self, runtime: Runtime, spec: EngineSpec, max_blocks_per_seq: int | None = None) -> None:
         """max_blocks_per_seq: columns of the block table; default: what max_seq_len needs."""
-        import torch
-
         batch, rows = spec.max_batch_size, spec.max_num_tokens
         self._spec = spec
         self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
@@ -69,7 +65,9 @@ class DeviceBatch:
         views = [self._staging.device[start : start + size] for start, size in self._sections]
         self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows = views
         self.block_table = table.view(batch, self.max_blocks_per_seq)
-        self._iota = torch.arange(batch + 1, dtype=torch.int32, device=runtime.device)
+        self._step_inputs = StepInputs(
+            self.token_ids, self.positions, self.logit_rows, self.kv_lens, self.cu_q_lens, self.block_table
+        )
 
     def clear(self) -> None:
         self._staging.device.zero_()
@@ -94,17 +92,8 @@ class DeviceBatch:
         logit_rows[batch.logit_rows.size :] = 0
         self._staging.send(self._staging.size)
 
-    def take_step(self, token_ids: Tensor, known: Tensor, goes_on: Tensor, block_table: Tensor) -> None:
-        import torch
-
-        size, width = block_table.shape
-        self.token_ids[:size].copy_(token_ids)
-        self.positions[:size].copy_(torch.where(goes_on, known - 1, 0))
-        self.kv_lens.zero_()
-        self.kv_lens[:size].copy_(torch.where(goes_on, known, 0))
-        self.cu_q_lens.copy_(self._iota.clamp(max=size))
-        self.block_table[:size, :width].copy_(block_table)
-        self.logit_rows[:size].copy_(self._iota[:size])
+    def take_step(self, ops: Ops, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor) -> None:
+        ops.take_step(newest, known, remaining, block_table, self._step_inputs)
 
     def _check(self, batch: RaggedBatch) -> None:
         spec = self._spec

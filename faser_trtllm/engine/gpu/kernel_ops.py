@@ -15,12 +15,16 @@ from faser_trtllm.ops.cuda import (
     gated_silu,
     prune_rows,
     quantize_rows,
+    sample,
+    take_step,
     verify_attention,
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.module import Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.sample import Draws, StopTables
+from faser_trtllm.ops.cuda.take_step import StepInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +39,8 @@ STEMS = (
     "gated_silu",
     "prune_rows",
     "quantize_rows",
+    "sample",
+    "take_step",
     "verify_attention",
 )
 
@@ -210,7 +216,6 @@ class KernelOps(TorchOps):
         result: AcceptResult,
         verdicts: Tensor,
         edited_logits: Tensor | None,
-        leads: Tensor | None = None,
     ) -> None:
         accept.accept(
             self._launchers["accept"],
@@ -225,6 +230,18 @@ class KernelOps(TorchOps):
             result=result,
             verdicts=verdicts,
             edited_logits=edited_logits,
-            leads=leads,
             stream=self._stream(),
         )
+
+    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
+        sample.sample(self._launchers["sample"], draws, logits, num_requests, edited_logits, stream=self._stream())
+
+    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
+        launcher = self._launchers["sample"]
+        sample.advance(launcher, draws, stop, num_requests, has_history=has_history, stream=self._stream())
+
+    def take_step(
+        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
+    ) -> None:
+        launcher = self._launchers["take_step"]
+        take_step.take_step(launcher, newest, known, remaining, block_table, inputs, stream=self._stream())

@@ -8,6 +8,8 @@ from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.sample import Draws, StopTables
+from faser_trtllm.ops.cuda.take_step import StepInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,9 +110,19 @@ class Ops(Protocol):
         result: AcceptResult,
         verdicts: Tensor,
         edited_logits: Tensor | None,
-        leads: Tensor | None = None,
     ) -> None:
         """ops/cuda/accept.py."""
+
+    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
+        """ops/cuda/sample.py."""
+
+    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
+        """ops/cuda/sample.py."""
+
+    def take_step(
+        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
+    ) -> None:
+        """ops/cuda/take_step.py."""
 
 
 class TorchOps:

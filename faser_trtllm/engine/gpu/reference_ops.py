@@ -18,12 +18,16 @@ from faser_trtllm.ops.cuda import (
     compact_rows,
     early_exit,
     gated_silu,
+    sample,
+    take_step,
     verify_attention,
 )
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.sample import Draws, StopTables
+from faser_trtllm.ops.cuda.take_step import StepInputs
 from faser_trtllm.ops.probs import edited_logits as edit
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 
@@ -151,7 +155,6 @@ class ReferenceOps(TorchOps):
         result: AcceptResult,
         verdicts: Tensor,
         edited_logits: Tensor | None,
-        leads: Tensor | None = None,
     ) -> None:
         import torch
 
@@ -170,10 +173,7 @@ class ReferenceOps(TorchOps):
             num_drafts.numpy(),
             max_draft_len,
         )
-        if leads is None:
-            found = host_accept.accept(*arguments)
-        else:
-            found = host_accept.accept_reference(*arguments, leads=leads.numpy())
+        found = host_accept.accept(*arguments)
         if edited_logits is not None:
             starts, known = cu_logit_rows.tolist(), num_tokens.tolist()
             for i, slot in enumerate(slots.tolist()):
@@ -187,3 +187,14 @@ class ReferenceOps(TorchOps):
         refused = torch.from_numpy(is_idle[slots.numpy()])
         for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
             values[:n][refused] = value
+
+    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
+        sample.sample_reference(draws, logits, num_requests, edited_logits)
+
+    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
+        sample.advance_reference(draws, stop, num_requests, has_history=has_history)
+
+    def take_step(
+        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
+    ) -> None:
+        take_step.take_step_reference(newest, known, remaining, block_table, inputs)

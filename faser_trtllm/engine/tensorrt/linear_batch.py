@@ -10,6 +10,7 @@ from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.core.batch import Int32Array, RaggedBatch
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import InvalidArgumentError
@@ -66,14 +67,14 @@ class LinearBatch:
             filled[start:end], filled[end : start + size] = values, 0
         self._staging.send(end)
 
-    def take_step(self, token_ids: Tensor, known: Tensor, goes_on: Tensor, block_table: Tensor) -> None:
+    def take_step(self, ops: Ops, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor) -> None:
         import torch
 
-        n, slots = token_ids.shape[0], self._options.max_batch_size
+        n, slots, goes_on = newest.shape[0], self._options.max_batch_size, remaining > 0
         cache_rows = torch.where(goes_on, block_table[:, 0], slots).long()
         order = torch.argsort(cache_rows, stable=True)
         place = torch.zeros_like(order).scatter_(0, order, self._iota[:n].long())
-        self.token_ids[:n].copy_(token_ids[order])
+        self.token_ids[:n].copy_(newest[order])
         self.positions[:n].copy_(torch.where(goes_on, known - 1, 0)[order])
         self.logit_rows[:n].copy_(place)
         self.unpad_idx[:n].copy_(torch.where(goes_on, cache_rows, 0)[order])

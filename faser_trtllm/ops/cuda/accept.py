@@ -41,7 +41,6 @@ def accept(
     result: AcceptResult,
     verdicts: Any,
     edited_logits: Any | None = None,
-    leads: Any | None = None,
     stream: int = 0,
 ) -> None:
     """ops.accept on device tensors, written to the tensors of `result`.
@@ -50,8 +49,7 @@ def accept(
     num_drafts int32 [num_requests], cu_logit_rows int32 [num_requests + 1]. logits [num_rows, >= vocab_size] fp32, bf16
     or fp16 with contiguous rows; rows beyond cu_logit_rows are ignored. Scratch: verdicts int32
     [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or
-    min_tokens. leads fp32 [num_rows], with fp32 logits only: as in accept_reference; undefined for rows after a
-    request's last committed token. Where ops.accept raises, here the request ends with outcome FAILED and row_status
+    min_tokens. Where ops.accept raises, here the request ends with outcome FAILED and row_status
     ROW_REFUSED (3); its tokens before that row are kept. Tokens beyond a request's num_tokens are 0.
     Asynchronous on the stream.
     """
@@ -65,10 +63,6 @@ def accept(
     num_rows, num_requests = logits.shape[0], slots.shape[0]
     if logits.shape[0] and logits.stride(1) != 1:
         raise InvalidArgumentError(f"logits has strides {tuple(logits.stride())}, its rows must be contiguous")
-    if leads is not None and suffix != "fp32":
-        raise InvalidArgumentError(
-            f"logits has dtype {logits.dtype}, it must be torch.float32 when leads are requested"
-        )
     num_slots = sampling.shape[0]
     entry = pointer("sampling", sampling, "uint8", (None, SAMPLING_DTYPE.itemsize))
     inputs = (
@@ -82,7 +76,6 @@ def accept(
     edited_at = ctypes.c_void_p(None)
     if edited_logits is not None:
         edited_at = pointer("edited_logits", edited_logits, "float32", (num_rows, vocab_size))
-    leads_at = () if leads is None else (pointer("leads", leads, "float32", (num_rows,)),)
     outputs = (
         pointer("token_ids", result.token_ids, "int32", (num_requests, max_draft_len + 1)),
         pointer("num_tokens", result.num_tokens, "int32", (num_requests,)),
@@ -99,10 +92,9 @@ def accept(
         arguments = (
             *(entry, slots_at, ctypes.c_void_p(logits.data_ptr()), cu_rows_at, num_tokens_at, num_drafts_at),
             *map(ctypes.c_int32, (*counts, vocab_size, stride, max_draft_len)),
-            *(edited_at, verdicts_at, *leads_at),
+            *(edited_at, verdicts_at),
         )
-        kernel = f"accept_rows_{suffix}" if leads is None else f"accept_rows_leads_{suffix}"
-        launcher.launch(kernel, (num_rows, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments, stream)
+        launcher.launch(f"accept_rows_{suffix}", (num_rows, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments, stream)
     arguments = (entry, *inputs, verdicts_at, *map(ctypes.c_int32, (*counts, max_draft_len)), *outputs)
     num_blocks = -(-num_requests // NUM_REQUEST_THREADS)
     launcher.launch("accept", (num_blocks, 1, 1), (NUM_REQUEST_THREADS, 1, 1), arguments, stream)

@@ -34,12 +34,13 @@ class SmallBlocks:
         self._module = module
 
     def launch(self, kernel, grid, block, arguments, stream=0) -> None:
-        block = (64, 1, 1) if kernel.startswith("accept_rows") else block
+        block = (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows")) else block
         self._module.launch(kernel, grid, block, arguments, stream)
 
 
-def emulated_accept() -> SmallBlocks:
-    return SmallBlocks(emulated("accept", {"FASER_BLOCK_THREADS": 64}))
+def emulated_rows(stem: str) -> SmallBlocks:
+    """accept or sample."""
+    return SmallBlocks(emulated(stem, {"FASER_BLOCK_THREADS": 64}))
 
 
 def build_pair(

@@ -23,7 +23,6 @@ from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import CudaRuntime, HostRuntime
 from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
-from faser_trtllm.engine.gpu.sampler.probs import ProbsParameters, draw, filtered_probs
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
 from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.ops.sample import MAX_STORED_MARGIN
@@ -35,7 +34,7 @@ from tests.engine.cuda.harness import (
     MAX_BATCH_SIZE,
     WHOLE,
     build_pair,
-    emulated_accept,
+    emulated_rows,
     open_engine,
     random_tokens,
     reference_logits,
@@ -294,70 +293,43 @@ def test_edited_logits_are_drafted_from_as_on_the_host(pair, edits: str) -> None
 
 
 def test_unseeded_drafts_leave_the_distribution_they_were_drawn_from(pair) -> None:
-    torch.manual_seed(0)
+    """Which is the host's, and so are the drafts: a call goes on where the numbers of the one before ended."""
     draft_probs = DraftProbs(HostRuntime(), MAX_BATCH_SIZE, 4, 320)
+    with open_engine(pair.draft_path, max_draft_len=4) as engine:
+        host = Drafting(engine, 3, sampled=(0, 2), top_k=20, top_p=0.9)
+        by_host = [host.run([3, 2, 3], by_host=True) for _ in range(2)]
+    assert by_host[0] != by_host[1], "another draw of the same rows"
     with open_engine(pair.draft_path, max_draft_len=4, draft_probs=draft_probs) as engine:
-        drafting = Drafting(engine, 3, sampled=(0, 2), top_k=20)
-        drafted, drafts = drafting.run([3, 2, 3])
-        assert drafted == [3, 2, 3]
-        harness = Harness(engine)
-        request = drafting.requests[2]
-        n = request.num_tokens
-        logits = torch.from_numpy(harness.run([(2, request.tokens, 0, n + 3)])[0][n - 1 : n + 2])
-        fill = (torch.full((3,), 1 / 0.8), torch.ones(3), torch.zeros(3), torch.full((3,), 20, dtype=torch.int32))
-        probs = filtered_probs(logits, ProbsParameters(*fill))
-        for place, token in enumerate(drafts[2][0]):
-            kept = draft_probs.tensor[2, (n + place) % 4]
-            torch.testing.assert_close(kept, probs[place], rtol=1e-5, atol=0)
-            assert kept[token] > 0
-            assert int((kept > 0).sum()) == 20
+        drafting = Drafting(engine, 3, sampled=(0, 2), top_k=20, top_p=0.9)
+        for wanted in by_host:
+            assert_same_drafts(drafting.run([3, 2, 3]), wanted)
+        n = drafting.requests[2].num_tokens
+        for place in range(3):
+            row = (n + place) % 4
+            np.testing.assert_array_equal(draft_probs.tensor[2, row].numpy(), host.table.draft_probs(2)[row])
         assert not draft_probs.tensor[1].any(), "a seeded request's drafts have no distribution to keep"
     with open_engine(pair.draft_path, max_draft_len=4) as engine:  # without draft_probs the host gets them
-        drafting = Drafting(engine, 1, sampled=(0,))
-        drafting.run([2])
-        n = drafting.requests[0].num_tokens
-        host = drafting.table.draft_probs(0)
-        assert all(abs(host[(n + place) % 4].sum() - 1) < 1e-5 for place in range(2))
-
-
-def test_the_draft_distribution_is_filtered_and_drawn_from() -> None:
-    torch.manual_seed(1)
-    logits = torch.randn(4, 200) * 2
-    parameters = ProbsParameters(
-        torch.tensor([1.0, 0.5, 2.0, 1.0]),
-        torch.tensor([1.0, 0.7, 1.0, 1.0]),
-        torch.tensor([0.0, 0.0, 0.0, 0.2]),
-        torch.tensor([0, 0, 5, 0], dtype=torch.int32),
-    )
-    probs = filtered_probs(logits, parameters)
-    torch.testing.assert_close(probs[0], logits[0].softmax(-1))
-    assert int((probs[2] > 0).sum()) == 5
-    full = (logits[1] * 0.5).softmax(-1).sort(descending=True).values
-    assert int((probs[1] > 0).sum()) == int((full.cumsum(0) - full < 0.7).sum().clamp(max=64))
-    weights = (logits[3] - logits[3].max()).exp()
-    assert torch.equal(probs[3] > 0, weights >= 0.2)
-    torch.testing.assert_close(probs.sum(-1), torch.ones(4))
-    few = torch.tensor([[0.5, 0.0, 0.25, 0.25]])
-    drawn, is_valid = draw(few.repeat(20_000, 1))
-    counts = torch.bincount(drawn.long(), minlength=4) / 20_000
-    assert counts[1] == 0
-    assert (counts - few[0]).abs().max() < 0.015
-    assert is_valid.all()
-    assert not draw(torch.full((1, 4), float("nan")))[1].any()
+        drafting = Drafting(engine, 3, sampled=(0, 2), top_k=20, top_p=0.9)
+        for wanted in by_host:
+            assert_same_drafts(drafting.run([3, 2, 3]), wanted)
+        np.testing.assert_array_equal(drafting.table.draft_probs(2), host.table.draft_probs(2))
 
 
 @pytest.fixture(scope="module")
 def kernel_ops() -> KernelOps:
-    launchers = {stem: emulated(stem) for stem in STEMS if stem not in ("accept", "verify_attention")}
+    launchers = {stem: emulated(stem) for stem in STEMS if stem not in ("accept", "sample", "verify_attention")}
     launchers["verify_attention"] = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
-    launchers["accept"] = emulated_accept()
+    launchers |= {stem: emulated_rows(stem) for stem in ("accept", "sample")}
     return KernelOps(launchers, lambda: 0, num_sms=4)
 
 
 @pytest.mark.parametrize(("params", "is_sure"), [({}, False), ({"min_p": 1.0}, True)])
 def test_the_kernel_gives_the_margins_of_the_host(pair, params: dict[str, float], is_sure: bool) -> None:
     ops = ExactOps()
-    ops.accept = KernelOps({"accept": emulated_accept()}, lambda: 0, num_sms=4).accept  # type: ignore[method-assign]
+    launchers = {"sample": emulated_rows("sample"), "take_step": emulated("take_step")}
+    kernels = KernelOps(launchers, lambda: 0, num_sms=4)
+    for name in ("sample", "advance", "take_step"):
+        setattr(ops, name, getattr(kernels, name))
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         by_host = Drafting(engine, 5, **params).run([2, 4, 1, 3, 0], by_host=True)
     with open_engine(pair.draft_path, ops, max_draft_len=4) as engine:

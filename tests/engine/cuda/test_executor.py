@@ -34,7 +34,7 @@ from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.ops.probs import next_token_probs_reference
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.exact_ops import ExactOps
-from tests.engine.cuda.harness import emulated_accept
+from tests.engine.cuda.harness import emulated_rows
 from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, generate, mixed_requests
 from tests.support.effort import pick
 from tests.support.engine_harness import Harness
@@ -56,7 +56,8 @@ class KernelAcceptGpu(HostGpu):
 
     def make_ops(self, runtime, head_dim):
         ops = ExactOps()
-        ops.accept = KernelOps({"accept": emulated_accept()}, lambda: 0, num_sms=4).accept
+        kernels = KernelOps({stem: emulated_rows(stem) for stem in ("accept", "sample")}, lambda: 0, num_sms=4)
+        ops.accept, ops.sample, ops.advance = kernels.accept, kernels.sample, kernels.advance
         return ops
 
 

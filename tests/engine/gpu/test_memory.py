@@ -15,7 +15,7 @@ from faser_trtllm.errors import ConfigError
 
 VOCAB_SIZE, BLOCK = 300, 32
 WEIGHTS = {"target": 700_000, "draft": 50_000}
-BUFFERS = 4 * VOCAB_SIZE * (2 * 20 + 5 * 4)  # logits of 4 x 5 rows on both engines, probs of 4 drafts for 4 + 1 slots
+BUFFERS = 4 * VOCAB_SIZE * (2 * 20 + 4 * 4)  # logits of 4 x 5 rows on both engines, probs of 4 drafts for 4 slots
 
 
 @dataclass(frozen=True)

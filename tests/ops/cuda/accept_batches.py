@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from faser_trtllm import native
-from faser_trtllm.ops.accept import AcceptResult, Outcome
+from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept
 from tests.ops.cuda.emulation import emulated
@@ -18,13 +18,13 @@ FIELDS = [field.name for field in dataclasses.fields(AcceptResult)]
 
 
 class SmallBlocks:
-    """The emulated kernels with 64 threads and buckets per block: quick, and the cut takes more levels."""
+    """The emulated kernels of a stem with 64 threads and buckets per block: quick, and the cut takes more levels."""
 
-    def __init__(self, order=0):
-        self._module = emulated("accept", {"FASER_BLOCK_THREADS": 64}, order)
+    def __init__(self, order=0, stem="accept"):
+        self._module = emulated(stem, {"FASER_BLOCK_THREADS": 64}, order)
 
     def launch(self, kernel, grid, block, arguments, stream=0):
-        block = (64, 1, 1) if kernel.startswith("accept_rows") else block
+        block = (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows")) else block
         self._module.launch(kernel, grid, block, arguments, stream)
 
 
@@ -39,7 +39,6 @@ def run(
     num_drafts,
     max_draft_len,
     edits=True,
-    leads=None,
 ):
     """accept with the arguments of the reference; a copy of what the device was given is host memory here."""
     n, num_rows = slots.size, logits.shape[0]
@@ -57,16 +56,9 @@ def run(
         result=AcceptResult(*(tensor[:-1] for tensor in memory)),
         verdicts=torch.full((num_rows, 3), 55, dtype=torch.int32),
         edited_logits=torch.full((num_rows, vocab_size), 55.0) if edits else None,
-        leads=None if leads is None else torch.from_numpy(leads),
     )
     assert all((tensor[-1] == 77).all() for tensor in memory), "written behind the last request"
     return AcceptResult(*(tensor[:-1].numpy() for tensor in memory))
-
-
-def deciding_rows(result, cu_logit_rows):
-    """Indices of the rows that were tested: a request's committed tokens and, if it failed, the row that did."""
-    tested = np.minimum(result.num_tokens + (result.outcome == Outcome.FAILED), np.diff(cu_logit_rows))
-    return [row for first, count in zip(cu_logit_rows, tested, strict=False) for row in range(first, first + count)]
 
 
 def int32(*values):
@@ -88,35 +80,42 @@ def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, **f
 
 
 @st.composite
+def parameters(draw, vocab_size, num_mask_rows):
+    """Fields of Slots.set: a mode, filters, and edits of logits."""
+    token = st.integers(0, vocab_size - 1)
+    fields = {
+        "mode": draw(st.sampled_from(MODES)),
+        "key": draw(st.integers(0, 2**64 - 1)),
+        "temperature": draw(st.sampled_from([0.3, 1.0, 3.0])),
+        "top_k": draw(st.sampled_from([0, 0, 1, 3, 50, 1000])),
+        "top_p": draw(st.sampled_from([1.0, 1.0, 0.8, 0.3, 1e-6])),
+        "min_p": draw(st.sampled_from([0.0, 0.0, 0.1])),
+    }
+    if draw(st.booleans()):
+        fields |= {
+            "repetition_penalty": draw(st.sampled_from([1.0, 1.5])),
+            "presence_penalty": draw(st.sampled_from([0.0, 0.5])),
+            "frequency_penalty": draw(st.sampled_from([0.0, -0.3])),
+            "bias": draw(st.lists(st.tuples(token, st.sampled_from([-50.0, 2.5])), max_size=3)),
+            "bad_words": draw(st.lists(st.lists(token, min_size=1, max_size=2), max_size=3)),
+            "end_ids": draw(st.lists(token, max_size=2)),
+            "min_tokens": draw(st.sampled_from([0, 3])),
+        }
+    if draw(st.booleans()):
+        rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+        fields["masks"] = rng.random((num_mask_rows, vocab_size)) < draw(st.sampled_from([0.1, 0.7, 1.0]))
+    return fields
+
+
+@st.composite
 def rounds(draw):
     """A batch: per request a mode, edits, committed tokens, pending drafts, and drafts to verify."""
     max_draft_len = draw(st.integers(0, 4))
     vocab_size = draw(st.sampled_from([1, 2, 5, 33, 200, 700]))
-    token = st.integers(0, vocab_size - 1)
     requests = []
     for _ in range(draw(st.integers(1, 4))):
         num_drafts = draw(st.integers(0, max_draft_len))
-        fields = {
-            "mode": draw(st.sampled_from(MODES)),
-            "key": draw(st.integers(0, 2**64 - 1)),
-            "temperature": draw(st.sampled_from([0.3, 1.0, 3.0])),
-            "top_k": draw(st.sampled_from([0, 0, 1, 3, 50, 1000])),
-            "top_p": draw(st.sampled_from([1.0, 1.0, 0.8, 0.3, 1e-6])),
-            "min_p": draw(st.sampled_from([0.0, 0.0, 0.1])),
-        }
-        if draw(st.booleans()):
-            fields |= {
-                "repetition_penalty": draw(st.sampled_from([1.0, 1.5])),
-                "presence_penalty": draw(st.sampled_from([0.0, 0.5])),
-                "frequency_penalty": draw(st.sampled_from([0.0, -0.3])),
-                "bias": draw(st.lists(st.tuples(token, st.sampled_from([-50.0, 2.5])), max_size=3)),
-                "bad_words": draw(st.lists(st.lists(token, min_size=1, max_size=2), max_size=3)),
-                "end_ids": draw(st.lists(token, max_size=2)),
-                "min_tokens": draw(st.sampled_from([0, 3])),
-            }
-        if draw(st.booleans()):
-            rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-            fields["masks"] = rng.random((max_draft_len + 1, vocab_size)) < draw(st.sampled_from([0.1, 0.7, 1.0]))
+        fields = draw(parameters(vocab_size, max_draft_len + 1))
         requests.append((fields, draw(st.integers(1, 9)), num_drafts, draw(st.integers(-1, num_drafts))))
     ties = draw(st.booleans())
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))

@@ -16,7 +16,6 @@ from faser_trtllm.ops.accept import Outcome, RowStatus, accept_reference
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, int32, one_row, rounds, run
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.whole_blocks import assert_leads_are_the_reference_s
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
 
@@ -48,58 +47,6 @@ def test_the_kernels_are_the_reference(case):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
 
 
-class TestLeads:
-    @pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 255, 256, 257, 700])
-    @pytest.mark.parametrize("rounded", [False, True])
-    def test_leads_are_the_reference_s(self, vocab_size, rounded):
-        """All modes, filters and edits, drafts before the draw, and rows that fail."""
-        rng = np.random.default_rng(vocab_size)
-        n = 12
-        slots = Slots(n, vocab_size, 1)
-        slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
-        for slot in range(n):
-            filters = {"top_k": (0, 0, 1, 40)[slot % 4], "top_p": (1.0, 0.8)[slot % 2]}
-            edits = {"repetition_penalty": 1.3, "bias": [(0, 1.5)]} if slot % 5 == 0 else {}
-            mode = MODES[slot % 3] if slot < 6 else native.SEEDED
-            tokens = rng.integers(0, vocab_size, 5)
-            slots.set(slot, tokens=tokens, mode=mode, key=slot, temperature=0.7, **filters, **edits)
-        logits = (rng.standard_normal((2 * n, vocab_size)) * 2).astype(np.float32)
-        logits = np.round(logits) if rounded else logits
-        logits[7, 0], logits[18], logits[rng.random(logits.shape) < 0.1] = np.nan, -np.inf, -np.inf
-        ones = np.ones(n, np.int32)
-        batch = (slots.array, np.arange(n, dtype=np.int32), logits, vocab_size)
-        drafts = (np.arange(n, dtype=np.int32) % 2).astype(np.int32)
-        cu_rows = np.cumsum([0, *(drafts + 1)]).astype(np.int32)
-        leads = assert_leads_are_the_reference_s(SmallBlocks(), *batch, cu_rows, 4 * ones, drafts, 1)
-        assert (leads == 0).any()
-        assert (leads > 0).any()
-
-    def test_by_hand(self):
-        """Seeded rows have a lead, infinite where one token is left; greedy, unseeded and refused rows have none."""
-        settings_of = [{}, {"top_k": 1}, {"mode": native.GREEDY}, {"mode": native.SAMPLED}, {"min_p": 2.0}, {}]
-        n, vocab_size = len(settings_of), 100
-        slots = Slots(n, vocab_size, 1)
-        for slot, fields in enumerate(settings_of):
-            slots.set(slot, **({"mode": native.SEEDED, "key": slot} | fields))
-        slots.array["tokens"][-1] = 0
-        logits = np.random.default_rng(0).standard_normal((n + 2, vocab_size)).astype(np.float32)
-        leads, none = np.full(n + 2, 44, np.float32), np.zeros(n, np.int32)
-        cu_rows = np.arange(n + 1, dtype=np.int32)
-        rest = (vocab_size, cu_rows, none + 1, none, 1)
-        found = run(SmallBlocks(), slots.array, cu_rows[:-1].copy(), logits, *rest, leads=leads)
-        assert found.num_tokens.tolist() == [1, 1, 1, 1, 0, 0]
-        assert 0 < leads[0] < 20
-        assert leads[1:].tolist() == [np.inf, 0, 0, 0, 0, 44, 44], "rows of no request are left alone"
-
-    def test_logits_must_be_fp32(self):
-        slots = Slots(1, 4, 2)
-        batch = (slots.array, int32(0), torch.zeros(1, 4).half(), 4, int32(0, 1), int32(1), int32(0), 2)
-        with pytest.raises(InvalidArgumentError, match=r"float16, it must be torch\.float32 when leads"):
-            run(None, *batch, leads=np.zeros(1, np.float32))
-        with pytest.raises(InvalidArgumentError, match=r"leads has shape \(2,\), it must be \(1,\)"):
-            run(None, batch[0], batch[1], batch[2].float(), *batch[3:], leads=np.zeros(2, np.float32))
-
-
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_the_order_of_threads_does_not_matter(order):
     rng = np.random.default_rng(order)
@@ -113,13 +60,9 @@ def test_the_order_of_threads_does_not_matter(order):
     logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)
     ones = np.ones(n, np.int32)
     batch = (slots.array, np.arange(n, dtype=np.int32), logits, vocab_size, np.arange(n + 1, dtype=np.int32), 8 * ones)
-    leads = np.full((2, n), 44, np.float32)
-    ascending, other = (
-        run(SmallBlocks(o), *batch, ones, 1, leads=own) for o, own in zip((0, order), leads, strict=True)
-    )
+    ascending, other = (run(SmallBlocks(o), *batch, ones, 1) for o in (0, order))
     for name in FIELDS:
         assert getattr(ascending, name).tolist() == getattr(other, name).tolist()
-    assert leads[0].tolist() == leads[1].tolist()
 
 
 def test_the_kernels_are_the_reference_with_a_whole_block():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,12 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
-from faser_trtllm.engine.gpu.sampler.probs import draw, filtered_probs
 from faser_trtllm.engine.gpu.sampler.stop import StopRule
 from faser_trtllm.engine.gpu.sampler.table import has_edits
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops import draft_stop
 from faser_trtllm.ops.arrays import float32_at, int32_at
-from faser_trtllm.ops.sample import MAX_STORED_MARGIN, draft_probs_row
+from faser_trtllm.ops.sample import draft_probs_row
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
@@ -48,16 +47,14 @@ class Passes(Protocol):
 class DraftProbs:
     """The probabilities that pending unseeded drafts were drawn from, on the device.
 
-    tensor: fp32 [max_batch_size + 1, max_draft_len, vocab_size].
-
-    The draft of slot s at a position is in row [s, position % max_draft_len]; the last slot is a dummy that nobody
-    reads.
+    tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. The draft of slot s at a position is in row [s, position %
+    max_draft_len].
     """
 
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
         import torch
 
-        shape = (max_batch_size + 1, max_draft_len, vocab_size)
+        shape = (max_batch_size, max_draft_len, vocab_size)
         self.tensor = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
 
     def address(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
@@ -113,24 +110,21 @@ class DraftLoop:
         self._draft_probs = draft_probs or DraftProbs(runtime, spec.max_batch_size, max_draft_len, spec.vocab_size)
         self._stop = StopRule(runtime, spec.max_batch_size, max_draft_len)
         self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
-        self._state = DraftState(runtime, spec, max_draft_len, -(-spec.max_seq_len // spec.tokens_per_block))
+        blocks = -(-spec.max_seq_len // spec.tokens_per_block)
+        self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs.tensor)
 
     def capture(self, partition: str) -> None:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
         sizes = [size for size in self._buckets.sizes() if size < self._spec.max_batch_size]
-        for with_probs in (False, True):
-            for size in (*sizes, self._size(self._spec.max_batch_size)):
+        for size in (*sizes, self._size(self._spec.max_batch_size)):
+            self._state.clear()
+            self._graphs.capture(("draw", size, partition), lambda b=size: self._draw(b))  # type: ignore[misc]
+            for count in _powers(self.max_draft_len - 1):
                 self._state.clear()
                 self._graphs.capture(
-                    ("draw", size, with_probs, partition),
-                    lambda b=size, w=with_probs: self._draw(b, w),  # type: ignore[misc]
+                    ("steps", size, count, partition),
+                    lambda b=size, n=count: self._steps(b, n),  # type: ignore[misc]
                 )
-                for count in _powers(self.max_draft_len - 1):
-                    self._state.clear()
-                    self._graphs.capture(
-                        ("steps", size, with_probs, count, partition),
-                        lambda b=size, w=with_probs, n=count: self._steps(b, w, n),  # type: ignore[misc]
-                    )
 
     def draft(self, engine: Passes, draft_batch: DraftBatch) -> Int32Array:
         batch, sampling, max_draft_len = draft_batch.batch, draft_batch.sampling, draft_batch.max_draft_len
@@ -158,6 +152,8 @@ class DraftLoop:
                 drafted[active] = self._edited_loop(engine, call, draft_batch.stop)
             else:
                 drafted[active] = self._loop(engine.partition.name, call, draft_batch.stop)
+            is_sampled = call.entries["mode"] == native.SAMPLED
+            sampling["draft_counter"][slots[is_sampled]] += drafted[active][is_sampled].astype(np.uint64)
             if not self._probs_stay:
                 self._copy_probs_to_host(call, drafted[active], max_draft_len)
         return drafted
@@ -165,16 +161,15 @@ class DraftLoop:
     def _loop(self, partition: str, call: _Call, stop: DraftStop | None) -> Int32Array:
         """Drafted tokens per drafting request; writes tokens, margins and candidates to their host memory."""
         size = self._size(call.slots.size)
-        with_probs = bool((call.entries["mode"] == native.SAMPLED).any())
-        if not self._graphs.replay(("draw", size, with_probs, partition)):
-            self._draw(size, with_probs)
+        if not self._graphs.replay(("draw", size, partition)):
+            self._draw(size)
         num_drawn = int(call.wanted.max())
         if stop is None:
             left = num_drawn - 1
             for count in reversed(_powers(left)):
                 while left >= count:
-                    if not self._graphs.replay(("steps", size, with_probs, count, partition)):
-                        self._steps(size, with_probs, count)
+                    if not self._graphs.replay(("steps", size, count, partition)):
+                        self._steps(size, count)
                     left -= count
         else:
             # A step that nobody wants costs more than the wait for one number.
@@ -182,23 +177,22 @@ class DraftLoop:
                 if not self._stop.num_going():
                     num_drawn = step
                     break
-                if not self._graphs.replay(("steps", size, with_probs, 1, partition)):
-                    self._steps(size, with_probs, 1)
+                if not self._graphs.replay(("steps", size, 1, partition)):
+                    self._steps(size, 1)
         return self._read(call, num_drawn)
 
     def _edited_loop(self, engine: Passes, call: _Call, stop: DraftStop | None) -> Int32Array:
         """As _loop with logit edits: only the passes are graphs."""
         size = self._size(call.slots.size)
-        with_probs = bool((call.entries["mode"] == native.SAMPLED).any())
         num_drawn = int(call.wanted.max())
-        self._draw(size, with_probs, self._edits)
+        self._draw(size, self._edits)
         for step in range(1, num_drawn):
             if stop is not None and not self._stop.num_going():
                 num_drawn = step
                 break
-            self._state.give_to(self._batch, size)
+            self._state.give_to(self._batch, self._ops, size)
             engine.run_step(size)
-            self._draw(size, with_probs, self._edits)
+            self._draw(size, self._edits)
         return self._read(call, num_drawn)
 
     def _upload_stop(self, call: _Call, stop: DraftStop | None) -> None:
@@ -209,58 +203,17 @@ class DraftLoop:
                 survival[i] = draft_stop.survival(stop, int(call.entries["mode"][i]), margins)
         self._stop.upload(stop, call.entries["mode"].astype(np.int32), call.pending, survival)
 
-    def _steps(self, size: int, with_probs: bool, count: int) -> None:
+    def _steps(self, size: int, count: int) -> None:
         for _ in range(count):
-            self._state.give_to(self._batch, size)
+            self._state.give_to(self._batch, self._ops, size)
             self._run_step(size)
-            self._draw(size, with_probs)
+            self._draw(size)
 
-    def _draw(self, size: int, with_probs: bool, edits: DraftEdits | None = None) -> None:
+    def _draw(self, size: int, edits: DraftEdits | None = None) -> None:
         """Draw the next token of the first `size` requests from logits [size, vocab_size]."""
-        import torch
-
-        state, vocab_size = self._state, self._spec.vocab_size
-        logits = self._logits[:size]
-        edited = None if edits is None else edits.logits(logits)
-        # Testing a row with nothing pending is a draw: the argmax, or the Gumbel max with the target's noise.
-        result: Any = state.result(size)
-        self._ops.accept(
-            state.entries[:size],
-            state.iota[:size],
-            logits,
-            vocab_size,
-            state.iota[: size + 1],
-            state.known[:size],
-            state.zeros[:size],
-            0,
-            result,
-            state.verdicts[:size],
-            edited,
-            state.leads[:size],
-        )
-        if edited is not None:
-            logits = edited
-        token, is_drawn = result.token_ids[:, 0], result.num_tokens > 0
-        if with_probs:
-            probs = filtered_probs(logits, state.probs_parameters(size))
-            drawn, is_valid = draw(probs)
-            is_sampled = state.is_sampled[:size] > 0
-            token, is_drawn = torch.where(is_sampled, drawn, token), torch.where(is_sampled, is_valid, is_drawn)
-            slot = torch.where(is_sampled & (state.remaining[:size] > 0), state.slots[:size], self._spec.max_batch_size)
-            row = state.known[:size] % self.max_draft_len
-            self._draft_probs.tensor.index_put_((slot.long(), row.long()), probs)
-        best = logits.topk(min(NUM_CANDIDATES, vocab_size))
-        if vocab_size > 1:
-            margin = best.values[:, 0] - best.values[:, 1]
-        else:
-            margin = torch.full_like(best.values[:, 0], MAX_STORED_MARGIN)
-        temperature = state.seeded_temperature[:size]
-        margin = torch.where(temperature > 0, temperature * state.leads[:size], margin).clamp(max=MAX_STORED_MARGIN)
-        candidates = torch.where(best.values > -torch.inf, best.indices, -1).int()
-        is_new = state.record(size, token, is_drawn, margin, candidates)
-        if edits is not None:
-            edits.append(token, state.known[:size] - 1, is_new)
-        self._stop.apply(margin, state.remaining[:size])
+        draws, logits = self._state.draws, self._logits[:size]
+        self._ops.sample(draws, logits, size, None if edits is None else edits.scratch())
+        self._ops.advance(draws, self._stop.tables, size, has_history=edits is not None)
 
     def _read(self, call: _Call, count: int) -> Int32Array:
         """Read the first `count` steps and write them to the requests' memory -> number of drafts per request."""
@@ -275,10 +228,7 @@ class DraftLoop:
             float32_at(int(entry["draft_margins"]), start + n)[start:] = margins[:n, i]
             kept = int32_at(int(entry["draft_candidates"]), (start + n) * NUM_CANDIDATES)
             if kept.size:
-                mine = kept.reshape(-1, NUM_CANDIDATES)[start:]
-                mine[:, : candidates.shape[2]], mine[:, candidates.shape[2] :] = candidates[:n, i], -1
-                is_missing = (mine != tokens[:n, i, None]).all(1)
-                mine[is_missing, -1] = tokens[:n, i][is_missing]
+                kept.reshape(-1, NUM_CANDIDATES)[start:] = candidates[:n, i]
         counts: Int32Array = is_drawn.sum(0).astype(np.int32)
         return counts
 

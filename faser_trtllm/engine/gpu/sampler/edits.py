@@ -21,14 +21,11 @@ class DraftEdits:
     when one does, and what reads it is not captured in graphs."""
 
     def __init__(self, runtime: Runtime, max_batch_size: int, vocab_size: int) -> None:
-        import torch
-
         self._runtime = runtime
         self._max_batch_size = max_batch_size
         self._vocab_size = vocab_size
         self._packed = PackedSampling(max_batch_size, vocab_size)
         self._staging = Staging(runtime, 4)
-        self._starts: Tensor = torch.zeros(0, dtype=torch.int64, device=runtime.device)
         self._logits: Tensor | None = None
 
     def upload(
@@ -38,39 +35,20 @@ class DraftEdits:
 
         -> their entries [n] with device addresses; valid until the next call.
         """
-        import torch
-
         size = self._packed.gather(sampling, slots, known, wanted)
-        starts_at = -(-size // 2) * 2
-        needed = starts_at + 2 * self._max_batch_size + 1  # and one number for tokens that are not kept
-        if needed > self._staging.size:
+        if size > self._staging.size:
             self._runtime.wait()
-            self._staging = Staging(self._runtime, 2 * needed)
-        filled, base = self._staging.fill(), self._staging.device.data_ptr()
-        self._packed.place(filled[:size], base, None)
+            self._staging = Staging(self._runtime, 2 * size)
+        self._packed.place(self._staging.fill()[:size], self._staging.device.data_ptr(), None)
         entries: npt.NDArray[np.void] = self._packed.entries
-        starts = filled[starts_at : needed - 1].view(np.int64)
-        starts[: slots.size] = (entries["tokens"].astype(np.int64) - base) // 4
-        starts[slots.size :] = 0
-        self._staging.send(needed)
-        self._starts = self._staging.device[starts_at : needed - 1].view(torch.int64)
-        self._unused = needed - 1
+        self._staging.send(size)
         return entries
 
-    def logits(self, logits: Tensor) -> Tensor:
-        """A copy of logits [n, vocab_size] for the kernel to edit."""
+    def scratch(self) -> Tensor:
+        """fp32 [max_batch_size, vocab_size]: for the edited logits."""
         import torch
 
         if self._logits is None:
             shape = (self._max_batch_size, self._vocab_size)
             self._logits = torch.zeros(shape, dtype=torch.float32, device=self._runtime.device)
-        edited = self._logits[: logits.shape[0]]
-        edited.copy_(logits)
-        return edited
-
-    def append(self, token: Tensor, position: Tensor, is_new: Tensor) -> None:
-        """Write the tokens [n] of the requests where is_new [n] to their positions [n]."""
-        import torch
-
-        place = torch.where(is_new, self._starts[: token.shape[0]] + position, self._unused)
-        self._staging.device.index_put_((place,), token)
+        return self._logits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from faser_trtllm.core.decision import DraftStop
@@ -11,16 +9,13 @@ from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import Float64Array, Int32Array
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from faser_trtllm.ops.cuda.sample import StopTables
 
 
 class StopRule:
     """The rule of one draft call, and each request's survival so far. Fixed addresses, for captured graphs.
 
-    Sums and products are in float64. A sum over requests is in torch's order, so a tie may be decided otherwise than on
-    the host, which no token depends on.
+    tables: ops/cuda/sample.py, whose advance() decides.
     """
 
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int) -> None:
@@ -42,12 +37,16 @@ class StopRule:
         self._sections = list(zip(starts, sizes, strict=True))
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        survival, self._mode, self._pending, tables, row_price, step_price = views
-        self._survival = survival.view(torch.float64)
-        floats = tables.view(torch.float32).view(3, NUM_MODES, self._width)
-        self._slope, self._intercept, self._prior = floats
-        self._row_price, self._step_price = row_price.view(torch.float32), step_price.view(torch.float32)
-        self._num_going = torch.zeros(1, dtype=torch.int32, device=runtime.device)
+        survival, modes, pending, tables, row_price, step_price = views
+        self.tables = StopTables(
+            modes,
+            tables.view(torch.float32).view(3, NUM_MODES, self._width),
+            row_price.view(torch.float32),
+            step_price.view(torch.float32),
+            pending,
+            survival.view(torch.float64),
+            torch.zeros(1, dtype=torch.int32, device=runtime.device),
+        )
         self._host_num_going = runtime.host_tensor((1,), torch.int32)
 
     def upload(
@@ -74,32 +73,8 @@ class StopRule:
             step_price.view(np.float32)[:known] = stop.step_price[:known]
         self._staging.send(self._staging.size)
 
-    def apply(self, margin: Tensor, remaining: Tensor) -> None:
-        """After a draft step of the first `size` requests: set `remaining` [size] int32 to 0 where drafting ends.
-
-        margin [size] fp32: of the newest drafts. A request with remaining > 0 has drafted and wants another.
-        """
-        import torch
-
-        size = margin.shape[0]
-        mode, pending, survival = self._mode[:size].long(), self._pending[:size], self._survival[:size]
-        wants = remaining > 0
-        newest = pending.long().clamp(max=self._width - 1)
-        logit = self._slope[mode, newest].double() * margin.double() + self._intercept[mode, newest].double()
-        survival.mul_(torch.where(wants, torch.sigmoid(logit), 1.0))
-        pending.add_(wants.int())
-        place = pending.long().clamp(max=self._width - 1)
-        worth = survival * self._prior[mode, place].double() - self._row_price[place].double()
-        going = wants & (worth >= 0.0)
-        gain = torch.where(going, worth, 0.0).sum()
-        # Not [going.sum()], which the host would read, and a graph may not.
-        pays = gain >= self._step_price.index_select(0, going.sum().view(1)).double()
-        goes_on = going & pays
-        remaining.copy_(torch.where(goes_on, remaining, 0))
-        self._num_going.copy_(goes_on.sum().int())
-
     def num_going(self) -> int:
         """Requests that draft on; waits for the step."""
-        self._host_num_going.copy_(self._num_going, non_blocking=True)
+        self._host_num_going.copy_(self.tables.num_going, non_blocking=True)
         self._runtime.wait()
         return int(self._host_num_going[0])

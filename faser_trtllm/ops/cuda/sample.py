@@ -1,0 +1,211 @@
+"""Draft tokens on the device: sample draws one for each request, advance counts them and decides who drafts on.
+
+A launch each. The same tokens, distributions, margins and candidates as ops/sample.py, and as ops/draft_stop.py ends
+drafting, up to the last bits of two libraries' logarithms and exponentials. Not run on a GPU yet: the kernels are
+tested on the CPU (tests/ops/cuda).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.core.request import NUM_CANDIDATES
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int32_at
+from faser_trtllm.ops.cuda.accept import MAX_VOCAB_SIZE
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
+from faser_trtllm.ops.draft_stop import sigmoid
+from faser_trtllm.ops.sample import sample_draft
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEM = "sample"
+NUM_ROW_THREADS = 512
+NUM_ADVANCE_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What the steps of one draft call read and write, of at most n requests.
+
+    entries uint8 [n, 160]: sampling parameters (SAMPLING_DTYPE) whose pointers are the device's; draft_probs of theirs
+    is not used. known [n]: number of tokens so far, which is the position of the next one; remaining [n]: tokens still
+    to draft, 0 once a request has stopped; slots [n]: rows of probs; newest [n]: the tokens that the last step drew;
+    step [1]: how many steps there were. Per step: tokens [max_draft_len, n], -1 where a request drew nothing, margins
+    of that shape fp32 and candidates [max_draft_len, n, NUM_CANDIDATES]. probs fp32 [slots, max_draft_len, vocab_size]:
+    what unseeded drafts were drawn from, in row position % max_draft_len. The rest is int32.
+    """
+
+    entries: Tensor
+    known: Tensor
+    remaining: Tensor
+    slots: Tensor
+    newest: Tensor
+    step: Tensor
+    tokens: Tensor
+    margins: Tensor
+    candidates: Tensor
+    probs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StopTables:
+    """core/decision.py DraftStop for at most n requests.
+
+    modes int32 [n]; tables fp32 [3, modes, width]: slope, intercept and prior; row_price fp32 [width]; step_price fp32
+    [n + 1]; pending int32 [n]: drafts so far; survival fp64 [n]: of these; num_going int32 [1]: requests that draft on.
+    """
+
+    modes: Tensor
+    tables: Tensor
+    row_price: Tensor
+    step_price: Tensor
+    pending: Tensor
+    survival: Tensor
+    num_going: Tensor
+
+
+def sample(
+    launcher: Launcher,
+    draws: Draws,
+    logits: Tensor,
+    num_requests: int,
+    edited_logits: Tensor | None = None,
+    *,
+    stream: int = 0,
+) -> None:
+    """Draw a token for each of the first num_requests requests with tokens remaining; writes this step of `draws`.
+
+    logits fp32 [at least num_requests, vocab_size]. edited_logits: scratch of that shape, needed where an entry has
+    penalties, bias, bad words or min_tokens; without it such a request draws nothing. Contiguous device tensors;
+    asynchronous on the stream.
+    """
+    (max_draft_len, max_requests), vocab_size = draws.tokens.shape, draws.probs.shape[2]
+    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        raise InvalidArgumentError(f"vocab_size is {vocab_size}, it must be 1 to {MAX_VOCAB_SIZE}")
+    for name, rows in (("logits", logits), ("edited_logits", edited_logits)):
+        if rows is not None and rows.shape[0] < num_requests:
+            raise InvalidArgumentError(f"{name} has {rows.shape[0]} rows, it must have {num_requests}")
+    shape, rows_of_logits = (max_draft_len, max_requests), (None, vocab_size)
+    edited = ctypes.c_void_p(None)
+    if edited_logits is not None:
+        edited = pointer("edited_logits", edited_logits, "float32", rows_of_logits)
+    arguments = (
+        pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
+        pointer("logits", logits, "float32", rows_of_logits),
+        *(_int32(draws, name, max_requests) for name in ("known", "remaining", "slots")),
+        _int32(draws, "step", 1),
+        *map(ctypes.c_int32, (num_requests, max_requests, vocab_size, vocab_size, max_draft_len, draws.probs.shape[0])),
+        edited,
+        pointer("probs", draws.probs, "float32", (None, max_draft_len, vocab_size)),
+        pointer("tokens", draws.tokens, "int32", shape),
+        pointer("margins", draws.margins, "float32", shape),
+        pointer("candidates", draws.candidates, "int32", (*shape, NUM_CANDIDATES)),
+    )
+    launcher.launch("sample_rows", (num_requests, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments, stream)
+
+
+def advance(
+    launcher: Launcher, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False, stream: int = 0
+) -> None:
+    """Count what the step drew, end drafting where `stop` says so, and go to the next step of `draws`.
+
+    has_history: a drawn token is also written behind the known ones of its entry, which must have room for it.
+    """
+    (max_draft_len, max_requests), width = draws.tokens.shape, stop.row_price.shape[0]
+    shape, num_modes = (max_draft_len, max_requests), stop.tables.shape[1]
+    if num_modes != len((native.GREEDY, native.SEEDED, native.SAMPLED)):
+        raise InvalidArgumentError(f"tables has {num_modes} modes, it must have 3: greedy, seeded and sampled")
+    arguments = (
+        pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
+        pointer("tokens", draws.tokens, "int32", shape),
+        pointer("margins", draws.margins, "float32", shape),
+        pointer("modes", stop.modes, "int32", (max_requests,)),
+        pointer("tables", stop.tables, "float32", (3, num_modes, width)),
+        pointer("row_price", stop.row_price, "float32", (width,)),
+        pointer("step_price", stop.step_price, "float32", (max_requests + 1,)),
+        *map(ctypes.c_int32, (num_requests, max_requests, max_draft_len, width, has_history)),
+        *(_int32(draws, name, max_requests) for name in ("newest", "known", "remaining")),
+        pointer("pending", stop.pending, "int32", (max_requests,)),
+        pointer("survival", stop.survival, "float64", (max_requests,)),
+        _int32(draws, "step", 1),
+        pointer("num_going", stop.num_going, "int32", (1,)),
+    )
+    launcher.launch("sample_advance", (1, 1, 1), (NUM_ADVANCE_THREADS, 1, 1), arguments, stream)
+
+
+def sample_reference(draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None) -> None:
+    """sample by the native library, on tensors of the host."""
+    import torch
+
+    step, (max_draft_len, _), vocab_size = int(draws.step[0]), draws.tokens.shape, draws.probs.shape[2]
+    known, remaining = draws.known.numpy(), draws.remaining.numpy()
+    table: Any = draws.entries.numpy().reshape(-1).view(SAMPLING_DTYPE)[:num_requests].copy()
+    drawing = np.flatnonzero(remaining[:num_requests] > 0).astype(np.int32)
+    draws.tokens[step, :num_requests] = -1
+    # Addresses from which the position of the token to draw reaches these.
+    candidates, margins = np.full((num_requests, NUM_CANDIDATES), -1, np.int32), np.zeros(num_requests, np.float32)
+    histories = []
+    for i in drawing.tolist():
+        count, entry = int(known[i]), table[i]
+        history = np.zeros(count + 1, np.int32)
+        if edited_logits is not None:
+            history[:count] = int32_at(int(entry["tokens"]), count)
+        histories.append(history)
+        entry["tokens"] = history.ctypes.data
+        entry["draft_margins"] = margins[i:].ctypes.data - 4 * count
+        entry["draft_candidates"] = candidates[i:].ctypes.data - 4 * NUM_CANDIDATES * count
+        entry["draft_probs"] = draws.probs[int(draws.slots[i])].data_ptr()
+        entry["draft_counter"] += np.uint64(step)
+    if drawing.size:
+        rows = np.ascontiguousarray(logits.numpy()[drawing])
+        found = sample_draft(table, drawing, rows, vocab_size, known[drawing].copy(), max_draft_len)
+        draws.tokens[step].index_copy_(0, torch.from_numpy(drawing).long(), torch.from_numpy(found))
+    draws.margins[step, :num_requests] = torch.from_numpy(margins)
+    draws.candidates[step, :num_requests] = torch.from_numpy(candidates)
+
+
+def advance_reference(draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False) -> None:
+    """advance on tensors of the host."""
+    step, (_, max_requests), width = int(draws.step[0]), draws.tokens.shape, stop.row_price.shape[0]
+    tokens, margins, modes = draws.tokens[step].tolist(), draws.margins[step].tolist(), stop.modes.tolist()
+    table: Any = draws.entries.numpy().reshape(-1).view(SAMPLING_DTYPE)
+    slope, intercept, prior = stop.tables.tolist()
+    going, gain = [], 0.0
+    for i in range(num_requests):
+        is_new = tokens[i] >= 0 and int(draws.remaining[i]) > 0
+        draws.newest[i] = tokens[i] if is_new else 0
+        draws.remaining[i] = int(draws.remaining[i]) - 1 if is_new else 0
+        if is_new:
+            position = int(draws.known[i])
+            if has_history:
+                int32_at(int(table[i]["tokens"]), position + 1)[position] = tokens[i]
+            draws.known[i] = position + 1
+        if not draws.remaining[i]:
+            continue
+        place = min(int(stop.pending[i]), width - 1)
+        logit = slope[modes[i]][place] * margins[i] + intercept[modes[i]][place]
+        stop.survival[i] *= sigmoid(logit)
+        stop.pending[i] = place + 1
+        following = min(place + 1, width - 1)
+        worth = float(stop.survival[i]) * prior[modes[i]][following] - float(stop.row_price[following])
+        if worth >= 0.0:
+            going.append(i)
+            gain += worth
+    if gain < float(stop.step_price[min(len(going), max_requests)]):
+        going = []
+    for i in set(range(num_requests)) - set(going):
+        draws.remaining[i] = 0
+    stop.num_going[0] = len(going)
+    draws.step[0] = step + 1
+
+
+def _int32(draws: Draws, name: str, size: int) -> ctypes.c_void_p:
+    return pointer(name, getattr(draws, name), "int32", (size,))

@@ -1,0 +1,87 @@
+"""take_step: the inputs of a draft step's pass, one row per request, in one launch.
+
+Bound by a launch's own time. Not run on a GPU yet: it is tested on the CPU (tests/ops/cuda).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEM = "take_step"
+NUM_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A pass's inputs, int32: token_ids, positions, logit_rows [num_rows], kv_lens [n], cu_q_lens [n + 1], block_table
+    [n, max_blocks_per_seq]."""
+
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+    kv_lens: Tensor
+    cu_q_lens: Tensor
+    block_table: Tensor
+
+
+def take_step(
+    launcher: Launcher,
+    newest: Tensor,
+    known: Tensor,
+    remaining: Tensor,
+    table: Tensor,
+    inputs: StepInputs,
+    *,
+    stream: int = 0,
+) -> None:
+    """One row for each of m requests, its newest token, and no row for others; logits in the requests' order.
+
+    newest: token ids; known: tokens, the newest included; remaining: 0 where a request has ended, which then writes no
+    KV: int32 [m]. table int32 [m, at most max_blocks_per_seq]: its blocks. Contiguous device tensors; asynchronous on
+    the stream.
+    """
+    (size, columns), max_requests = table.shape, inputs.kv_lens.shape[0]
+    width = inputs.block_table.shape[1]
+    if size > max_requests or size > inputs.token_ids.shape[0] or columns > width:
+        raise InvalidArgumentError(
+            f"table is {size} x {columns}, the inputs have room for {max_requests} requests of {width} blocks and "
+            f"{inputs.token_ids.shape[0]} rows"
+        )
+    requests = (("newest", newest), ("known", known), ("remaining", remaining))
+    rows = (("token_ids", inputs.token_ids), ("positions", inputs.positions), ("logit_rows", inputs.logit_rows))
+    arguments = (
+        *(pointer(name, tensor, "int32", (size,)) for name, tensor in requests),
+        pointer("table", table, "int32", (None, None)),
+        *map(ctypes.c_int32, (size, max_requests, columns, width)),
+        *(pointer(name, tensor, "int32", tuple(inputs.token_ids.shape)) for name, tensor in rows),
+        pointer("kv_lens", inputs.kv_lens, "int32", (max_requests,)),
+        pointer("cu_q_lens", inputs.cu_q_lens, "int32", (max_requests + 1,)),
+        pointer("block_table", inputs.block_table, "int32", (max_requests, width)),
+    )
+    launcher.launch("take_step", (max_requests, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def take_step_reference(newest: Tensor, known: Tensor, remaining: Tensor, table: Tensor, inputs: StepInputs) -> None:
+    """take_step in torch, on any device."""
+    import torch
+
+    size, columns = table.shape
+    goes_on = remaining > 0
+    kept = torch.where(goes_on, known, 0)
+    inputs.token_ids[:size] = newest
+    inputs.positions[:size] = (kept - 1).clamp(min=0)
+    inputs.kv_lens.zero_()
+    inputs.kv_lens[:size] = kept
+    requests = torch.arange(inputs.cu_q_lens.shape[0], dtype=torch.int32, device=table.device)
+    inputs.cu_q_lens.copy_(requests.clamp(max=size))
+    inputs.block_table[:size, :columns] = table
+    inputs.logit_rows[:size] = requests[:size]
