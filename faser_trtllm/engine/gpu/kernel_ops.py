@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from faser_trtllm.engine.gpu.fp8 import scaled_product
@@ -21,10 +21,12 @@ from faser_trtllm.ops.cuda import (
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.launch_cache import LaunchCache, key_of
 from faser_trtllm.ops.cuda.module import Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
+from faser_trtllm.ops.cuda.verify_attention import AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +58,8 @@ class KernelOps(TorchOps):
         self._launchers = launchers
         self._stream = stream
         self._num_sms = num_sms
+        self._cache = LaunchCache()
+        self._shapes: dict[tuple[Hashable, ...], AttentionShape] = {}
 
     def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
         return scaled_product(self.scaled_rows(x), weight, bias)
@@ -75,7 +79,10 @@ class KernelOps(TorchOps):
         import torch
 
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype, device=hidden.device)
-        gated_silu.launch(self._launchers["gated_silu"], gate_up, hidden, bias, eps, out, stream=self._stream())
+        launcher, key = self._launchers["gated_silu"], ("gated_silu", *key_of(gate_up, hidden, bias, out), eps)
+        self._cache.launch(
+            key, launcher, self._stream(), lambda to: gated_silu.launch(to, gate_up, hidden, bias, eps, out)
+        )
         return out
 
     def append_kv(
@@ -93,8 +100,14 @@ class KernelOps(TorchOps):
         norm: QkvNorm | None = None,
     ) -> None:
         where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
+        outputs = (q_rotated, k_cache, v_cache)
+        key: tuple[Hashable, ...] = ("append_kv", *key_of(qkv, *where, *outputs))
+        if norm is not None:
+            key += (norm.eps, *key_of(norm.hidden, norm.bias, norm.q_norm, norm.k_norm))
         launcher = self._launchers["append_kv"]
-        append_kv.launch(launcher, qkv, *where, q_rotated, k_cache, v_cache, norm=norm, stream=self._stream())
+        self._cache.launch(
+            key, launcher, self._stream(), lambda to: append_kv.launch(to, qkv, *where, *outputs, norm=norm)
+        )
 
     def verify_attention(
         self,
@@ -112,25 +125,29 @@ class KernelOps(TorchOps):
     ) -> None:
         import torch
 
-        shape = verify_attention.shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window)
+        inputs = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
+        sizes = (q.dtype, window, *(tensor.shape for tensor in inputs))
+        shape = self._shapes.get(sizes)
+        if shape is None:
+            shape = self._shapes[sizes] = verify_attention.shape_of(*inputs, window)
         tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows)
         num_splits = verify_attention.choose_num_splits(shape, tile_rows, max_kv_len, self._num_sms)
         needed = verify_attention.workspace_bytes(shape, num_splits)
         workspace = torch.empty(needed // 4, dtype=torch.float32, device=q.device) if needed else None
-        verify_attention.launch(
-            self._launchers["verify_attention"],
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            cu_q_lens,
-            kv_lens,
-            out,
-            window=window,
-            tile_rows=tile_rows,
-            num_splits=num_splits,
-            workspace=workspace,
-            stream=self._stream(),
+        launcher = self._launchers["verify_attention"]
+        self._cache.launch(
+            ("verify_attention", *key_of(*inputs, out, workspace), window, tile_rows, num_splits),
+            launcher,
+            self._stream(),
+            lambda to: verify_attention.launch(
+                to,
+                *inputs,
+                out,
+                window=window,
+                tile_rows=tile_rows,
+                num_splits=num_splits,
+                workspace=workspace,
+            ),
         )
 
     def early_exit(

@@ -15,6 +15,17 @@ Argument = Any
 Dim3 = tuple[int, int, int]
 
 
+class PackedArguments(tuple[Argument, ...]):
+    """Arguments of a launch that is repeated: pointers is what cuLaunchKernel takes."""
+
+    pointers: ctypes.Array[ctypes.c_void_p]
+
+    def __new__(cls, arguments: Sequence[Argument]) -> PackedArguments:
+        made = super().__new__(cls, arguments)
+        made.pointers = (ctypes.c_void_p * len(made))(*[ctypes.addressof(argument) for argument in made])
+        return made
+
+
 class Launcher(Protocol):
     """What an op's launch needs: a loaded cubin or another runner of the same kernels."""
 
@@ -68,7 +79,7 @@ class Module:
         if 0 in grid:
             return
         function = self.function(kernel)
-        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
+        packed = arguments if isinstance(arguments, PackedArguments) else PackedArguments(arguments)
         call_driver(
             self._driver,
             self._driver.cuLaunchKernel,
@@ -77,7 +88,7 @@ class Module:
             *block,
             0,
             self._driver.CUstream(stream),
-            ctypes.addressof(pointers),
+            ctypes.addressof(packed.pointers),
             0,
             what=kernel,
         )
