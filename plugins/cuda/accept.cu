@@ -5,9 +5,9 @@
 // that does not accept, so rows after a rejection are ignored.
 //
 // limits: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
-#include "distribution.cuh"
-#include "edit.cuh"
 #include "ragged.cuh"
+#include "sampling/distribution.cuh"
+#include "sampling/edit.cuh"
 
 namespace faser {
 

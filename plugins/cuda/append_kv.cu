@@ -7,8 +7,7 @@
 // A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Memory
 // bound: qkv is read once and as much is written. Speed: not measured.
 //
-// limits of append_kv_normed_*: registers <= 80, spill_bytes <= 0, shared_bytes <= 16
-// limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 0
+// limits: registers <= 64, spill_bytes <= 0, shared_bytes <= 16
 #include "common.cuh"
 #include "ragged.cuh"
 #include "rms.cuh"

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common.cuh"
+
 namespace faser {
 
 // The request that owns this row by cu_rows [num_requests + 1]; -1 if none.

@@ -5,8 +5,8 @@
 // native library's, so the same tokens. Speed: not measured.
 //
 // limits: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
-#include "distribution.cuh"
-#include "edit.cuh"
+#include "sampling/distribution.cuh"
+#include "sampling/edit.cuh"
 
 namespace faser {
 

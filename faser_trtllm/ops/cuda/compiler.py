@@ -247,7 +247,7 @@ def _content_hash(stem: str, nvcc: Path, flags: list[str]) -> str:
 
 
 def _with_headers(source: Path) -> list[Path]:
-    """A file and the files it includes from its own folder, in a fixed order."""
+    """A file and the files it includes, which are named from its folder on, in a fixed order."""
     found, waiting = [source], [source]
     while waiting:
         for name in _INCLUDE.findall(waiting.pop().read_text()):
@@ -268,6 +268,8 @@ def _compile(nvcc: Path, stem: str, arch: str, kind: str, flags: list[str], targ
             f"-{kind}",
             f"-arch={target_arch}",
             *flags,
+            "-I",
+            source_dir(),
             "-o",
             output,
             source_dir() / f"{stem}.cu",

@@ -69,7 +69,7 @@ def host_compiler() -> str | None:
 def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
     flags = emulation_flags(defines, folder)
     folders = dict.fromkeys((folder, source_dir()))
-    headers = [path for place in folders for path in sorted(place.glob("*.cuh"))]
+    headers = [path for place in folders for path in sorted(place.rglob("*.cuh"))]
     sources = [folder / f"{stem}.cu", *headers, *sorted(EMULATOR_DIR.glob("*.h"))]
     return ctypes.CDLL(str(built(stem, ["-x", "c++", str(sources[0])], flags, sources)))
 

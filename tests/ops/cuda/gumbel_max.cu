@@ -1,5 +1,5 @@
 // The Gumbel-max draw alone, from weights given bit by bit, which logits cannot produce.
-#include "draw.cuh"
+#include "sampling/draw.cuh"
 
 // tokens [2]: without and with the question for the lead.
 extern "C" __global__ void gumbel_max(const float* p, int32_t n, uint64_t key, uint64_t position, int32_t* tokens,

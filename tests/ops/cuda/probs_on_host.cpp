@@ -1,10 +1,10 @@
 // The arithmetic of plugins/cuda for single entries, for the tests to compare with numpy.
 #include <cstddef>
 
-#include "draw.cuh"
-#include "philox.cuh"
-#include "probs.cuh"
-#include "sampling.cuh"
+#include "sampling/draw.cuh"
+#include "sampling/philox.cuh"
+#include "sampling/probs.cuh"
+#include "sampling/sampling.cuh"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -51,7 +51,7 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
     """In place of ops.cuda.compiler.compile_stem: an image for cuLibraryLoadData instead of a cubin."""
     assert kind == "cubin"
     flags = emulation_flags([(name, int(value)) for name, value in (defines or {}).items()], source_dir())
-    sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().glob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
+    sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().rglob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
     inputs = ["-x", "c++", str(sources[0])]
     library = built(stem, inputs, flags, sources)
     image = library.with_suffix(".image")

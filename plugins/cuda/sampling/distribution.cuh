@@ -1,12 +1,12 @@
 // The distribution that a row of logits is drawn from, by one block.
-#ifndef FASER_CUDA_DISTRIBUTION_CUH_
-#define FASER_CUDA_DISTRIBUTION_CUH_
+#ifndef FASER_CUDA_SAMPLING_DISTRIBUTION_CUH_
+#define FASER_CUDA_SAMPLING_DISTRIBUTION_CUH_
 
 #include <cmath>
 
-#include "draw.cuh"
-#include "filter.cuh"
-#include "sampling.cuh"
+#include "sampling/draw.cuh"
+#include "sampling/filter.cuh"
+#include "sampling/sampling.cuh"
 
 namespace faser {
 
@@ -35,4 +35,4 @@ __device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_DISTRIBUTION_CUH_
+#endif  // FASER_CUDA_SAMPLING_DISTRIBUTION_CUH_

@@ -1,12 +1,12 @@
 // Draw one token from a row with one block.
-#ifndef FASER_CUDA_DRAW_CUH_
-#define FASER_CUDA_DRAW_CUH_
+#ifndef FASER_CUDA_SAMPLING_DRAW_CUH_
+#define FASER_CUDA_SAMPLING_DRAW_CUH_
 
 #include <cmath>
 
 #include "block.cuh"
-#include "philox.cuh"
-#include "probs.cuh"
+#include "sampling/philox.cuh"
+#include "sampling/probs.cuh"
 
 namespace faser {
 
@@ -158,4 +158,4 @@ __device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, 
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_DRAW_CUH_
+#endif  // FASER_CUDA_SAMPLING_DRAW_CUH_

@@ -3,11 +3,11 @@
 //
 // The first levels take digits of the depth in nats, since logits spread evenly over it (and so over shared memory);
 // later levels take digits of the rank, which is unique, so that any number of ties is resolved.
-#ifndef FASER_CUDA_FILTER_CUH_
-#define FASER_CUDA_FILTER_CUH_
+#ifndef FASER_CUDA_SAMPLING_FILTER_CUH_
+#define FASER_CUDA_SAMPLING_FILTER_CUH_
 
 #include "block.cuh"
-#include "probs.cuh"
+#include "sampling/probs.cuh"
 
 namespace faser {
 
@@ -164,4 +164,4 @@ __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, RowProbs*
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_FILTER_CUH_
+#endif  // FASER_CUDA_SAMPLING_FILTER_CUH_

@@ -1,6 +1,6 @@
 // Sampling parameters of one request: faser_sampling of plugins/cpu/faser_cpu.h, field for field, with device pointers.
-#ifndef FASER_CUDA_SAMPLING_CUH_
-#define FASER_CUDA_SAMPLING_CUH_
+#ifndef FASER_CUDA_SAMPLING_SAMPLING_CUH_
+#define FASER_CUDA_SAMPLING_SAMPLING_CUH_
 
 #include <cstdint>
 
@@ -49,4 +49,4 @@ struct Sampling {
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_SAMPLING_CUH_
+#endif  // FASER_CUDA_SAMPLING_SAMPLING_CUH_

@@ -1,12 +1,12 @@
 // A request's logit edits before temperature: penalties, bias, bad words, min_tokens, the mask of its guide.
-#ifndef FASER_CUDA_EDIT_CUH_
-#define FASER_CUDA_EDIT_CUH_
+#ifndef FASER_CUDA_SAMPLING_EDIT_CUH_
+#define FASER_CUDA_SAMPLING_EDIT_CUH_
 
 #include <cmath>
 
 #include "block.cuh"
-#include "probs.cuh"
-#include "sampling.cuh"
+#include "sampling/probs.cuh"
+#include "sampling/sampling.cuh"
 
 namespace faser {
 
@@ -117,4 +117,4 @@ __device__ bool edit_row(const Sampling& s, const T* logits, int32_t vocab_size,
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_EDIT_CUH_
+#endif  // FASER_CUDA_SAMPLING_EDIT_CUH_

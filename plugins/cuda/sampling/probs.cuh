@@ -1,7 +1,7 @@
 // The distribution of the next token, entry by entry: the same operations in the same order as plugins/cpu, so that
 // weights are bitwise equal. Sums are over 64-bit integers (fixed point), so that they do not depend on an order.
-#ifndef FASER_CUDA_PROBS_CUH_
-#define FASER_CUDA_PROBS_CUH_
+#ifndef FASER_CUDA_SAMPLING_PROBS_CUH_
+#define FASER_CUDA_SAMPLING_PROBS_CUH_
 
 #include <cstdint>
 
@@ -153,4 +153,4 @@ __host__ __device__ inline float inverse_temperature(float temperature) {
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_PROBS_CUH_
+#endif  // FASER_CUDA_SAMPLING_PROBS_CUH_

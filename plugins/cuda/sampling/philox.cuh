@@ -1,7 +1,7 @@
 // Philox4x32-10 (Salmon et al., SC 2011), bit for bit as in plugins/cpu/sampling: each random number is a pure function
 // of its purpose, so that a text does not depend on the device.
-#ifndef FASER_CUDA_PHILOX_CUH_
-#define FASER_CUDA_PHILOX_CUH_
+#ifndef FASER_CUDA_SAMPLING_PHILOX_CUH_
+#define FASER_CUDA_SAMPLING_PHILOX_CUH_
 
 #include <cstdint>
 
@@ -68,4 +68,4 @@ __host__ __device__ inline double gumbel_uniform(uint64_t key, uint64_t position
 
 }  // namespace faser
 
-#endif  // FASER_CUDA_PHILOX_CUH_
+#endif  // FASER_CUDA_SAMPLING_PHILOX_CUH_
