@@ -214,6 +214,12 @@ class FaserTestSums(Structure):
     _fields_ = [("cells", c_void_p), ("bins", c_void_p), ("num_bins", c_int32)]
 
 
+class FaserTexts(Structure):
+    """struct faser_texts: where a slot's tokens and end ids are."""
+
+    _fields_ = [("tokens", c_void_p), ("end_ids", c_void_p), ("num_end_ids", c_int64)]
+
+
 # name: (result, arguments); addresses of arrays are passed as integers or c_void_p.
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "faser_abi_version": (c_int32, []),
@@ -337,6 +343,17 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # positions
             c_void_p,  # logit_rows
             c_void_p,  # out_num_logit_rows
+        ],
+    ),
+    "faser_commit": (
+        c_int32,
+        [
+            c_int32,  # num_requests
+            *[c_void_p] * 5,  # slots, counts, times_s, texts, bounds
+            c_double,  # now_s
+            *[c_void_p] * 4,  # num_rows, num_drafted, num_draft_computed, token_ids
+            c_int32,  # stride
+            *[c_void_p] * 8,  # num_new, num_accepted, is_carried, num_pruned, out_num_new, out_end, out_due, out_tokens
         ],
     ),
     "faser_host_loop": (c_int64, [c_int32, c_int32, c_int32, c_uint64]),

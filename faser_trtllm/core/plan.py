@@ -9,8 +9,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.counts import NUM_COMPUTED, NUM_DRAFT_COMPUTED, NUM_DRAFTS, NUM_TOKENS
 from faser_trtllm.core.decision import DraftStop, Exits, Frontier, Mode, StepView, TestedDrafts
-from faser_trtllm.core.request import FinishReason, Request
+from faser_trtllm.core.request import FinishReason, Request, counts_of
 from faser_trtllm.core.value import value
 
 
@@ -32,18 +33,21 @@ class ScheduledRequest:
 class ScheduledRequests(Sequence[ScheduledRequest]):
     """The requests of a step with their shares, a list per field, and as values to whoever loops.
 
-    slots, num_tokens and num_pending are as they were when the step was scheduled. Lists, since numpy takes longer up
-    to some dozens of requests and hardly less beyond.
+    slots, num_tokens, num_pending and num_computed are as they were when the step was scheduled; so are the arrays
+    slot_array [num_requests] and counts [num_requests, NUM_COUNTS] (core/counts.py), both int32.
     """
 
     __slots__ = (
         "_items",
+        "counts",
         "max_verified",
+        "num_computed",
         "num_drafts",
         "num_new_tokens",
         "num_pending",
         "num_tokens",
         "requests",
+        "slot_array",
         "slots",
     )
 
@@ -53,14 +57,29 @@ class ScheduledRequests(Sequence[ScheduledRequest]):
         num_new_tokens: Sequence[int],
         num_drafts: Sequence[int],
         max_verified: Sequence[int],
+        *,
+        slots: npt.NDArray[np.int32] | None = None,
+        counts: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """As ScheduledRequest has them."""
+        """As ScheduledRequest has them. slots, counts: of the requests, if they are at hand."""
         self.requests = requests
         self.num_new_tokens, self.num_drafts, self.max_verified = num_new_tokens, num_drafts, max_verified
-        self.slots = [request.slot for request in requests]
-        self.num_tokens = [request.num_tokens for request in requests]  # committed
-        self.num_pending = [request.num_drafts for request in requests]  # drafts, before those of this step
+        if slots is None:
+            slots = np.array([request.slot for request in requests], np.int32)
+        if counts is None:
+            counts = counts_of(requests)
+        self.slot_array, self.counts = slots, counts
+        self.slots: list[int] = slots.tolist()
+        self.num_tokens: list[int] = counts[:, NUM_TOKENS].tolist()  # committed
+        self.num_pending: list[int] = counts[:, NUM_DRAFTS].tolist()  # drafts, before those of this step
+        self.num_computed: list[int] = counts[:, NUM_COMPUTED].tolist()  # tokens that have the target's KV
         self._items: tuple[ScheduledRequest, ...] | None = None
+
+    @property
+    def num_draft_computed(self) -> list[int]:
+        """Tokens that have the draft model's KV."""
+        counts: list[int] = self.counts[:, NUM_DRAFT_COMPUTED].tolist()
+        return counts
 
     @staticmethod
     def of(items: Sequence[ScheduledRequest]) -> ScheduledRequests:
@@ -70,11 +89,6 @@ class ScheduledRequests(Sequence[ScheduledRequest]):
             [s.num_drafts for s in items],
             [s.max_verified for s in items],
         )
-
-    @property
-    def num_draft_computed(self) -> list[int]:
-        """Tokens that have the draft model's KV."""
-        return [request.num_draft_computed_tokens for request in self.requests]
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -158,14 +172,15 @@ class KeptRows:
 class VerifyResult:
     """What a target pass found, in the order of SchedulerOutput.scheduled.
 
-    token_ids[i]: committed tokens, of which the first num_tokens[i] count and the first num_accepted[i] were drafts.
+    token_ids [num_requests, width] int32: the first num_tokens[i] are committed, and the first num_accepted[i] were
+    drafts; the array may be written again in the next step.
     carried[i]: untested drafts stay pending. A context chunk that does not reach the end of the prompt has num_tokens
     0. failed[i]: one sentence if the request cannot continue, else "". exhausted[i]: no token was allowed (all banned),
     so the request ends with "length". kept_rows: by i, only for requests that keep rows. completed: those of exhausted
     whose guide is at its end, so that they end with "stop".
     """
 
-    token_ids: Sequence[Sequence[int]]
+    token_ids: npt.NDArray[np.int32]
     num_tokens: Sequence[int]
     num_accepted: Sequence[int]
     num_verified: Sequence[int]  # pending drafts whose rows the pass ran to the end (L)

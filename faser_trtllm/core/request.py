@@ -3,14 +3,64 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from math import isnan, nan
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.counts import (
+    MAX_DRAFT_LEN,
+    MAX_NUM_TOKENS,
+    NUM_ACCEPTED,
+    NUM_COMPUTED,
+    NUM_COUNTS,
+    NUM_DRAFT_COMPUTED,
+    NUM_DRAFTED,
+    NUM_DRAFTS,
+    NUM_PRUNED,
+    NUM_STEPS,
+    NUM_TOKENS,
+)
 from faser_trtllm.core.sampling_params import SamplingParams
 
 NUM_CANDIDATES = 8  # the draft's best tokens kept per drafted token (faser_cpu.h)
+
+
+def _count(place: int) -> int:
+    """A field that is a place of `counts`: to the type checker the number that it is read as."""
+
+    def read(self: Request | RequestStats) -> int:
+        return self.counts[place]
+
+    def write(self: Request | RequestStats, value: int) -> None:
+        self.counts[place] = value
+
+    return property(read, write)  # type: ignore[return-value]
+
+
+def _time(place: int) -> float | None:
+    """As _count, of `times_s`, where nan stands for None."""
+
+    def read(self: RequestStats) -> float | None:
+        time_s: float = self.times_s[place]
+        return None if isnan(time_s) else time_s
+
+    def write(self: RequestStats, value: float | None) -> None:
+        self.times_s[place] = nan if value is None else value  # type: ignore[call-overload]
+
+    return property(read, write)  # type: ignore[return-value]
+
+
+def new_counts() -> tuple[memoryview, memoryview]:
+    """Counts [NUM_COUNTS] int32, all 0, and times [2] float64, all nan."""
+    return memoryview(array("i", [0] * NUM_COUNTS)), memoryview(array("d", [nan, nan]))
+
+
+def counts_of(requests: Sequence[Request]) -> npt.NDArray[np.int32]:
+    """A copy of their counts [num_requests, NUM_COUNTS]."""
+    return np.frombuffer(b"".join([request.counts for request in requests]), np.int32).reshape(-1, NUM_COUNTS)
 
 
 class RequestState(enum.Enum):
@@ -27,20 +77,23 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"
 
 
-@dataclass(slots=True)
 class RequestStats:
     """Counts over the life of a request; a drafted token is counted when a pass has tested it or it was dropped."""
 
-    num_draft_tokens: int = 0  # drafted
-    num_accepted_tokens: int = 0  # drafts that passed their test
-    num_pruned_rows: int = 0
-    num_steps: int = 0  # target passes that committed tokens
-    num_cached_tokens: int = 0  # prompt tokens found in the KV cache at admission
-    num_preemptions: int = 0
-    first_scheduled_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    is_synthetic: bool = False  # drafts were accepted by synthetic_acceptance: the output is not the target's
+    num_draft_tokens = _count(NUM_DRAFTED)
+    num_accepted_tokens = _count(NUM_ACCEPTED)  # drafts that passed their test
+    num_pruned_rows = _count(NUM_PRUNED)
+    num_steps = _count(NUM_STEPS)  # target passes that committed tokens
+    first_token_s = _time(0)
+    last_token_s = _time(1)
+
+    def __init__(self, counts: memoryview, times_s: memoryview) -> None:
+        """counts, times_s: of the request."""
+        self.counts, self.times_s = counts, times_s
+        self.num_cached_tokens = 0  # prompt tokens found in the KV cache at admission
+        self.num_preemptions = 0
+        self.first_scheduled_s: float | None = None
+        self.is_synthetic = False  # drafts were accepted by synthetic_acceptance: the output is not the target's
 
 
 class Request:
@@ -50,6 +103,9 @@ class Request:
     num_drafts]. capacity covers max_tokens and the pending drafts.
     num_computed_tokens: tokens whose target KV is in the cache; in steady decoding num_tokens - 1.
     num_draft_computed_tokens: the same for the draft model; may run into the pending drafts.
+    counts [NUM_COUNTS] int32: these numbers and those of `stats`, which are fields for whoever reads one of them. While
+    the request has a slot they, and the times of its tokens, are rows of the scheduler's table, so that a step reads
+    and writes all rows at once.
     draft_margins [capacity] fp32: how much logit the draft at that position could lose and still be chosen, at most
     1e4: top-1 minus top-2 of the draft model's edited logits before temperature; for a seeded request temperature x the
     gumbel max lead (ops/draw.py gumbel_lead), the same difference with the noise that draft and target share.
@@ -61,6 +117,11 @@ class Request:
     output_log_probs [num_output_tokens] and output_logits [num_output_tokens], each [vocab_size] fp32: what params asks
     to keep, else empty. An end token that ended the request is not included.
     """
+
+    num_tokens = _count(NUM_TOKENS)
+    num_drafts = _count(NUM_DRAFTS)
+    num_computed_tokens = _count(NUM_COMPUTED)
+    num_draft_computed_tokens = _count(NUM_DRAFT_COMPUTED)
 
     def __init__(
         self,
@@ -98,16 +159,21 @@ class Request:
         self.keeps_rows = params.return_log_probs or params.return_generation_logits
         self.output_log_probs: list[float] = []
         self.output_logits: list[npt.NDArray[np.float32]] = []
+        self.counts, times_s = new_counts()
         self.num_tokens = self.prompt_len
-        self.num_drafts = 0
-        self.num_computed_tokens = 0
-        self.num_draft_computed_tokens = 0
+        self.counts[MAX_NUM_TOKENS], self.counts[MAX_DRAFT_LEN] = self.max_num_tokens, self.max_draft_len
         self.was_drafted = False  # the last step drafted for it but did not run its rows (ping_pong)
         self.slot = -1
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.stats = RequestStats()
+        self.stats = RequestStats(self.counts, times_s)
+
+    def keep_counts_in(self, counts: memoryview, times_s: memoryview) -> None:
+        """Go on counting there; as new_counts makes them."""
+        counts[:], times_s[:] = self.counts, self.stats.times_s
+        self.counts = self.stats.counts = counts
+        self.stats.times_s = times_s
 
     @property
     def num_output_tokens(self) -> int:
@@ -130,10 +196,7 @@ class Request:
     @property
     def draft_limit(self) -> int:
         """The most pending drafts that can still be useful: a pass commits one token more than it accepts."""
-        limit, left = self.max_draft_len, self.max_num_tokens - self.num_tokens - 1
-        if left >= limit:
-            return limit
-        return left if left > 0 else 0
+        return max(0, min(self.max_draft_len, self.max_num_tokens - self.num_tokens - 1))
 
     def __repr__(self) -> str:
         return (

@@ -58,44 +58,41 @@ class ModelDrafter:
         rows, lengths, is_head = plan.scheduled, plan.model_lengths, self._is_head
         pending = list(map(add, rows.num_pending, taken)) if taken else rows.num_pending
         planned: list[int] = []
-        columns: list[list[int]] = [[] for _ in range(7)]
-        slots, first, ends, num_logits, known, num_drafts, num_wanted = columns
+        entries: list[int] = []  # _run's columns, request by request: tuples would keep the garbage collector busy
         num_computed = list(rows.num_draft_computed)
         budget = self._max_num_tokens
-        for index, (request, computed, drafts, wanted) in enumerate(
-            zip(rows.requests, num_computed, pending, rows.num_drafts, strict=True)
+        progress = rows.num_tokens, rows.num_computed, num_computed
+        for index, (request, slot, num_tokens, target, computed, drafts, wanted) in enumerate(
+            zip(rows.requests, rows.slots, *progress, pending, rows.num_drafts, strict=True)
         ):
             if request.max_draft_len == 0 or not request.may_draft(self.spec.name):
                 continue
             num_new = 0
-            num_tokens = request.num_tokens
-            if request.num_computed_tokens == num_tokens - 1:  # is_decoding, without the call
+            if target == num_tokens - 1:  # it decodes
                 num_new = wanted - drafts
                 if lengths is not None:
-                    num_new = min(num_new, lengths.get(request.slot, 0) - drafts)
+                    num_new = min(num_new, lengths.get(slot, 0) - drafts)
                 if num_new <= 0:
                     continue
                 end = num_tokens + (0 if is_head else drafts)
             elif is_head:
-                end = request.num_computed_tokens + 1 if request.num_computed_tokens else 0
+                end = target + 1 if target else 0
             else:
-                end = request.num_computed_tokens + rows.num_new_tokens[index]
+                end = target + rows.num_new_tokens[index]
             if end - computed > budget:
                 end, num_new = computed + budget, 0
             if end <= computed or (is_head and end < 2):  # a head has no hidden row before the first token
                 continue
             budget -= end - computed
             planned.append(index)
-            slots.append(request.slot)
-            first.append(computed)
-            ends.append(end)
-            num_logits.append(1 if num_new else 0)
-            known.append(num_tokens)
-            num_drafts.append(drafts)
-            num_wanted.append(num_new)
+            entries += (slot, computed, end, 1 if num_new else 0, num_tokens, drafts, num_new)
         num_drafted = [0] * len(rows)
         started = self._clock.now_s()
+        num_asked = 0
         if planned:
+            columns = [entries[place::7] for place in range(7)]
+            _, _, ends, num_logits, _, _, num_wanted = columns
+            num_asked = sum(num_logits)
             drafted = self._run(columns, plan.stop)
             for index, end, num_new, num_found in zip(planned, ends, num_wanted, drafted, strict=True):
                 num_computed[index] = end
@@ -105,7 +102,6 @@ class ModelDrafter:
                         continue
                     num_computed[index] += num_found - 1  # the newest draft has not been run through the model
         draft_ms = 1e3 * (self._clock.now_s() - started)
-        num_asked = len(planned) - num_wanted.count(0)
         return DraftResult(num_drafted, num_computed, draft_ms, self._max_num_tokens - budget, num_asked)
 
     def end(self, slot: int) -> None:

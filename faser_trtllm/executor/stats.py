@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,6 +118,8 @@ class ExecutorStats:
         self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
         self._last_token_s: dict[Request, float] = {}
         self._ended: list[Request] = []  # since the last step
+        self._steady: Sequence[Request] = ()  # a held plan's: all of them had their last token at _steady_s
+        self._steady_s = 0.0
         self._plan: SchedulerOutput | None = None
 
     def record(
@@ -145,13 +149,12 @@ class ExecutorStats:
             num["num_oracle_rows"] -= max(0, num_requests - result.num_tokens.count(0) - num_decoding)
         num["num_steps_" + plan.mode] += 1
         self._frontier_lens[0] -= num_requests - num_decoding  # prefill chunks, and requests that are only drafted for
-        num_drafts, frontier_lens, accepted_lens = 0, self._frontier_lens, self._accepted_lens
-        for length, accepted in zip(result.num_verified, result.num_accepted, strict=True):
-            frontier_lens[length] += 1
-            accepted_lens[accepted] += 1
+        frontier_lens, accepted_lens = self._frontier_lens, self._accepted_lens
+        for (length, accepted), count in Counter(zip(result.num_verified, result.num_accepted, strict=True)).items():
+            frontier_lens[length] += count
+            accepted_lens[accepted] += count
             if length or accepted:
-                num_drafts += 1
-        num["num_drafts"] += num_drafts
+                num["num_drafts"] += count
         start, scheduled, verified, updated = times_s
         ms["schedule_ms"] += 1e3 * (scheduled - start)
         ms["draft_ms"] += drafts.draft_ms
@@ -209,6 +212,11 @@ class ExecutorStats:
     def _record_tokens(self, plan: SchedulerOutput, result: VerifyResult, now_s: float) -> None:
         """Record token latencies; requests whose previous token came from the same step share a value."""
         last_token_s, inter_token = self._last_token_s, self._histograms["inter_token_latency_s"]
+        if plan.scheduled.requests is self._steady and not self._ended and 0 not in result.num_tokens:
+            inter_token.observe(now_s - self._steady_s, len(self._steady))
+            self._steady_s = now_s
+            return
+        last_token_s.update(dict.fromkeys(self._steady, self._steady_s))
         requests = [r for r, n in zip(plan.scheduled.requests, result.num_tokens, strict=True) if n]
         times = [last_token_s.get(request) for request in requests]
         for last_s in set(times):
@@ -219,10 +227,11 @@ class ExecutorStats:
                 if request not in last_token_s:
                     self._histograms["time_to_first_token_s"].observe(now_s - request.arrival_s)
         last_token_s.update(dict.fromkeys(requests, now_s))
-        if self._ended:
-            for request in self._ended:
-                last_token_s.pop(request, None)
-            self._ended.clear()
+        for request in self._ended:
+            last_token_s.pop(request, None)
+        is_steady = len(requests) == len(plan.scheduled) and not self._ended
+        self._steady, self._steady_s = plan.scheduled.requests if is_steady else (), now_s
+        self._ended.clear()
 
     def _last_step(self) -> dict[str, float]:
         plan = self._plan

@@ -82,7 +82,7 @@ class Verifier:
         rows, verified = plan.scheduled, plan.verified
         frontiers = self._frontiers(plan, verified, drafts)
         lengths = _spread(frontiers, verified, len(rows), 0)
-        batch, tested = self._fill(rows, lengths)
+        batch, tested = self._fill(rows, verified, lengths)
         begun = self._clock.now_s()
         logits = None
         num_pruned: Sequence[int] = []
@@ -114,22 +114,27 @@ class Verifier:
         wanted = plan.frontier.lengths(self._sampling.array, slots, known, pending)
         return [max(0, length) for length in map(min, wanted, pending, limits)]
 
-    def _fill(self, rows: ScheduledRequests, lengths: Sequence[int]) -> tuple[RaggedBatch, Sequence[int]]:
+    def _fill(
+        self, rows: ScheduledRequests, verified: Sequence[int], lengths: Sequence[int]
+    ) -> tuple[RaggedBatch, Sequence[int]]:
         """-> the batch, and indices of the requests that reach their end. lengths: drafts to run rows for."""
+        if len(verified) == len(rows):
+            num_logits = [1 + length for length in lengths]
+            ends = list(map(add, rows.num_tokens, lengths))
+            return self._rows.fill(self._sampling.array, rows.slots, rows.num_computed, ends, num_logits), verified
         tested: list[int] = []
         columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         slots, first, end, num_logits = columns
-        for index, (request, num_new, known, length) in enumerate(
-            zip(rows.requests, rows.num_new_tokens, rows.num_tokens, lengths, strict=True)
+        for index, (slot, num_new, computed, known, length) in enumerate(
+            zip(rows.slots, rows.num_new_tokens, rows.num_computed, rows.num_tokens, lengths, strict=True)
         ):
             if not num_new:
                 continue
-            computed = request.num_computed_tokens
             stop, wanted = computed + num_new, 0
             if stop == known:
                 stop, wanted = known + length, 1 + length
                 tested.append(index)
-            slots.append(request.slot)
+            slots.append(slot)
             first.append(computed)
             end.append(stop)
             num_logits.append(wanted)
@@ -165,7 +170,7 @@ class Verifier:
         verify_ms, step_ms = times_ms
         if not tested:
             return VerifyResult(
-                token_ids=((),) * n,
+                token_ids=np.zeros((n, 0), np.int32),
                 num_tokens=zeros,
                 num_accepted=zeros,
                 num_verified=lengths,
@@ -187,7 +192,10 @@ class Verifier:
             verify_ms = max(verify_ms, self._device_tester.pass_ms)
         else:
             verify_ms += test_ms  # a cost table's pass includes it
-        token_ids: Sequence[Sequence[int]] = _spread(found.token_ids.tolist(), tested, n, ())
+        token_ids = found.token_ids
+        if len(tested) < n:
+            token_ids = np.zeros((n, found.token_ids.shape[1]), np.int32)
+            token_ids[tested] = found.token_ids
         num_tokens = _spread(found.num_tokens.tolist(), tested, n, 0)
         num_accepted = _spread(found.num_accepted.tolist(), tested, n, 0)
         outcomes: list[int] = found.outcome.tolist()
@@ -242,7 +250,7 @@ class Verifier:
         tested: Sequence[int],
         lengths: Sequence[int],
         num_tokens: Sequence[int],
-        token_ids: Sequence[Sequence[int]],
+        token_ids: npt.NDArray[np.int32],
         logits: npt.NDArray[np.float32],
     ) -> dict[int, KeptRows]:
         """By index, for the requests that keep rows."""
@@ -251,7 +259,7 @@ class Verifier:
             return {}
         first_rows = accumulate((1 + lengths[i] for i in tested), initial=0)
         keeping = [
-            Kept(index, requests[index], first_row, token_ids[index][: num_tokens[index]])
+            Kept(index, requests[index], first_row, token_ids[index, : num_tokens[index]].tolist())
             for index, first_row in zip(tested, first_rows, strict=False)
             if requests[index].keeps_rows
         ]

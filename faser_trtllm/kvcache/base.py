@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +17,9 @@ class CachedPrefix:
     num_draft_cached_tokens: int
 
 
+Int32Array = npt.NDArray[np.int32]
+
+
 class BlockListener(Protocol):
     """Receives prefix cache insertions and evictions in order, on the scheduler's thread."""
 
@@ -30,10 +32,15 @@ class BlockListener(Protocol):
 
 
 class KVCache(Protocol):
-    """Paged blocks per slot; block_table [max_batch_size, max_blocks_per_seq] int32 is written in place."""
+    """Paged blocks per slot; block_table [max_batch_size, max_blocks_per_seq] int32 is written in place.
+
+    bounds [max_batch_size, 3] int32, written in place: where commit() and rewind() have something to do in a slot: a
+    commit of so many computed tokens or so many of the draft model, or more, and a rewind to so many tokens or less.
+    """
 
     tokens_per_block: int
     block_table: npt.NDArray[np.int32]
+    bounds: npt.NDArray[np.int32]
     num_reused_blocks: int
     num_allocated_blocks: int
 
@@ -57,14 +64,11 @@ class KVCache(Protocol):
     def allocate(self, slot: int, num_tokens: int) -> bool:
         """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""
 
-    def allocate_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> bool:
+    def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
         """allocate() for each; False at the first for which there is no room."""
 
     def rewind(self, slot: int, num_tokens: int) -> None:
         """Free the blocks beyond those that num_tokens tokens need."""
-
-    def rewind_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
-        """rewind() for each."""
 
     def commit(
         self, slot: int, tokens: npt.NDArray[np.int32], num_computed_tokens: int, num_draft_computed_tokens: int
@@ -73,15 +77,6 @@ class KVCache(Protocol):
 
         num_draft_computed_tokens: number of tokens covered by the draft model's KV, including pending ones.
         """
-
-    def commit_many(
-        self,
-        slots: Sequence[int],
-        tokens: Sequence[npt.NDArray[np.int32]],
-        num_computed_tokens: Sequence[int],
-        num_draft_computed_tokens: Sequence[int],
-    ) -> None:
-        """commit() for each."""
 
     def free(self, slot: int) -> None:
         """Close the slot."""

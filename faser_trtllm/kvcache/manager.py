@@ -6,43 +6,25 @@ remembers whether the draft's KV in it is valid: a request with speculation off 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.kvcache.base import BlockListener, CachedPrefix
+from faser_trtllm.kvcache.base import BlockListener, CachedPrefix, Int32Array
 from faser_trtllm.kvcache.block_pool import ROOT, BlockPool
+
+_NOTHING_DUE = (np.iinfo(np.int32).max, np.iinfo(np.int32).max, -1)  # KVCache.bounds
 
 
 class _Sequence:
-    """The blocks of one slot; the first num_registered are known to the pool under their prefix (or as duplicates).
+    """The blocks of one slot; the first num_registered are known to the pool under their prefix (or as duplicates)."""
 
-    So that a step's calls see at once that they have nothing to do: capacity, the tokens that the blocks hold;
-    next_end and next_draft_end, the tokens that the target and the draft model must have computed for a commit.
-    """
+    __slots__ = ("blocks", "chain_id", "num_draft_registered", "num_registered")
 
-    __slots__ = (
-        "blocks",
-        "capacity",
-        "chain_id",
-        "next_draft_end",
-        "next_end",
-        "num_draft_registered",
-        "num_registered",
-    )
-
-    def __init__(self, tokens_per_block: int) -> None:
+    def __init__(self) -> None:
         self.blocks: list[int] = []
-        self.capacity = 0
         self.num_registered = 0
         self.num_draft_registered = 0
         self.chain_id = ROOT
-        self.next_end = self.next_draft_end = tokens_per_block
-
-    def note_registered(self, tokens_per_block: int) -> None:
-        self.next_end = (self.num_registered + 1) * tokens_per_block
-        self.next_draft_end = (self.num_draft_registered + 1) * tokens_per_block
 
 
 class KVCacheManager:
@@ -68,6 +50,10 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks)
         self._enable_block_reuse = enable_block_reuse
         self._sequences: list[_Sequence | None] = [None] * max_batch_size
+        self._capacity = np.zeros(max_batch_size, np.int32)  # tokens that the slot's blocks hold
+        self.bounds: Int32Array = np.zeros((max_batch_size, 3), np.int32)
+        self.bounds[:] = _NOTHING_DUE
+        self._capacity_view, self._bounds_view = self._capacity.data, self.bounds.data  # for single slots, faster
 
     @property
     def num_blocks(self) -> int:
@@ -99,7 +85,8 @@ class KVCacheManager:
         At least the last token is left to compute, since the next step needs its logits.
         """
         assert self._sequences[slot] is None, f"slot {slot} is taken"
-        sequence = self._sequences[slot] = _Sequence(self.tokens_per_block)
+        sequence = self._sequences[slot] = _Sequence()
+        self._note_blocks(slot, sequence)
         if not self._enable_block_reuse:
             return CachedPrefix(0, 0)
         pool, size = self._pool, self.tokens_per_block
@@ -114,53 +101,42 @@ class KVCacheManager:
             sequence.num_registered += 1
             draft_valid = draft_valid and pool.is_draft_valid(block)
             sequence.num_draft_registered += draft_valid
-        sequence.note_registered(size)
+        self._note_blocks(slot, sequence)
         self.num_reused_blocks += sequence.num_registered
         return CachedPrefix(sequence.num_registered * size, sequence.num_draft_registered * size)
 
     def allocate(self, slot: int, num_tokens: int) -> bool:
         """Grow the slot to hold num_tokens tokens; False, with no change, if there is no room."""
         sequence = self._sequence(slot)
-        if num_tokens <= sequence.capacity:
+        if num_tokens <= self._capacity_view[slot]:
             return True
         missing = -(-num_tokens // self.tokens_per_block) - len(sequence.blocks)
         if missing > self._pool.num_free:
             return False
         for _ in range(missing):
             self._append(slot, sequence, self._pool.allocate())
+        self._note_blocks(slot, sequence)
         self.num_allocated_blocks += missing
         return True
 
-    def allocate_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> bool:
-        """As KVCache.allocate_many: a comparison for each slot whose last block has room."""
-        sequences = self._sequences
-        for slot, count in zip(slots, num_tokens, strict=True):
-            sequence = sequences[slot]
-            assert sequence is not None, f"slot {slot} holds no sequence"
-            if count > sequence.capacity and not self.allocate(slot, count):
-                return False
-        return True
+    def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
+        """As KVCache.allocate_many."""
+        lacking = (num_tokens > self._capacity[slots]).nonzero()[0]
+        if not lacking.size:
+            return True
+        return all(map(self.allocate, slots[lacking].tolist(), num_tokens[lacking].tolist()))
 
     def rewind(self, slot: int, num_tokens: int) -> None:
         """Free the blocks beyond those that num_tokens tokens need."""
         sequence = self._sequence(slot)
-        if num_tokens > sequence.capacity - self.tokens_per_block:
+        if num_tokens > self._capacity_view[slot] - self.tokens_per_block:
             return
         keep = -(-num_tokens // self.tokens_per_block)
         assert keep >= sequence.num_registered, f"rewind of slot {slot} to {num_tokens} tokens drops computed blocks"
         for block in reversed(sequence.blocks[keep:]):
             self._pool.release(block)
         del sequence.blocks[keep:]
-        sequence.capacity = keep * self.tokens_per_block
-
-    def rewind_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
-        """As KVCache.rewind_many: a comparison for each slot that keeps its blocks."""
-        sequences, size = self._sequences, self.tokens_per_block
-        for slot, count in zip(slots, num_tokens, strict=True):
-            sequence = sequences[slot]
-            assert sequence is not None, f"slot {slot} holds no sequence"
-            if count <= sequence.capacity - size:
-                self.rewind(slot, count)
+        self._note_blocks(slot, sequence)
 
     def commit(
         self,
@@ -171,13 +147,11 @@ class KVCacheManager:
     ) -> None:
         """Offer the full blocks of tokens[:num_computed_tokens] for reuse; those tokens are final.
 
-        num_draft_computed_tokens: as KVCache.commit has it. Costs next to nothing between two block ends.
+        num_draft_computed_tokens: as KVCache.commit has it.
         """
         if not self._enable_block_reuse:
             return
         sequence = self._sequence(slot)
-        if num_computed_tokens < sequence.next_end and num_draft_computed_tokens < sequence.next_draft_end:
-            return
         size = self.tokens_per_block
         while (sequence.num_registered + 1) * size <= num_computed_tokens:
             start = sequence.num_registered * size
@@ -189,31 +163,15 @@ class KVCacheManager:
         for index in range(sequence.num_draft_registered, last):
             self._pool.mark_draft_valid(sequence.blocks[index])
         sequence.num_draft_registered = max(sequence.num_draft_registered, last)
-        sequence.note_registered(size)
-
-    def commit_many(
-        self,
-        slots: Sequence[int],
-        tokens: Sequence[npt.NDArray[np.int32]],
-        num_computed_tokens: Sequence[int],
-        num_draft_computed_tokens: Sequence[int],
-    ) -> None:
-        """As KVCache.commit_many: two comparisons for each slot between two block ends."""
-        if not self._enable_block_reuse:
-            return
-        sequences = self._sequences
-        columns = zip(slots, num_computed_tokens, num_draft_computed_tokens, strict=True)
-        for index, (slot, computed, draft_computed) in enumerate(columns):
-            sequence = sequences[slot]
-            assert sequence is not None, f"slot {slot} holds no sequence"
-            if computed >= sequence.next_end or draft_computed >= sequence.next_draft_end:
-                self.commit(slot, tokens[index], computed, draft_computed)
+        self._note_blocks(slot, sequence)
 
     def free(self, slot: int) -> None:
         """Close the slot; its last blocks will be evicted first."""
         for block in reversed(self._sequence(slot).blocks):
             self._pool.release(block)
         self._sequences[slot] = None
+        self._capacity[slot] = 0
+        self.bounds[slot] = _NOTHING_DUE
 
     def check_integrity(self) -> None:
         """A full audit, for tests and idle times: no block leaked, freed in use or shared wrongly."""
@@ -223,7 +181,7 @@ class KVCacheManager:
             if sequence is None:
                 continue
             assert self.block_table[slot, : len(sequence.blocks)].tolist() == sequence.blocks
-            assert sequence.capacity == len(sequence.blocks) * self.tokens_per_block
+            assert self._capacity[slot] == len(sequence.blocks) * self.tokens_per_block
             held += sequence.blocks
             for block in sequence.blocks[sequence.num_registered :]:
                 assert block not in owners, f"block {block} is written by slots {owners[block]} and {slot}"
@@ -239,4 +197,12 @@ class KVCacheManager:
     def _append(self, slot: int, sequence: _Sequence, block: int) -> None:
         self.block_table[slot, len(sequence.blocks)] = block
         sequence.blocks.append(block)
-        sequence.capacity += self.tokens_per_block
+
+    def _note_blocks(self, slot: int, sequence: _Sequence) -> None:
+        size, num_blocks = self.tokens_per_block, len(sequence.blocks)
+        self._capacity_view[slot] = num_blocks * size
+        full, draft_full = (sequence.num_registered + 1) * size, (sequence.num_draft_registered + 1) * size
+        if not self._enable_block_reuse:
+            full = draft_full = _NOTHING_DUE[0]
+        bounds = self._bounds_view
+        bounds[slot, 0], bounds[slot, 1], bounds[slot, 2] = full, draft_full, (num_blocks - 1) * size

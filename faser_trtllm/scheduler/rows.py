@@ -10,8 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from faser_trtllm.core.request import Request
+from faser_trtllm.core.counts import are_decoding
+from faser_trtllm.core.request import Request, counts_of
 from faser_trtllm.scheduler.limits import SchedulerLimits
+
+
+def split_running(running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+    """The running requests that decode, and the others."""
+    decodes = are_decoding(counts_of(running))
+    if decodes.all():
+        return list(running), []
+    columns = list(zip(running, decodes.tolist(), strict=True))
+    return [r for r, is_decoding in columns if is_decoding], [r for r, is_decoding in columns if not is_decoding]
 
 
 def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
@@ -22,27 +32,6 @@ def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
         num_rows -= share
         shares.append(share)
     return shares
-
-
-def steady_shares(
-    decoding: Sequence[Request], lengths: Sequence[int], num_rows: int
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Of requests that all decode: drafts pending after drafting, and rows for drafts out of num_rows, first come first
-    served. lengths: pending drafts wanted."""
-    pending = [request.num_drafts for request in decoding]
-    if not any(lengths) and not any(pending):
-        return pending, pending
-    wanted: list[int] = []
-    for request, length, share in zip(decoding, lengths, pending, strict=True):
-        if length > share:  # conditions, since min() and max() would take a third of the loop's time
-            limit = request.draft_limit
-            if limit > share:
-                share = length if length < limit else limit
-        wanted.append(share)
-    if sum(wanted) <= num_rows:
-        return wanted, wanted
-    shares = share_draft_rows(wanted, num_rows)
-    return list(map(max, shares, pending)), shares
 
 
 def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> int:

@@ -7,10 +7,10 @@ one rule covers prompt chunks, prefix hits, resumption after preemption and veri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add
 
 from faser_trtllm.config import CapacitySchedulerPolicy
 from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.counts import NUM_TOKENS
 from faser_trtllm.core.decision import Decision, Mode, StepView
 from faser_trtllm.core.plan import (
     DraftResult,
@@ -23,12 +23,15 @@ from faser_trtllm.core.plan import (
 from faser_trtllm.core.request import FinishReason, Request, RequestState
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.kvcache.base import BlockListener, KVCache
+from faser_trtllm.ops.requests.commit import BLOCK_FULL, BLOCK_SPARE, Committer
+from faser_trtllm.ops.requests.table import RequestTable
 from faser_trtllm.policy.base import Policy
+from faser_trtllm.scheduler.held_plan import HeldPlan
 from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
-from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows, steady_shares
+from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows, split_running
 from faser_trtllm.scheduler.update import apply_results
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -45,12 +48,14 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
+        self._table = RequestTable(limits.max_batch_size)
+        self._committer = Committer(self._table, kv.bounds)
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self._price = 0.0  # tokens per ms that the policy expects
         self._meter = PlanMeter()  # of the steps since the last plan
         self._may_expire = False  # whether any request has a deadline
         self._num_held = 0  # steps that need no new plan, unless requests join or leave
-        self._held: tuple[StepView, Decision] | None = None
+        self._held: HeldPlan | None = None
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -134,19 +139,19 @@ class Scheduler:
         """Plan one step: the rows of each request. Allocates the blocks for them."""
         if self._num_held and self._held is not None and self._has_ample_blocks():
             self._num_held -= 1
-            begun_s = self._clock.now_s()
-            self._meter.begin_step(begun_s)
-            return self._steady_step(*self._held, begun_s=begun_s)
+            now_s = self._clock.now_s()
+            self._meter.begin_step(now_s)
+            return self._steady_step(self._held, begun_s=now_s)
         finished = self._expire() if self._may_expire else ()
-        decoding = [request for request in self._running if request.is_decoding]
-        all_decode = len(decoding) == len(self._running)
-        contexts = [] if all_decode else [request for request in self._running if not request.is_decoding]
+        decoding, contexts = split_running(self._running)
         view = self._view(decoding, contexts, self._waiting.first(len(self._free_slots)) if self._waiting else ())
         decision = self._decide(view)
         if not contexts and not self._waiting and decision.mode is Mode.SERIAL and self._has_ample_blocks():
             self._num_held = 0 if self._may_expire else decision.num_held
-            self._held = view, decision
-            return self._steady_step(view, decision, finished)
+            self._held = HeldPlan(view, decision)
+            for request in decoding:
+                request.was_drafted = False
+            return self._steady_step(self._held, finished)
         self._num_held = 0
         paused: list[Request] = []
         scheduled = self._schedule_running(decoding, contexts, decision, paused)
@@ -180,34 +185,28 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, drafts: DraftResult, result: VerifyResult) -> list[RequestOutput]:
         """Commit the results of the pass; returns the requests that have new tokens or ended."""
         self._meter.note(plan, drafts, result)
-        rows, requests = plan.scheduled, plan.scheduled.requests
-        outputs = apply_results(rows, drafts, result, self._clock.now_s())
+        rows = plan.scheduled
+        outputs, due = apply_results(self._committer, rows, drafts, result, self._clock.now_s())
         failed = {}
-        if any(result.failed):  # KV that led to NaN logits must not be reused
-            failed = {request: sentence for request, sentence in zip(requests, result.failed, strict=True) if sentence}
-            requests = [request for request in requests if request not in failed]
-        self._kv.commit_many(
-            [request.slot for request in requests],
-            [request.tokens for request in requests],
-            [request.num_computed_tokens for request in requests],
-            [request.num_draft_computed_tokens for request in requests],
-        )
+        if any(result.failed):
+            failed = {r: sentence for r, sentence in zip(rows.requests, result.failed, strict=True) if sentence}
+        for request, bits in zip(rows.requests, due, strict=True):
+            if bits & BLOCK_FULL and request not in failed:  # KV that led to NaN logits must not be reused
+                counts = request.num_computed_tokens, request.num_draft_computed_tokens
+                self._kv.commit(request.slot, request.tokens, *counts)
         for output in outputs:
             if output.finish_reason is not None:
                 self.finish(output.request, output.finish_reason, failed.get(output.request))
-        self._rewind(rows)
+        self._rewind(rows, due)
         if not self._requests:
             self._meter.rest()
         return outputs
 
-    def _rewind(self, rows: ScheduledRequests) -> None:
+    def _rewind(self, rows: ScheduledRequests, due: Sequence[int]) -> None:
         """Free the blocks of rejected rows."""
-        if not any(rows.num_drafts):  # without drafts every block holds committed tokens
-            return
-        drafted = [
-            r for r, num_drafts in zip(rows.requests, rows.num_drafts, strict=True) if num_drafts and r.slot >= 0
-        ]
-        self._kv.rewind_many([r.slot for r in drafted], [r.num_tokens + r.num_drafts for r in drafted])
+        for request, bits in zip(rows.requests, due, strict=True):
+            if bits & BLOCK_SPARE and request.slot >= 0:
+                self._kv.rewind(request.slot, request.num_tokens + request.num_drafts)
 
     def _expire(self) -> tuple[Request, ...]:
         now_s = self._clock.now_s()
@@ -235,18 +234,15 @@ class Scheduler:
         return self._kv.num_free_blocks >= blocks_per_request * len(self._running)
 
     def _steady_step(
-        self,
-        view: StepView,
-        decision: Decision,
-        finished: tuple[Request, ...] = (),
-        begun_s: float | None = None,
+        self, held: HeldPlan, finished: tuple[Request, ...] = (), begun_s: float | None = None
     ) -> SchedulerOutput:
+        decision = held.decision
         return SchedulerOutput(
-            scheduled=self._schedule_steady(view.decoding, decision.lengths),
-            view=view,
+            scheduled=self._schedule_steady(held),
+            view=held.view,
             mode=decision.mode,
             stop=decision.stop,
-            is_drafting=any(decision.lengths),
+            is_drafting=held.is_drafting,
             finished=finished,
             begun_s=begun_s,
             frontier=decision.frontier,
@@ -255,15 +251,15 @@ class Scheduler:
             model_lengths=decision.model_lengths,
         )
 
-    def _schedule_steady(self, decoding: Sequence[Request], lengths: Sequence[int]) -> ScheduledRequests:
+    def _schedule_steady(self, held: HeldPlan) -> ScheduledRequests:
         """_schedule_running for steps where all requests decode, none waits and blocks are ample."""
-        num_drafts, shares = steady_shares(decoding, lengths, self._limits.max_num_tokens - len(decoding))
-        rows = ScheduledRequests(decoding, [1] * len(decoding), num_drafts, shares)
-        allocated = self._kv.allocate_many(rows.slots, list(map(add, rows.num_tokens, num_drafts)))
+        slots, ones = held.slots, held.ones
+        counts = self._table.counts[slots]
+        num_drafts, shares = held.shares(counts, self._limits.max_num_tokens - len(ones))
+        allocated = self._kv.allocate_many(slots, counts[:, NUM_TOKENS] + num_drafts)
         assert allocated, "blocks were ample"
-        for request in decoding:
-            request.was_drafted = False
-        return rows
+        drafts, verified = num_drafts.tolist(), shares.tolist()
+        return ScheduledRequests(held.view.decoding, ones, drafts, verified, slots=slots, counts=counts)
 
     def _schedule_running(
         self, decoding: list[Request], contexts: list[Request], decision: Decision, paused: list[Request]
@@ -369,7 +365,7 @@ class Scheduler:
                 break
             self._free_slots.pop()
             self._waiting.pop()
-            request.slot = slot
+            self._table.enter(slot, request)
             request.state = RequestState.RUNNING
             if request.stats.first_scheduled_s is None:
                 request.stats.first_scheduled_s = self._clock.now_s()
@@ -396,4 +392,4 @@ class Scheduler:
     def _give_up_slot(self, request: Request) -> None:
         self._kv.free(request.slot)
         self._free_slots.append(request.slot)
-        request.slot = -1
+        self._table.leave(request)

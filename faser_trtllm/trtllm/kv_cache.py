@@ -7,13 +7,12 @@ draft model has filled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.kvcache.base import BlockListener, CachedPrefix
+from faser_trtllm.kvcache.base import BlockListener, CachedPrefix, Int32Array
 
 _HEAD_SIZE = 8  # what a pool needs at least to be aligned
 _BEAM_WIDTH = 1
@@ -40,6 +39,7 @@ class TrtllmKVCacheManager:
         self.num_allocated_blocks = 0
         max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
         self.block_table: npt.NDArray[np.int32] = np.zeros((max_batch_size, max_blocks_per_seq), np.int32)
+        self.bounds = np.tile(np.array([np.iinfo(np.int32).max] * 2 + [-1], np.int32), (max_batch_size, 1))  # never
         self._window = max_seq_len
         self._requests: list[Any | None] = [None] * max_batch_size  # LlmRequest per slot
         self._num_tokens = [0] * max_batch_size
@@ -107,21 +107,8 @@ class TrtllmKVCacheManager:
     ) -> None:
         """Nothing is reused."""
 
-    def allocate_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> bool:
-        return all(self.allocate(slot, count) for slot, count in zip(slots, num_tokens, strict=True))
-
-    def rewind_many(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
-        for slot, count in zip(slots, num_tokens, strict=True):
-            self.rewind(slot, count)
-
-    def commit_many(
-        self,
-        slots: Sequence[int],
-        tokens: Sequence[npt.NDArray[np.int32]],
-        num_computed_tokens: Sequence[int],
-        num_draft_computed_tokens: Sequence[int],
-    ) -> None:
-        """Nothing is reused."""
+    def allocate_many(self, slots: Int32Array, num_tokens: Int32Array) -> bool:
+        return all(map(self.allocate, slots.tolist(), num_tokens.tolist()))
 
     def free(self, slot: int) -> None:
         request = self._request(slot)

@@ -131,7 +131,7 @@ class TrtllmScheduler(Scheduler):
                 self._follow(request)
         return outputs
 
-    def _rewind(self, rows: ScheduledRequests) -> None:
+    def _rewind(self, rows: ScheduledRequests, due: Sequence[int]) -> None:
         """What was allocated and not accepted goes back, the draft model's KV in it is lost and made up for later."""
         for request in rows.requests:
             if request.is_finished or self._in_context(request):
@@ -208,7 +208,7 @@ class TrtllmScheduler(Scheduler):
     def _admit_request(self, request: Request) -> None:
         """A slot, and blocks for its whole context."""
         self._waiting.take(request)
-        request.slot = self._free_slots.pop()
+        self._table.enter(self._free_slots.pop(), request)
         request.state = RequestState.RUNNING
         if request.stats.first_scheduled_s is None:
             request.stats.first_scheduled_s = self._clock.now_s()

@@ -329,6 +329,53 @@ int32_t faser_fill_rows(int32_t num_requests, const int32_t* slots, const faser_
                         int32_t* cu_rows, int32_t* token_ids, int32_t* positions, int32_t* logit_rows,
                         int32_t* out_num_logit_rows);
 
+// What is counted of a request: committed tokens, pending drafts, tokens with the target's and with the draft model's
+// KV, the most tokens and pending drafts there may be; and over its life drafts, those that passed, rows dropped inside
+// passes, and passes that committed tokens.
+typedef enum {
+  FASER_NUM_TOKENS,
+  FASER_NUM_DRAFTS,
+  FASER_NUM_COMPUTED,
+  FASER_NUM_DRAFT_COMPUTED,
+  FASER_MAX_NUM_TOKENS,
+  FASER_MAX_DRAFT_LEN,
+  FASER_NUM_DRAFTED,
+  FASER_NUM_ACCEPTED,
+  FASER_NUM_PRUNED,
+  FASER_NUM_STEPS,
+  FASER_NUM_COUNTS
+} faser_count;
+
+// Where a slot's tokens and end ids are.
+typedef struct {
+  int32_t* tokens;
+  const int32_t* end_ids;
+  int64_t num_end_ids;
+} faser_texts;
+
+typedef enum { FASER_GOES_ON = 0, FASER_STOP = 1, FASER_LENGTH = 2 } faser_end;
+
+// Tokens of a slot at which its KV blocks have to be looked at: so many with the target's or the draft model's KV fill
+// a block, and so few, drafts included, leave one empty.
+typedef struct {
+  int32_t full, draft_full, spare;
+} faser_block_bounds;
+typedef enum { FASER_BLOCK_FULL = 1, FASER_BLOCK_SPARE = 2 } faser_due;  // bits
+
+// Commits a step's tokens. counts [num_slots, FASER_NUM_COUNTS], times_s [num_slots, 2], of the first and the last
+// token, nan before the first, texts and bounds [num_slots] by slot; now_s: of these tokens. All else by request:
+// num_rows: committed tokens that the pass ran; num_drafted, num_draft_computed: as drafting told them; token_ids
+// [num_requests, stride]: tokens found, of which num_new[i] count and num_accepted[i] were drafts; is_carried: untested
+// drafts stay; num_pruned: may be NULL. out_num_new: tokens that are output, less those from an end id on; out_end:
+// faser_end; out_tokens [sum of num_new, at most]: the tokens that are output, of all requests in turn. A request whose
+// rows do not reach its last token commits none.
+int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts, double* times_s,
+                     const faser_texts* texts, const faser_block_bounds* bounds, double now_s, const int32_t* num_rows,
+                     const int32_t* num_drafted, const int32_t* num_draft_computed, const int32_t* token_ids,
+                     int32_t stride, const int32_t* num_new, const int32_t* num_accepted, const int32_t* is_carried,
+                     const int32_t* num_pruned, int32_t* out_num_new, int32_t* out_end, int32_t* out_due,
+                     int32_t* out_tokens);
+
 // The reference of `faser bench host`: num_steps steps of num_requests requests with num_drafts drafts each, of which
 // 70 % pass, and no model: blocks, rows, test, commit and end ids -> committed tokens, or a negative faser_status.
 int64_t faser_host_loop(int32_t num_requests, int32_t num_drafts, int32_t num_steps, uint64_t seed);

@@ -69,9 +69,7 @@ class Bench:
         drafts = DraftResult(
             tuple(new), tuple(s.request.num_computed_tokens + s.num_new_tokens for s in plan.scheduled)
         )
-        result = VerifyResult(
-            ids.tolist(), tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n
-        )
+        result = VerifyResult(ids, tuple(tokens), tuple(accepted), tuple(verified), carried, ("",) * n, (False,) * n)
         outputs = self.scheduler.update(plan, drafts, result)
         self.scheduler.check_integrity()
         return plan, rows, outputs

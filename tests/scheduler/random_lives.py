@@ -139,7 +139,7 @@ class ToyPair:
             else:
                 carried[i] = True
         return VerifyResult(
-            ids.tolist(),
+            ids,
             tuple(num_tokens),
             tuple(num_accepted),
             tuple(num_verified),

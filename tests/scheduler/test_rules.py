@@ -243,7 +243,7 @@ def test_blocks_of_a_request_that_failed_are_not_reused():
     bench.add(9)
     plan = bench.scheduler.schedule()
     ids = np.zeros((1, 1), np.int32)
-    result = VerifyResult(ids.tolist(), (0,), (0,), (0,), (False,), ("logits are NaN",), (False,))
+    result = VerifyResult(ids, (0,), (0,), (0,), (False,), ("logits are NaN",), (False,))
     bench.scheduler.update(plan, DraftResult((0,), (0,)), result)
     again = bench.add(9)
     bench.step()

@@ -89,7 +89,8 @@ def _add(place, scheduler, kv, vector):
     if not state.has_started:
         return request
     scheduler._waiting.take(request)
-    request.slot, request.state = scheduler._free_slots.pop(), RequestState.RUNNING
+    scheduler._table.enter(scheduler._free_slots.pop(), request)
+    request.state = RequestState.RUNNING
     request.num_tokens, request.num_computed_tokens = state.num_tokens, state.num_computed_tokens
     kv.add_sequence(request.slot, request.tokens, request.num_tokens)
     assert kv.allocate(request.slot, request.num_computed_tokens)
@@ -110,7 +111,7 @@ def _update(scheduler, plan, accepted_by_name):
     n = len(items)
     drafts = DraftResult(tuple(drafted), (0,) * n)
     result = VerifyResult(
-        [[9] * (MAX_DRAFT_LEN + 1)] * n,
+        np.full((n, MAX_DRAFT_LEN + 1), 9, np.int32),
         tuple(num_tokens),
         tuple(accepted),
         tuple(s.max_verified for s in items),

@@ -1,0 +1,17 @@
+"""What is counted of a request, as places of an int32 array (faser_cpu.h, faser_count)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+NUM_TOKENS, NUM_DRAFTS, NUM_COMPUTED, NUM_DRAFT_COMPUTED, MAX_NUM_TOKENS, MAX_DRAFT_LEN = range(6)
+NUM_DRAFTED, NUM_ACCEPTED, NUM_PRUNED, NUM_STEPS, NUM_COUNTS = range(6, 11)
+
+Int32Array = npt.NDArray[np.int32]
+
+
+def are_decoding(counts: Int32Array) -> npt.NDArray[np.bool_]:
+    """Request.is_decoding [num_requests]."""
+    found: npt.NDArray[np.bool_] = counts[:, NUM_COMPUTED] == counts[:, NUM_TOKENS] - 1
+    return found

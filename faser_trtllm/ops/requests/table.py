@@ -1,0 +1,46 @@
+"""The counts of the requests that hold slots, a row per slot, so that a step reads and writes all of them at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.core.counts import NUM_COUNTS
+from faser_trtllm.core.request import Request, new_counts
+from faser_trtllm.ops.arrays import Float64Array, Int32Array, SamplingArray, address_of
+
+TEXTS_DTYPE = np.dtype(native.FaserTexts)
+
+
+class RequestTable:
+    """counts [max_batch_size, NUM_COUNTS] int32, its columns as core/request.py names them; texts [max_batch_size]
+    (TEXTS_DTYPE): where the tokens and end ids are, 0 in an empty slot; times_s [max_batch_size, 2]: as
+    Request.times_s. None of them moves."""
+
+    def __init__(self, max_batch_size: int) -> None:
+        self.counts: Int32Array = np.zeros((max_batch_size, NUM_COUNTS), np.int32)
+        self.times_s: Float64Array = np.zeros((max_batch_size, 2))
+        self.texts: SamplingArray = np.zeros(max_batch_size, TEXTS_DTYPE)
+        self._end_ids: list[Int32Array | None] = [None] * max_batch_size  # kept for their addresses
+
+    def enter(self, slot: int, request: Request) -> None:
+        """The request counts in the slot's row from now on; its tokens must not be replaced until it leaves."""
+        request.slot = slot
+        request.keep_counts_in(self.counts[slot].data, self.times_s[slot].data)
+        end_ids = self._end_ids[slot] = np.array(request.params.end_ids, np.int32)
+        text = self.texts[slot]
+        text["tokens"] = address_of(request.tokens, np.int32)
+        text["end_ids"], text["num_end_ids"] = address_of(end_ids, np.int32), end_ids.size
+
+    def leave(self, request: Request) -> None:
+        """The request has a row of its own again."""
+        slot, request.slot = request.slot, -1
+        request.keep_counts_in(*new_counts())
+        self.texts[slot] = np.zeros((), TEXTS_DTYPE)
+        self._end_ids[slot] = None
+
+    def is_taken(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
+        """Whether each of these slots has a request."""
+        taken: npt.NDArray[np.bool_] = self.texts["tokens"][slots] != 0
+        return taken

@@ -1,0 +1,174 @@
+"""The native commit against its reference, and the rules that both keep."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.requests.commit import (
+    BLOCK_FULL,
+    BLOCK_SPARE,
+    GOES_ON,
+    LENGTH,
+    NUM_BOUNDS,
+    STOP,
+    Committed,
+    Committer,
+    Found,
+    commit_reference,
+)
+from faser_trtllm.ops.requests.table import RequestTable
+
+NUM_SLOTS, WIDTH, PROMPT_LEN, MAX_TOKENS = 5, 4, 6, 9
+
+
+def running(draws):
+    """A table with a request per (num_output, not computed, num_drafts, end_ids), in slots from the last down."""
+    table, requests = RequestTable(NUM_SLOTS), []
+    for number, (num_output, behind, num_drafts, end_ids) in enumerate(draws):
+        params = SamplingParams(max_tokens=MAX_TOKENS, end_ids=end_ids)
+        request = Request(str(number), range(PROMPT_LEN), params, max_seq_len=64, max_draft_len=WIDTH - 1)
+        request.num_tokens = PROMPT_LEN + num_output
+        request.num_computed_tokens = request.num_tokens - behind
+        request.num_drafts = num_drafts
+        table.enter(NUM_SLOTS - 1 - number, request)
+        requests.append(request)
+    return table, requests
+
+
+def state(requests):
+    return [(r.counts.tolist(), r.tokens.tolist(), r.stats.first_token_s, r.stats.last_token_s) for r in requests]
+
+
+@st.composite
+def steps(draw):
+    lives, rows = [], []
+    for _ in range(draw(st.integers(0, NUM_SLOTS))):
+        end_ids = tuple(draw(st.lists(st.integers(0, 5), max_size=2)))
+        behind, pending = draw(st.integers(1, 4)), draw(st.integers(0, WIDTH - 1))
+        lives.append((draw(st.integers(0, MAX_TOKENS - 1)), behind, pending, end_ids))
+        num_drafted = draw(st.integers(0, WIDTH - 1 - pending))
+        accepted = draw(st.integers(0, pending + num_drafted))
+        is_carried = draw(st.booleans())
+        num_new = accepted + (0 if is_carried else draw(st.integers(0, 1)))
+        ids = draw(st.lists(st.integers(0, 9), min_size=WIDTH, max_size=WIDTH))
+        num_draft_computed = draw(st.integers(0, PROMPT_LEN + MAX_TOKENS))
+        num_rows, num_pruned = draw(st.integers(0, 4)), draw(st.integers(0, 2))
+        rows.append((num_rows, num_drafted, num_draft_computed, ids, num_new, accepted, is_carried, num_pruned))
+    return lives, rows, draw(st.booleans())
+
+
+def found_of(requests, rows, has_pruned):
+    *columns, pruned = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(8)]
+    columns[3] = np.array(columns[3], np.int32).reshape(len(rows), WIDTH)
+    return Found([request.slot for request in requests], *columns, 5.0, pruned if has_pruned else ())
+
+
+@given(step=steps())
+def test_a_commit_is_the_references(step):
+    lives, rows, has_pruned = step
+    table, requests = running(lives)
+    other, others = running(lives)
+    bounds = np.random.default_rng(len(rows)).integers(0, 20, (NUM_SLOTS, NUM_BOUNDS)).astype(np.int32)
+    found = Committer(table, bounds).commit(found_of(requests, rows, has_pruned))
+    assert found == commit_reference(other, bounds, found_of(others, rows, has_pruned))
+    assert state(requests) == state(others)
+
+
+NEVER = np.tile(np.array([99, 99, -1], np.int32), (NUM_SLOTS, 1))
+
+
+def commit(life, row):
+    table, (request,) = running([life])
+    return request, Committer(table, NEVER).commit(found_of([request], [row], False))
+
+
+def test_accepted_drafts_and_the_drawn_token_are_committed():
+    request, found = commit((2, 1, 2, ()), (1, 1, 11, [7, 8, 9, 0], 3, 2, False, 0))
+    assert found == Committed((7, 8, 9), [3], [GOES_ON], [0])
+    assert request.tokens[:11].tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 7, 8, 9]
+    assert (request.num_tokens, request.num_computed_tokens, request.num_drafts) == (11, 10, 0)
+    assert request.num_draft_computed_tokens == 10, "the draft model has not seen the drawn token"
+    stats = request.stats
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_steps) == (1, 2, 1)
+    assert (stats.first_token_s, stats.last_token_s) == (5.0, 5.0)
+
+
+def test_the_time_of_the_first_token_stays():
+    table, (request,) = running([(0, 1, 0, ())])
+    committer, row = Committer(table, NEVER), (1, 0, 0, [7] * WIDTH, 1, 0, False, 0)
+    for now_s in (2.0, 3.0):
+        committer.commit(replace(found_of([request], [row], False), now_s=now_s))
+    assert (request.stats.first_token_s, request.stats.last_token_s) == (2.0, 3.0)
+
+
+def test_untested_drafts_stay():
+    request, found = commit((2, 1, 3, ()), (1, 0, 10, [7, 8, 0, 0], 2, 2, True, 0))
+    assert (found.num_output, request.num_tokens, request.num_drafts) == ([2], 10, 1)
+    assert request.num_draft_computed_tokens == 10
+
+
+def test_a_chunk_of_a_prompt_commits_nothing():
+    request, found = commit((0, 6, 0, ()), (4, 0, 4, [7, 7, 7, 7], 1, 0, False, 0))
+    assert (found, request.num_tokens, request.num_computed_tokens) == (Committed((), [0], [GOES_ON], [0]), 6, 4)
+    assert (request.num_draft_computed_tokens, request.stats.num_steps) == (4, 0)
+
+
+def test_an_end_id_and_what_is_behind_it_are_not_output():
+    request, found = commit((2, 1, 2, (5, 8)), (1, 0, 9, [7, 8, 9, 0], 3, 2, False, 0))
+    assert (found, request.num_tokens, request.num_computed_tokens) == (Committed((7,), [1], [STOP], [0]), 9, 9)
+
+
+def test_the_limit_ends_a_request():
+    request, found = commit((MAX_TOKENS - 1, 1, 0, (1,)), (1, 0, 9, [7, 0, 0, 0], 1, 0, False, 0))
+    assert (found, request.num_output_tokens) == (Committed((7,), [1], [LENGTH], [0]), MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "due"),
+    [
+        ((11, 99, -1), 0),
+        ((10, 99, -1), BLOCK_FULL),
+        ((99, 10, -1), BLOCK_FULL),
+        ((99, 99, 11), BLOCK_SPARE),
+        ((99, 99, 10), 0),
+        ((0, 0, 30), BLOCK_FULL | BLOCK_SPARE),
+    ],
+)
+def test_blocks_that_are_full_or_to_spare_are_named(bounds, due):
+    """There are 11 tokens then, and 10 with KV of either model."""
+    table, (request,) = running([(2, 1, 2, ())])
+    committer = Committer(table, np.tile(np.array(bounds, np.int32), (NUM_SLOTS, 1)))
+    assert committer.commit(found_of([request], [(1, 1, 11, [7, 8, 9, 0], 3, 2, False, 0)], False)).due == [due]
+
+
+@pytest.mark.parametrize(("num_new", "accepted"), [(WIDTH + 1, 0), (-1, 0), (1, 2), (1, -1)])
+def test_tokens_that_cannot_be_are_refused_and_change_nothing(num_new, accepted):
+    table, requests = running([(2, 1, 0, ()), (2, 1, 0, ())])
+    before = state(requests)
+    rows = [(1, 0, 8, [7] * WIDTH, 1, 0, False, 0), (1, 0, 8, [7] * WIDTH, num_new, accepted, False, 0)]
+    with pytest.raises(InvalidArgumentError, match="committing the tokens of 2 requests"):
+        Committer(table, NEVER).commit(found_of(requests, rows, False))
+    assert state(requests) == before
+
+
+def test_a_slot_without_a_request_is_refused():
+    table, requests = running([(2, 1, 0, ())])
+    found = found_of(requests, [(1, 0, 8, [7] * WIDTH, 1, 0, False, 0)], False)
+    table.leave(requests[0])
+    with pytest.raises(InvalidArgumentError, match="committing the tokens of 1 requests"):
+        Committer(table, NEVER).commit(found)
+
+
+def test_a_request_that_leaves_keeps_its_counts():
+    table, (request,) = running([(2, 1, 2, ())])
+    slot, before = request.slot, state([request])
+    table.leave(request)
+    table.counts[slot] = 0  # of whoever is next
+    assert (state([request]), request.slot) == (before, -1)
+    assert request.stats.counts is request.counts
