@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError
@@ -30,7 +30,9 @@ from faser_trtllm.serving.edge.local_engine import LocalEngine
 from faser_trtllm.serving.edge.wire import Body, FromEdge, OpenFrame, OpenStatus, RequestFrame, ToEdge, WireError
 from faser_trtllm.serving.observe.spans import open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
+from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 from faser_trtllm.serving.triton.model import TritonModel, load_model_config, note_start_error
+from faser_trtllm.serving.triton.tokens import TokenModel, open_token_model
 from faser_trtllm.serving.worker.engine_process import (
     SHUTTING_DOWN,
     SWITCH_INTERVAL_S,
@@ -60,8 +62,9 @@ class EdgeServer:
         self._num_restarts = 0.0
         self._config: ServiceConfig | None = None
         self._executor: ServedExecutor | None = None
+        self._tokenizer: Any = None
         self._engine: LocalEngine | None = None
-        self._models: dict[int, TritonModel] = {}
+        self._models: dict[int, TritonModel | TokenModel] = {}
         self._publisher: TritonModel | None = None  # of the executor's counts, also after it was unloaded
         self._requests: dict[int, EdgeRequest] = {}
         self._wanted: dict[bytes, frozenset[str]] = {}
@@ -142,11 +145,12 @@ class EdgeServer:
 
     def _pong(self) -> None:
         executor = self._executor
-        if executor is None or self._publisher is None:
+        if executor is None:
             return
         progress = executor.progress()
         self._connection.send(ToEdge.PONG, _PONG.pack(progress.stalled_s, progress.slow_step_s))
-        self._publisher.set_stats(executor.stats() | {"num_restarts": self._num_restarts})
+        if self._publisher is not None:
+            self._publisher.set_stats(executor.stats() | {"num_restarts": self._num_restarts})
 
     def _open(self, frame: OpenFrame) -> None:
         args = {
@@ -162,9 +166,7 @@ class EdgeServer:
             elif config != self._config:
                 self._answer_open(frame, OpenStatus.OTHER_CONFIGURATION)
                 return
-            model = TritonModel(self._api, args, engine=self._engine)
-            self._models[frame.model] = model
-            self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
+            self._models[frame.model] = self._open_model(args)
             self._answer_open(frame, OpenStatus.OPENED)
         except FaserError as error:
             self._fail_open(frame, error.code, str(error))
@@ -173,11 +175,19 @@ class EdgeServer:
             message = f"the engines could not be opened: {type(error).__name__}: {error}"
             self._fail_open(frame, "INTERNAL", message)
 
+    def _open_model(self, args: dict[str, str]) -> TritonModel | TokenModel:
+        if args["model_name"] in TOKEN_MODELS:
+            return open_token_model(self._api, args, self._tokenizer)
+        model = TritonModel(self._api, args, engine=self._engine)
+        self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
+        return model
+
     def _start(self, config: ServiceConfig) -> None:
         self._config = config
         self._send_settings(config)
         spans = open_span_recorder(config.otlp_traces_endpoint)
         executor, tokenizer = self._opener(Path(config.engine_dir or ""), config)
+        self._tokenizer = tokenizer
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()

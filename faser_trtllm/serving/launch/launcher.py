@@ -31,7 +31,7 @@ from faser_trtllm.serving.launch.options import (
     effective_config,
 )
 from faser_trtllm.serving.launch.ports import check_ports, is_free
-from faser_trtllm.serving.launch.repository import TOKEN_MODELS, choose_models, link_unary, native_repository
+from faser_trtllm.serving.launch.repository import choose_models, link_unary, native_repository
 from faser_trtllm.serving.launch.shm import SHM_DIR, ShmPrefix, remove_stale
 from faser_trtllm.serving.launch.tritonserver import TritonInstall, find_tritonserver, spawn
 from faser_trtllm.serving.triton.model import STARTUP_ERROR_FILE
@@ -60,8 +60,6 @@ class Launcher:
         self._control_key = None if options.allow_control else control_key()
         if options.edge not in EDGES:
             raise InvalidArgumentError(f"edge is {options.edge!r}, allowed are {' and '.join(EDGES)}")
-        for name in set(self.models) & set(TOKEN_MODELS) if options.edge == "native" else ():
-            raise InvalidArgumentError(f"models has {name!r}, which needs Triton's Python backend; use --edge python")
         self._install = find_tritonserver(options.tritonserver, options.edge)
         self._process: subprocess.Popen[bytes] | None = None
         self._shm: ShmPrefix | None = None

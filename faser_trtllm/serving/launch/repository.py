@@ -7,9 +7,7 @@ import re
 from pathlib import Path
 
 from faser_trtllm.errors import InvalidArgumentError, reason_of
-
-TOKEN_MODELS = ("preprocessing", "postprocessing")
-"""Loaded only where they are named: nothing but TensorRT-LLM's end_to_end_test.py calls them."""
+from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 
 _BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)
 _DECOUPLED = re.compile(r"(decoupled\s*:\s*)true")

@@ -161,6 +161,9 @@ TENSORRT_LLM = ModelContract(
         "len_penalty": "length_penalty",
     },
 )
+TOKEN_MODELS = ("preprocessing", "postprocessing")
+"""Models of tokens.py. Loaded only where they are named: nothing but TensorRT-LLM's end_to_end_test.py calls them."""
+
 MODELS: Mapping[str, ModelContract] = {model.name: model for model in (FASER, ENSEMBLE, BLS, TENSORRT_LLM)}
 
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORDS
-from faser_trtllm.serving.triton.model import load_model_config, parameters_of
-from faser_trtllm.serving.triton.request import read_tensors
+from faser_trtllm.serving.triton.model import parameters_of
+from faser_trtllm.serving.triton.request import error_message, read_tensors
 
 log = logging.getLogger("faser.triton")
 
@@ -40,6 +38,7 @@ class Preprocessor:
 
     def answer(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
         """Output tensors by name, of the batch size of QUERY; raises InvalidArgumentError."""
+        _require(tensors, "QUERY", "REQUEST_OUTPUT_LEN")
         for name in NOT_TAKEN:
             if name in tensors:
                 raise InvalidArgumentError(f"{name} was sent, but only text is supported; leave it out")
@@ -114,6 +113,7 @@ class Postprocessor:
 
     def answer(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
         """OUTPUT, one text per item of the batch; raises InvalidArgumentError."""
+        _require(tensors, "TOKENS_BATCH", "SEQUENCE_LENGTH")
         ids, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"].reshape(-1)
         rows = ids.reshape(len(lengths), -1) if lengths.size and ids.size % lengths.size == 0 else None
         if rows is None:
@@ -140,42 +140,57 @@ class Postprocessor:
 
 
 class TokenModel:
-    """One of the two models in Triton. pb_utils is the module triton_python_backend_utils."""
+    """One of the two models in Triton. pb_utils: triton_python_backend_utils, or its stand-in of serving/edge."""
 
     def __init__(self, pb_utils: Any, answer: Answer) -> None:
         self._pb_utils = pb_utils
         self._answer = answer
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
+    def execute(self, requests: Sequence[Any]) -> None:
         """One response per request, with an error of one sentence for each that is refused."""
-        return [self._respond(request) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(self._respond(request), flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def end_cancelled(self) -> int:
+        """Nothing to end: requests are answered at once."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def _respond(self, request: Any) -> Any:
         pb_utils = self._pb_utils
         try:
             tensors = self._answer(read_tensors(request))
         except FaserError as error:
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+            return self._error(request, "INVALID_ARG", str(error))
         except Exception as error:
             log.exception("a request could not be read")
-            message = f"the request could not be read: {type(error).__name__}"
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
+            return self._error(request, "INTERNAL", f"the request could not be read: {type(error).__name__}")
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in tensors.items()])
 
+    def _error(self, request: Any, code: str, message: str) -> Any:
+        pb_utils = self._pb_utils
+        error = pb_utils.TritonError(error_message(request, code, message), getattr(pb_utils.TritonError, code))
+        return pb_utils.InferenceResponse(error=error)
 
-def open_token_model(pb_utils: Any, args: dict[str, str]) -> TokenModel:
-    """The model for initialize(), by its name; a FaserError becomes a TritonModelException with the same message."""
-    try:
-        engines = EngineDir.load(Path(load_model_config(args).engine_dir or ""))
-        tokenizer = Tokenizer.load(engines.tokenizer_dir)
-        values = parameters_of(args)
-        if args["model_name"] == "preprocessing":
-            adds = values.get("add_special_tokens", "true").lower() != "false"
-            return TokenModel(pb_utils, Preprocessor(tokenizer, tokenizer.vocab_size, adds).answer)
-        skips = values.get("skip_special_tokens", "true").lower() != "false"
-        return TokenModel(pb_utils, Postprocessor(tokenizer, skips).answer)
-    except FaserError as error:
-        raise pb_utils.TritonModelException(str(error)) from error
+
+def open_token_model(pb_utils: Any, args: dict[str, str], tokenizer: Tokenizer) -> TokenModel:
+    """The model of this name with the tokenizer of the engines."""
+    values = parameters_of(args)
+    if args["model_name"] == "preprocessing":
+        adds = values.get("add_special_tokens", "true").lower() != "false"
+        return TokenModel(pb_utils, Preprocessor(tokenizer, tokenizer.vocab_size, adds).answer)
+    skips = values.get("skip_special_tokens", "true").lower() != "false"
+    return TokenModel(pb_utils, Postprocessor(tokenizer, skips).answer)
+
+
+def _require(tensors: Tensors, *names: str) -> None:
+    """Triton only counts inputs: it lets one through in whose place an optional one was sent."""
+    for name in names:
+        if name not in tensors:
+            raise InvalidArgumentError(f"{name} is missing; send it")
 
 
 def _text(name: str, value: Any) -> str:

@@ -163,6 +163,30 @@ def test_a_ping_is_answered_with_progress(edge):
     assert (stalled_s, slow_step_s) == (0.0, 0.0)
 
 
+def test_text_and_tokens_are_models_of_their_own(engine_dir):
+    """Alone as well: an engine process that says nothing would count as hung."""
+    with Edge(engine_dir) as edge:
+        edge.hello()
+        edge.open(0, "preprocessing")
+        edge.open(1, "postprocessing")
+        assert [edge.opened()[:2] for _ in range(2)] == [(0, OpenStatus.OPENED), (1, OpenStatus.OPENED)]
+        edge.send(FromEdge.PING)
+        edge.receive(ToEdge.PONG)
+        edge.ask(0, 1, outputs=("INPUT_ID", "EMBEDDING_BIAS"), QUERY=b"abc", REQUEST_OUTPUT_LEN=ints(5))
+        (outputs,) = edge.answers(1)[1]
+        assert outputs["EMBEDDING_BIAS"][1:] == ((1, 0), b"")
+        _, (_, length), ids = outputs["INPUT_ID"]
+        ids = np.frombuffer(ids, np.int32).reshape(1, 1, length)
+        edge.ask(1, 2, outputs=("OUTPUT",), TOKENS_BATCH=ids, SEQUENCE_LENGTH=ints(length))
+        ((outputs,),) = edge.answers(1).values()
+        assert outputs["OUTPUT"][2][4:] == b"abc"
+        edge.ask(0, 3, True, REQUEST_OUTPUT_LEN=ints(5))
+        assert edge.answers(1)[3] == [(wire.ERROR_CODES["INVALID_ARG"], "[INVALID_ARG] QUERY is missing; send it")]
+        edge.send(FromEdge.CLOSE, struct.pack("<I", 0))
+        edge.send(FromEdge.PING)
+        edge.receive(ToEdge.PONG)
+
+
 def test_an_engine_that_cannot_be_opened_says_why_and_ends(tmp_path):
     with Edge(tmp_path / "gone", run_dir=tmp_path) as edge:
         edge.hello()

@@ -183,12 +183,6 @@ def test_a_model_name_that_leads_out_of_the_repository_is_refused(built, name):
     assert f"models has {name!r}, the model repository has " in refusal(engine_dir=built, models=(name,))
 
 
-def test_a_model_that_the_native_edge_does_not_have_is_refused(built):
-    assert "models has 'preprocessing', which needs Triton's Python backend" in refusal(
-        engine_dir=built, models=("faser", "preprocessing"), edge="native"
-    )
-
-
 def test_a_wrong_fault_is_refused_before_a_server_is_started(built, monkeypatch):
     monkeypatch.setenv("FASER_FAULT", "draft_eror@step5")
     assert "FASER_FAULT has the kind 'draft_eror', known are draft_error, " in refusal(engine_dir=built)

@@ -9,7 +9,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.serving.launch.repository import TOKEN_MODELS
+from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 from tests.serving.triton.contract_clients import end_to_end_inputs, llm_client_inputs, stacked
 from tests.support.checkpoints import make_pair
 from tests.support.triton_server import Server
@@ -27,9 +27,7 @@ def server(edge, tmp_path_factory):
     target, draft = make_pair(directory, 320, max_position_embeddings=1024)
     sizes = {"max_batch_size": 16, "max_seq_len": 1024, "max_draft_len": 4, "tokens_per_block": 16}
     build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    models = ("ensemble", "tensorrt_llm")
-    if edge == "python":
-        models += TOKEN_MODELS
+    models = ("ensemble", "tensorrt_llm", *TOKEN_MODELS)
     with Server(
         directory / "engine",
         models=models,
@@ -108,10 +106,8 @@ def test_what_needs_more_than_one_response_is_refused(server, tensors, message):
         client.infer("ensemble", inputs_of(grpcclient, tensors))
 
 
-def test_models_one_by_one_give_what_the_ensemble_gives(server, edge):
+def test_models_one_by_one_give_what_the_ensemble_gives(server):
     """As tools/inflight_batcher_llm/end_to_end_test.py asks."""
-    if edge != "python":
-        pytest.skip("these models run in Triton's Python backend")
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 
         def infer(model, tensors):

@@ -77,6 +77,13 @@ def test_biases_add_up_over_the_tokens_of_their_words(tokenizer):
     assert Preprocessor(tokenizer, 320).answer(asked(["x"]))["EMBEDDING_BIAS"].shape == (1, 0)
 
 
+def test_a_missing_input_is_named(tokenizer):
+    with pytest.raises(InvalidArgumentError, match=r"^QUERY is missing; send it$"):
+        Preprocessor(tokenizer, 320).answer({"REQUEST_OUTPUT_LEN": np.array([[5]], np.int32)})
+    with pytest.raises(InvalidArgumentError, match=r"^SEQUENCE_LENGTH is missing; send it$"):
+        Postprocessor(tokenizer).answer({"TOKENS_BATCH": np.array([[[1]]], np.int32)})
+
+
 BAD_TEXTS = [
     ({"QUERY": np.array([[b"\xff"]], object)}, "QUERY is not valid UTF-8 at byte 0"),
     ({"IMAGE_URL": strings([["u"]])}, "IMAGE_URL was sent, but only text is supported"),
