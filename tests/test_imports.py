@@ -92,7 +92,7 @@ def test_core_needs_no_heavy_package() -> None:
         "import sys\n"
         f"for name in {heavy!r}: sys.modules[name] = None\n"
         "import faser_trtllm.cli, faser_trtllm.executor.factory, faser_trtllm.serving.worker.engine_process\n"
-        "import faser_trtllm.builder.build, faser_trtllm.serving.worker.supervisor\n"
+        "import faser_trtllm.builder.build, faser_trtllm.serving.edge.process\n"
         "import faser_trtllm.builder.tensorrt_engine\n"
     )
     done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True, cwd=FOLDER.parent)

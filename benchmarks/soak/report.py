@@ -72,8 +72,6 @@ class SoakReport:
                 {
                     "at_s": round(s.at_s - self.start_s, 2),
                     "num_tokens": s.num_tokens,
-                    "num_shm_regions": s.num_shm_regions,
-                    "shm_kib": s.shm_bytes >> 10,
                     "processes": {
                         role: [p.pid, round(p.rss_bytes / MIB, 2), p.num_fds, p.num_threads]
                         for role, p in s.processes.items()
@@ -156,6 +154,6 @@ def _notes(report: SoakReport) -> str:
         f"Cancelled before their first token, so in the queue or the prefill: {report.ledger.cancelled_early}.",
         "Growth by slope: the median slope between all pairs of samples, times the time; of the engine child over all "
         "its lives or within one, whichever is more, the first half of a life or 30 s left out.",
-        "Descriptors, threads and shared memory: at rest after the load against at rest after the warm-up.",
+        "Descriptors and threads: at rest after the load against at rest after the warm-up.",
     ]
     return "## Notes\n\n" + "\n".join(f"- {note}" for note in notes)

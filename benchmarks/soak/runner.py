@@ -181,6 +181,5 @@ class _Soak:
         return Resting(gauges, processes.sample())
 
 
-def _counts(sample: Sample) -> tuple[object, ...]:
-    processes = sorted((role, p.num_fds, p.num_threads) for role, p in sample.processes.items())
-    return sample.num_shm_regions, sample.shm_bytes, *processes
+def _counts(sample: Sample) -> list[tuple[str, int, int]]:
+    return sorted((role, p.num_fds, p.num_threads) for role, p in sample.processes.items())

@@ -59,15 +59,14 @@ class Service:
         if self._process is None:
             return []
         assert self.processes is not None
-        pids, regions = self.processes.pids(), self.processes.shm_regions()
+        pids = self.processes.pids()
         self._process.send_signal(signal.SIGTERM)
         try:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             return [f"it did not end within {_STOP_S:g} s of SIGTERM"]
         left = [f"it ended with status {code}"] if code else []
-        left += [f"process {role}" for role, pid in pids.items() if command_line(pid)]
-        return left + [f"shared memory {region.name}" for region in regions if region.exists()]
+        return left + [f"process {role}" for role, pid in pids.items() if command_line(pid)]
 
     def _start(self) -> None:
         http_port, grpc_port, metrics_port = free_ports(3)

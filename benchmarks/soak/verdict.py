@@ -66,7 +66,7 @@ def judge_run(
 
 
 def are_counts_back(before: Sample, after: Sample) -> bool:
-    """Processes, shared memory, descriptors and threads are as before."""
+    """Processes, descriptors and threads are as before."""
     return all(condition.is_met for condition in _counts(before, after))
 
 
@@ -115,12 +115,6 @@ def _counts(before: Sample, after: Sample) -> list[Condition]:
             before.processes.keys() == after.processes.keys(),
             ", ".join(sorted(after.processes)),
             ", ".join(sorted(before.processes)),
-        ),
-        Condition(
-            "shared memory regions",
-            after.num_shm_regions <= before.num_shm_regions and after.shm_bytes <= before.shm_bytes,
-            f"{after.num_shm_regions} of {after.shm_bytes >> 10} KiB",
-            f"{before.num_shm_regions} of {before.shm_bytes >> 10} KiB",
         ),
     ]
     for role in sorted(before.processes.keys() & after.processes.keys()):

@@ -1,4 +1,4 @@
-"""Watches the processes of a service from outside: memory, file descriptors, threads, shared memory."""
+"""Watches the processes of a service from outside: memory, file descriptors, threads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser_trtllm.serving.launch.launcher import STUB_NAME
-from faser_trtllm.serving.launch.shm import SHM_DIR
-from faser_trtllm.serving.worker.process import command_line, session_pids
-from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, session_pids
 
-ENGINE, LAUNCHER, SERVER, STUB = "engine", "launcher", "tritonserver", "stub"
-_PREFIX_OPTION = "shm-region-prefix-name="
+ENGINE, LAUNCHER, SERVER = "engine", "launcher", "tritonserver"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,12 +27,10 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample. processes: by role, such as "stub faser". shm: regions with the service's prefix."""
+    """One sample. processes: by role, such as "engine"."""
 
     at_s: float
     processes: dict[str, ProcessSample]
-    num_shm_regions: int
-    shm_bytes: int
     num_tokens: int = 0
 
 
@@ -58,24 +52,14 @@ class ServiceProcesses:
                 found[SERVER] = pid
             elif any(argument.startswith(PARENT_OPTION) for argument in arguments):
                 found[ENGINE] = pid
-            elif arguments and arguments[0].endswith(STUB_NAME):
-                found[f"{STUB} {_model_of(arguments)}"] = pid
         return found
 
     def engine_pid(self) -> int | None:
         return self.pids().get(ENGINE)
 
-    def shm_regions(self) -> list[Path]:
-        """Files with the service's prefix."""
-        server_pid = self._server_pid()
-        options = command_line(server_pid) if server_pid is not None else []
-        prefix = next((o.partition(_PREFIX_OPTION)[2] for o in options if _PREFIX_OPTION in o), None)
-        return sorted(SHM_DIR.glob(f"{prefix}*")) if prefix else []
-
     def sample(self, num_tokens: int = 0) -> Sample:
-        regions = [size for path in self.shm_regions() if (size := _file_bytes(path)) is not None]
         processes = {role: found for role, pid in self.pids().items() if (found := _sample(pid)) is not None}
-        return Sample(time.monotonic(), processes, len(regions), sum(regions), num_tokens)
+        return Sample(time.monotonic(), processes, num_tokens)
 
     def _server_pid(self) -> int | None:
         """tritonserver is the launcher's only child."""
@@ -117,15 +101,3 @@ def _sample(pid: int) -> ProcessSample | None:
     except (OSError, IndexError):  # it has just ended
         return None
     return ProcessSample(pid, rss_pages * _PAGE_BYTES, num_fds, num_threads)
-
-
-def _model_of(arguments: list[str]) -> str:
-    """A stub's first argument is its model.py, in <repository>/<model>/<version>/."""
-    return Path(arguments[1]).parent.parent.name if len(arguments) > 1 else "?"
-
-
-def _file_bytes(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None

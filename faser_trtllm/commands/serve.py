@@ -68,12 +68,6 @@ def serve(
             "otherwise that takes the key in FASER_CONTROL_KEY or in the file FASER_CONTROL_KEY_FILE",
         ),
     ] = False,
-    edge: Annotated[
-        str,
-        typer.Option(
-            "--edge", help="what runs inside Triton: python (its Python backend) or native (the backend `faser`, C++)"
-        ),
-    ] = "python",
 ) -> None:
     """Serve engines behind NVIDIA Triton until SIGTERM, then drain."""
     from faser_trtllm.serving.launch.launcher import serve as run
@@ -109,7 +103,6 @@ def serve(
             settings=flags.conversion.serve,
             allow_hash_mismatch=allow_hash_mismatch,
             allow_control=allow_control,
-            edge=edge,
         )
     )
     raise typer.Exit(code)

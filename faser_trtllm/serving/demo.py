@@ -118,7 +118,7 @@ def run(max_tokens: int, speculation: str) -> int:
     if left:
         print(f"\nstopped, but left behind: {', '.join(left)}", file=sys.stderr)
         return 1
-    print("\nstopped: no process, port or shared memory left behind")
+    print("\nstopped: no process, port or file left behind")
     print(f"to serve it yourself: faser serve --engine_dir {engine_dir.relative_to(ROOT)}")
     return 0
 

@@ -95,8 +95,9 @@ void Channel::close() {
   num_received_ = 0;
 }
 
-bool Channel::send(const std::string& frame) {
-  if (socket_ < 0 || backlog_.size() + frame.size() > kMaxBacklogBytes) return false;
+Sent Channel::send(const std::string& frame) {
+  if (socket_ < 0) return Sent::kNobodyReads;
+  if (backlog_.size() + frame.size() > kMaxBacklogBytes) return Sent::kTooMuchWaits;
   const bool was_empty = backlog_.empty();
   size_t num_sent = 0;
   if (was_empty) {
@@ -104,11 +105,11 @@ bool Channel::send(const std::string& frame) {
     if (sent >= 0)
       num_sent = static_cast<size_t>(sent);
     else if (errno != EAGAIN && errno != EINTR)
-      return false;
+      return Sent::kNobodyReads;
   }
   backlog_.append(frame, num_sent, std::string::npos);
   if (was_empty && !backlog_.empty()) wake();
-  return true;
+  return Sent::kYes;
 }
 
 bool Channel::flush() {

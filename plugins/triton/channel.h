@@ -8,6 +8,8 @@
 
 namespace faser {
 
+enum class Sent { kYes, kTooMuchWaits, kNobodyReads };
+
 // Sends never block: what the socket does not take waits in memory, bounded by kMaxBacklogBytes. The owner locks.
 class Channel {
  public:
@@ -21,8 +23,7 @@ class Channel {
   int start();
   void close();
   bool is_open() const { return socket_ >= 0; }
-  // False if the socket is closed or the other side has stopped reading.
-  bool send(const std::string& frame);
+  Sent send(const std::string& frame);
   // Interrupts wait().
   void wake();
 

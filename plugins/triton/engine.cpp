@@ -19,6 +19,7 @@ constexpr double kPingPeriodS = 1.0;
 constexpr double kStartCheckPeriodS = 0.25;
 constexpr double kSlowSteps = 4.0;  // a step counts as hung only after this multiple of a slow step's time
 constexpr double kSteadyS = 10.0;   // a process that ran this long had started well: the back-off is reset
+constexpr char kStopped[] = "the engine process stopped while it served the request; send the request again";
 constexpr char kShuttingDown[] = "the server is shutting down; send the request to another one";
 
 using Seconds = std::chrono::duration<double>;
@@ -106,15 +107,18 @@ void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (refusal.message.empty()) {
-      if (!accepts()) {
-        refusal = unavailable();
-      } else if (channel_.send(frame)) {
+      const Sent sent = accepts() ? channel_.send(frame) : Sent::kNobodyReads;
+      if (sent == Sent::kYes) {
         if (requests_.empty()) channel_.wake();  // cancellation is asked about from now on
         requests_.emplace(handle, open);
         return;
-      } else {
-        refusal = {TRITONSERVER_ERROR_UNAVAILABLE, "the engine process does not take requests; try again later"};
       }
+      if (!accepts())
+        refusal = unavailable();
+      else if (sent == Sent::kTooMuchWaits)
+        refusal = {TRITONSERVER_ERROR_UNAVAILABLE, "the engine process does not take requests; try again later"};
+      else
+        refusal = {TRITONSERVER_ERROR_UNAVAILABLE, kStopped};  // its end is not yet known
     }
     const auto found = models_.find(model);
     if (found != models_.end()) info = found->second.info;
@@ -310,8 +314,7 @@ void Engine::answer(FrameReader& body) {
 void Engine::end_process() {
   std::unordered_map<uint64_t, OpenRequest> left;
   std::map<uint32_t, Model> models;
-  Refusal refusal{TRITONSERVER_ERROR_UNAVAILABLE,
-                  "the engine process stopped while it served the request; send the request again"};
+  Refusal refusal{TRITONSERVER_ERROR_UNAVAILABLE, kStopped};
   bool drains;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -90,7 +90,8 @@ void Metrics::declare(FrameReader& body) {
   TRITONSERVER_Metric*& metric = all.metrics[{name, labels}];
   if (metric == nullptr) metric = new_metric(family, labels, buckets);
   series_[id] = {metric, kind, name == kReadyFamily};
-  if (name == kReadyFamily) was_ready_ = -1;
+  if (name == kReadyFamily && metric != nullptr)
+    succeeded(TRITONSERVER_MetricSet(metric, is_ready_ ? 1.0 : 0.0), "metric");
 }
 
 void Metrics::rest() {
@@ -98,12 +99,12 @@ void Metrics::rest() {
     if (series.kind == TRITONSERVER_METRIC_KIND_GAUGE && series.metric != nullptr)
       succeeded(TRITONSERVER_MetricSet(series.metric, 0.0), "metric");
   series_.clear();
-  was_ready_ = -1;
+  is_ready_ = false;
 }
 
 void Metrics::set_ready(bool is_ready) {
-  if (was_ready_ == static_cast<int>(is_ready)) return;
-  was_ready_ = is_ready;
+  if (is_ready_ == is_ready) return;
+  is_ready_ = is_ready;
   for (const auto& [id, series] : series_)
     if (series.is_ready_gauge && series.metric != nullptr)
       succeeded(TRITONSERVER_MetricSet(series.metric, is_ready ? 1.0 : 0.0), "metric");

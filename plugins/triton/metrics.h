@@ -33,7 +33,7 @@ class Metrics {
   void declare(FrameReader& body);
 
   std::unordered_map<uint32_t, Series> series_;
-  int was_ready_ = -1;
+  bool is_ready_ = false;
 };
 
 }  // namespace faser

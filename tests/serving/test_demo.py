@@ -12,7 +12,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.demo import GREEN, RESET, Run, Screen, describe_choice, report, wants_color
 from tests.support.checkpoints import write_tokenizer
-from tests.support.triton_server import ROOT, shm_names, shm_prefix
+from tests.support.triton_server import ROOT, run_dir
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ def test_the_demo_streams_compares_and_cleans_up():
                 break
         else:
             pytest.fail(said)
-        prefix = shm_prefix(demo.pid)
-        assert shm_names(prefix)
+        directory = run_dir(demo.pid)
+        assert directory.exists()
         said += "".join(lines)
     killer.cancel()
     assert demo.returncode == 0, said
@@ -118,5 +118,5 @@ def test_the_demo_streams_compares_and_cleans_up():
         assert any(line.startswith(f"{name} ") and "x   " in line for line in said.splitlines()), name
     assert "price chose its drafts per step: " in said
     assert "the tokens are the same with and without speculation" in said
-    assert "no process, port or shared memory left behind" in said
-    assert not shm_names(prefix)
+    assert "no process, port or file left behind" in said
+    assert not directory.exists()

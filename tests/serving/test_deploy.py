@@ -30,7 +30,7 @@ from faser_trtllm.serving.launch import launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.repository import choose_models
 from tests.support.checkpoints import write_tokenizer
-from tests.support.triton_server import ROOT, Server, fake_repository, free_ports
+from tests.support.triton_server import ROOT, Server, free_ports
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -231,8 +231,7 @@ def proxied(tmp_path_factory):
     """Ports of the proxy for HTTP, gRPC and metrics, before a real Triton server."""
     directory = tmp_path_factory.mktemp("proxied")
     write_tokenizer(directory, 320)
-    repository = fake_repository(directory / "repository")
-    with Server(directory, model_repo=repository, log=directory / "log") as server:
+    with Server(directory, is_fake=True, log=directory / "log") as server:
         server.wait_ready()
         ports = free_ports()
         text = NGINX_CONF.replace("/tmp/", f"{directory}/")

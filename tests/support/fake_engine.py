@@ -1,13 +1,12 @@
-"""An engine child without engines: an executor that answers with the prompt's tokens, over and over.
+"""An engine process without engines: an executor that answers with the prompt's tokens, over and over.
 
-Run as a module it is a drop-in for faser_trtllm.serving.worker.engine_process.
+Run as a module it is a drop-in for faser_trtllm.serving.edge.process.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,8 +17,7 @@ from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.admission import check_request
 from faser_trtllm.executor.stats import Progress
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.edge import process as edge_process
-from faser_trtllm.serving.worker.engine_process import main
+from faser_trtllm.serving.edge.process import main
 
 ENDLESS = 30_000  # output tokens that take 150 s or more: such a stream does not end by itself while a test looks at it
 CRASH_TOKEN = 319  # a prompt with it kills the process
@@ -125,5 +123,4 @@ def open_echo(engine_dir: Path, config):
 
 
 if __name__ == "__main__":
-    is_of_backend = any(argument.startswith("--edge_fd") for argument in sys.argv)
-    (edge_process.main if is_of_backend else main)(opener=open_echo)
+    main(opener=open_echo)

@@ -4,8 +4,6 @@ import queue
 import threading
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, stream_http
-from faser_trtllm.serving.text.request import TextRequest
-from faser_trtllm.serving.worker.messages import Failed
 from tests.support.waiting import PATIENCE_S
 
 
@@ -40,24 +38,3 @@ class Answer:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the stream did not end"
         return self
-
-
-class Stream:
-    def __init__(self, supervisor, **fields):
-        self.events = []
-        self.ended = threading.Event()
-        self.id = supervisor.submit(TextRequest(**{"text": "abc", "max_tokens": 6} | fields), self._on_event)
-
-    def _on_event(self, event):
-        assert not self.ended.is_set(), "an event after the last"
-        self.events.append(event)
-        if isinstance(event, Failed) or event.is_final:
-            self.ended.set()
-
-    def wait(self, timeout_s=PATIENCE_S):
-        assert self.ended.wait(timeout_s), "the stream did not end"
-        return self.events[-1]
-
-    @property
-    def text(self):
-        return "".join(event.text for event in self.events)

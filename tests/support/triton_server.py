@@ -15,9 +15,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from faser_trtllm.serving.launch.launcher import STUB_NAME
-from faser_trtllm.serving.worker.process import command_line, session_pids
-from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, session_pids
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,46 +29,16 @@ try:
     sys.exit(serve(ServeOptions(
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
         config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
-        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r}, edge={edge!r},
-        decoupled={decoupled!r},
+        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r}, decoupled={decoupled!r},
     )))
 except FaserError as error:
     print("error:", error)
     sys.exit(2)
 """
 
-_FAKE_ENGINE = "tests.support.fake_engine"
-_FAKE_MODEL = """
-import sys
-import triton_python_backend_utils as pb_utils
-from faser_trtllm.serving.triton.model import open_model
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self._model = open_model(pb_utils, args, (sys.executable, "-m", "tests.support.fake_engine"))
-
-    def execute(self, requests):
-        self._model.execute(requests)
-
-    def finalize(self):
-        self._model.close()
-"""
-
-
-def fake_repository(directory: Path) -> Path:
-    """Our model repository, with an engine child that has no engines."""
-    for config in (ROOT / "triton_model_repo").glob("*/config.pbtxt"):
-        model = directory / config.parent.name / "1"
-        model.mkdir(parents=True)
-        (model.parent / "config.pbtxt").write_text(config.read_text())
-        (model / "model.py").write_text(_FAKE_MODEL)
-    return directory
-
-
-def is_fake(repository: Path) -> bool:
-    """Whether fake_repository() wrote it."""
-    model = repository / "faser" / "1" / "model.py"
-    return model.exists() and _FAKE_ENGINE in model.read_text()
+REPOSITORY = ROOT / "triton_model_repo"
+FAKE_ENGINE = {"FASER_ENGINE_MODULE": "tests.support.fake_engine"}
+"""Environment of a server whose engine process has no engines; its launch names REPOSITORY, so that it needs none."""
 
 
 # Linux gives clients ports from 32768 on: below, no connection takes one between its choice and its use. Each of
@@ -93,20 +61,20 @@ class Server:
         self,
         engine_dir: Path,
         *,
-        model_repo: Path | None = None,
         config: Path | None = None,
         speculation: str | None = None,
         models: tuple[str, ...] | None = ("faser",),
         ports: list[int] | None = None,
         allow_control: bool = False,
-        edge: str = "python",
         decoupled: bool = True,
+        is_fake: bool = False,
         environment: dict[str, str] | None = None,
         command: Sequence[str] | None = None,
         log: Path,
     ) -> None:
-        """edge: as in ServeOptions. command: that serves engine_dir, without ports, in place of the options before."""
+        """is_fake: see FAKE_ENGINE. command: that serves engine_dir, without ports, in place of the options before."""
         self.ports = ports or free_ports()
+        model_repo = REPOSITORY if is_fake else None
         self.http_url = f"http://127.0.0.1:{self.ports[0]}"
         self.grpc_url = f"127.0.0.1:{self.ports[1]}"
         self.log = log
@@ -118,7 +86,6 @@ class Server:
             speculation=speculation,
             models=models,
             allow_control=allow_control,
-            edge=edge,
             decoupled=decoupled,
         )
         run: list[str] = [sys.executable, "-c", script]
@@ -126,9 +93,7 @@ class Server:
             names = ("--http_port", "--grpc_port", "--metrics_port")
             options = [word for name, port in zip(names, self.ports, strict=True) for word in (name, str(port))]
             run = [*command, "--engine_dir", str(engine_dir), *options]
-        env = os.environ | (environment or {})
-        if model_repo is not None and is_fake(model_repo):  # the native edge does not read model.py
-            env = {"FASER_ENGINE_MODULE": _FAKE_ENGINE} | env
+        env = os.environ | (FAKE_ENGINE if is_fake else {}) | (environment or {})
         with log.open("wb") as file:
             self.process = subprocess.Popen(run, stdout=file, stderr=file, cwd=ROOT, env=env)
 
@@ -168,19 +133,15 @@ class Server:
         assert len(pids) == 1
         return pids[0]
 
-    def shm_names(self) -> set[str]:
-        """Shared memory of this launch, not of another's on the machine."""
-        prefix = shm_prefix(self.process.pid)
-        assert prefix is not None
-        return shm_names(prefix)
+    def run_dir(self) -> Path:
+        """Files of this launch."""
+        found = run_dir(self.process.pid)
+        assert found is not None
+        return found
 
     def pids(self) -> list[int]:
-        """tritonserver, its stubs and the engine child."""
+        """tritonserver and the engine process."""
         return session_pids(self.triton_pid())
-
-    def num_stubs(self) -> int:
-        """How many processes run a model.py."""
-        return sum((command_line(pid) or [""])[0].endswith(STUB_NAME) for pid in self.pids())
 
     def engine_pid(self) -> int:
         return self.pid_of(PARENT_OPTION)
@@ -193,18 +154,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def shm_prefix(launcher_pid: int) -> str | None:
-    """What the names of a launch's shared memory begin with; None while it has no tritonserver."""
-    option = "--backend-config=python,shm-region-prefix-name="
+def run_dir(launcher_pid: int) -> Path | None:
+    """The directory of a launch; None while it has no tritonserver."""
+    option = "--backend-directory="
     for pid in children(launcher_pid):
         for argument in command_line(pid) or ():
             if argument.startswith(option):
-                return argument.removeprefix(option)
+                return Path(argument.removeprefix(option)).parent
     return None
-
-
-def shm_names(prefix: str) -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(prefix)}
 
 
 def is_free(port: int) -> bool:

@@ -8,9 +8,7 @@ written to, again and again.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -20,8 +18,7 @@ from tests.virtual_gpu.device.library import driver, why_not
 COUNTERS = "VIRTUAL_GPU_COUNTERS"
 _WRITE_PERIOD_S = 0.2
 _BENCH = ["bench", "gpu"]
-_PROGRAMS = ("faser", "engine_process", "section_process")
-_ENGINE_COMMAND = '(sys.executable, "-m", "tests.virtual_gpu", "engine_process")'
+_PROGRAMS = ("faser", "section_process")
 
 
 def main() -> None:
@@ -38,14 +35,10 @@ def main() -> None:
 
     torch.set_num_threads(1)
     install()
-    is_server = arguments[:1] == ["serve"]
-    if (path := os.environ.get(COUNTERS)) and not is_server:  # its engine process writes them
-        threading.Thread(target=_write_counters, args=(Path(path),), daemon=True).start()
-    if program == "engine_process":
-        from faser_trtllm.serving.worker.engine_process import main as run
-
-        run(arguments)
-        return
+    if arguments[:1] == ["serve"]:
+        os.environ["FASER_ENGINE_MODULE"] = "tests.virtual_gpu.engine_process"
+    else:
+        write_counters()
     if program == "section_process":
         from tests.virtual_gpu.bench_section import main as run_section
 
@@ -57,23 +50,14 @@ def main() -> None:
         use_in_bench()
     from faser_trtllm.cli import main as faser
 
-    with tempfile.TemporaryDirectory() as folder:
-        if is_server and "--model_repo" not in arguments:
-            arguments += ["--model_repo", str(repository(Path(folder)))]
-        sys.argv = ["faser", *arguments]
-        faser()
+    sys.argv = ["faser", *arguments]
+    faser()
 
 
-def repository(folder: Path) -> Path:
-    """A copy of the project's Triton model repository whose engine process has the virtual GPU."""
-    copy = folder / "triton_model_repo"
-    shutil.copytree(Path(__file__).parents[2] / "triton_model_repo", copy)
-    for model in copy.glob("*/1/model.py"):
-        own = model.read_text()
-        if "open_model(pb_utils, args)" in own:
-            changed = own.replace("open_model(pb_utils, args)", f"open_model(pb_utils, args, {_ENGINE_COMMAND})")
-            model.write_text(changed.replace("import triton_python", "import sys\n\nimport triton_python", 1))
-    return copy
+def write_counters() -> None:
+    """Write them again and again from now on, if COUNTERS names a file."""
+    if path := os.environ.get(COUNTERS):
+        threading.Thread(target=_write_counters, args=(Path(path),), daemon=True).start()
 
 
 def _write_counters(path: Path) -> None:

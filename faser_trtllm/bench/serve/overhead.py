@@ -1,4 +1,4 @@
-"""Overhead of Triton, its Python stub and gRPC: the service against the in-process executor, alternating."""
+"""Overhead of Triton, our backend in it and gRPC: the service against the in-process executor, alternating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor of this process, as TritonModel uses it; serving/worker/supervisor.py is the same across a socket."""
+"""The executor of this process, as TritonModel uses it."""
 
 from __future__ import annotations
 
@@ -79,9 +79,6 @@ class LocalEngine:
             if request_id in self._open:
                 self._stopped.add(request_id)
         self._generator.cancel(str(request_id))
-
-    def close(self) -> None:
-        """Nothing: the process that owns the executor ends it."""
 
     def refuse(self) -> None:
         """Refuse requests from now on."""

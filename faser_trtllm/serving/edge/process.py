@@ -28,7 +28,7 @@ from faser_trtllm.serving.edge.api import EdgeApi, EdgeRequest
 from faser_trtllm.serving.edge.connection import EdgeConnection
 from faser_trtllm.serving.edge.local_engine import LocalEngine
 from faser_trtllm.serving.edge.wire import Body, FromEdge, OpenFrame, OpenStatus, RequestFrame, ToEdge, WireError
-from faser_trtllm.serving.observe.spans import open_span_recorder
+from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 from faser_trtllm.serving.triton.model import TritonModel, load_model_config, note_start_error
@@ -63,6 +63,7 @@ class EdgeServer:
         self._config: ServiceConfig | None = None
         self._executor: ServedExecutor | None = None
         self._tokenizer: Any = None
+        self._spans: SpanRecorder | None = None
         self._engine: LocalEngine | None = None
         self._models: dict[int, TritonModel | TokenModel] = {}
         self._publisher: TritonModel | None = None  # of the executor's counts, also after it was unloaded
@@ -87,6 +88,11 @@ class EdgeServer:
         if not self._is_draining:
             self._is_draining = True
             threading.Thread(target=self._drain, name="faser-drain", daemon=True).start()
+
+    def close(self) -> None:
+        """Send the spans that wait; call it after run() has returned."""
+        if self._spans is not None:
+            self._spans.close()
 
     def _drain(self) -> None:
         if self._engine is not None:
@@ -162,11 +168,11 @@ class EdgeServer:
         try:
             config = load_model_config(args)
             if self._engine is None:
-                self._start(config)
+                self._engine = self._start(config)
             elif config != self._config:
                 self._answer_open(frame, OpenStatus.OTHER_CONFIGURATION)
                 return
-            self._models[frame.model] = self._open_model(args)
+            self._models[frame.model] = self._open_model(args, self._engine)
             self._answer_open(frame, OpenStatus.OPENED)
         except FaserError as error:
             self._fail_open(frame, error.code, str(error))
@@ -175,28 +181,28 @@ class EdgeServer:
             message = f"the engines could not be opened: {type(error).__name__}: {error}"
             self._fail_open(frame, "INTERNAL", message)
 
-    def _open_model(self, args: dict[str, str]) -> TritonModel | TokenModel:
+    def _open_model(self, args: dict[str, str], engine: LocalEngine) -> TritonModel | TokenModel:
         if args["model_name"] in TOKEN_MODELS:
             return open_token_model(self._api, args, self._tokenizer)
-        model = TritonModel(self._api, args, engine=self._engine)
+        model = TritonModel(self._api, args, engine)
         self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
         return model
 
-    def _start(self, config: ServiceConfig) -> None:
+    def _start(self, config: ServiceConfig) -> LocalEngine:
         self._config = config
         self._send_settings(config)
-        spans = open_span_recorder(config.otlp_traces_endpoint)
+        self._spans = open_span_recorder(config.otlp_traces_endpoint)
         executor, tokenizer = self._opener(Path(config.engine_dir or ""), config)
         self._tokenizer = tokenizer
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()
-        if spans is not None:
-            executor.watch(spans)
+        if self._spans is not None:
+            executor.watch(self._spans)
         executor.start()
         self._executor = executor
         generator = TextGenerator(executor, tokenizer, config.stream_interval)
-        self._engine = LocalEngine(generator, self._connection.notify)
+        return LocalEngine(generator, self._connection.notify)
 
     def _send_settings(self, config: ServiceConfig) -> None:
         times_s = (
@@ -237,6 +243,7 @@ def main(argv: list[str] | None = None, opener: Opener = open_engine_dir) -> NoR
     signal.signal(signal.SIGTERM, lambda signum, frame: server.drain())
     try:
         server.run()
+        server.close()
     except WireError as error:
         log.error("the Triton backend sent what is not understood: %s", error)
         _exit(70)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -19,30 +16,21 @@ from pathlib import Path
 from typing import IO
 
 from faser_trtllm.config import ServiceConfig
-from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
+from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
-from faser_trtllm.serving.launch.control import HEADER, KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
+from faser_trtllm.serving.launch.control import KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
 from faser_trtllm.serving.launch.limits import check_limits
-from faser_trtllm.serving.launch.options import (
-    EDGES,
-    ServeOptions,
-    check_engines,
-    default_repository,
-    effective_config,
-)
+from faser_trtllm.serving.launch.options import ServeOptions, check_engines, default_repository, effective_config
 from faser_trtllm.serving.launch.ports import check_ports, is_free
-from faser_trtllm.serving.launch.repository import choose_models, link_unary, native_repository
-from faser_trtllm.serving.launch.shm import SHM_DIR, ShmPrefix, remove_stale
-from faser_trtllm.serving.launch.tritonserver import TritonInstall, find_tritonserver, spawn
-from faser_trtllm.serving.triton.model import STARTUP_ERROR_FILE
-from faser_trtllm.serving.worker.process import command_line, kill, session_pids
-from faser_trtllm.serving.worker.supervisor import PARENT_OPTION, STEADY_S
+from faser_trtllm.serving.launch.repository import choose_models, link_unary
+from faser_trtllm.serving.launch.run_dir import RunDir, remove_stale
+from faser_trtllm.serving.launch.tritonserver import find_tritonserver, link_backends, spawn
+from faser_trtllm.serving.triton.model import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE
+from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, kill, session_pids
 from faser_trtllm.testing.faults import faults_of_environment
 
 EXIT_TIMEOUT_S = 5
-LOST_STUB_S = 10.0  # a server that notices the end of a model's process exits sooner than this
-DYING_S = 2.0
-STUB_NAME = "triton_python_backend_stub"
+STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset
 
 
 class Launcher:
@@ -58,14 +46,10 @@ class Launcher:
             self._hash_mismatches = check_engines(self._config, options.allow_hash_mismatch)
         faults_of_environment()  # refuses a wrong FASER_FAULT before a server is started
         self._control_key = None if options.allow_control else control_key()
-        if options.edge not in EDGES:
-            raise InvalidArgumentError(f"edge is {options.edge!r}, allowed are {' and '.join(EDGES)}")
-        self._install = find_tritonserver(options.tritonserver, options.edge)
+        self._binary = find_tritonserver(options.tritonserver)
         self._process: subprocess.Popen[bytes] | None = None
-        self._shm: ShmPrefix | None = None
-        self._run_dir: Path | None = None
+        self._run_dir: RunDir | None = None
         self._log: IO[bytes] | None = None
-        self._stub_pids: list[int] = []
         self._end_signal: str | None = None
         self.hurry = threading.Event()  # set: stop waiting for running requests
 
@@ -100,43 +84,30 @@ class Launcher:
         check_ports(self._options.host, self._options.ports)
         for mismatch in self._hash_mismatches:
             print(f"WARNING: {mismatch}; served anyway (--allow_hash_mismatch)", file=sys.stderr, flush=True)
-        for prefix in remove_stale():
-            shutil.rmtree(_run_dir(prefix), ignore_errors=True)
-        check_limits(SHM_DIR)
-        self._shm = ShmPrefix.open()
-        self._run_dir = _run_dir(self._shm.prefix)
-        self._run_dir.mkdir(mode=0o700)
+        remove_stale()
+        check_limits()
+        self._run_dir = RunDir.open()
         if self._options.log_file is not None:
             self._log = self._options.log_file.open("ab")
-        if self._options.edge == "native":
-            self._repository = native_repository(self._repository, self._run_dir / "models")
-        self._process = spawn(self._command(self._install), self._environment(), self._log)
+        run_dir = self._run_dir.path
+        self._process = spawn(self._command(run_dir), self._environment(run_dir), self._log)
 
     def wait_ready(self, stop: threading.Event | None = None) -> bool:
         """Wait until requests are served; False if stop was set first. Raises FaserError if the start fails."""
         deadline_s = time.monotonic() + self._config.startup_timeout_s + 30
         waiting = list(self.models)
-        stubs: dict[int, float] = {}  # process id -> when it was last seen
-        next_check_s = 0.0
         while stop is None or not stop.is_set():
             if not self.is_running():
                 raise self._start_error()
             with contextlib.suppress(OSError, urllib.error.URLError):
                 while waiting:
-                    self._call(f"/v2/models/{waiting[0]}/ready")
+                    self._get(f"/v2/models/{waiting[0]}/ready")
                     waiting.pop(0)
-                self._stub_pids = self._stubs()
                 return True
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
                     f"the server was not ready within startup_timeout_s {self._config.startup_timeout_s:g}; raise it"
                 )
-            now_s = time.monotonic()
-            if now_s >= next_check_s:
-                next_check_s = now_s + 0.5
-                stubs |= dict.fromkeys(self._stubs(), now_s)
-                if any(now_s - seen_s > LOST_STUB_S for seen_s in stubs.values()):
-                    raise self._start_error()  # Triton would wait for it forever
             time.sleep(0.05)
         return False
 
@@ -147,25 +118,6 @@ class Launcher:
         if code is not None and code < 0 and self._end_signal is None:
             self._end_signal = signal.Signals(-code).name
         return code is None
-
-    def has_lost_model(self) -> bool:
-        """Whether a process that runs model.py has died: Triton neither fails its requests nor restarts it.
-
-        A process that ended because its model was unloaded does not count.
-        """
-        if all(command_line(pid) for pid in self._stub_pids):
-            return False
-        for _ in range(2):  # a model may be unloaded between the two queries
-            try:
-                index = json.loads(self._call("/v2/repository/index", b"{}"))
-            except (OSError, ValueError):
-                return True
-            stubs = self._stubs()
-            if len(stubs) >= sum(model.get("state") == "READY" for model in index):
-                self._stub_pids = stubs
-                return False
-            time.sleep(0.3)
-        return True
 
     def stop(self) -> None:
         """Drain and stop the server: running requests get drain_timeout_s, then they fail as UNAVAILABLE.
@@ -185,7 +137,7 @@ class Launcher:
         self.kill()
 
     def kill(self) -> None:
-        """Kill all processes of the launch and remove its shared memory and files."""
+        """Kill all processes of the launch and remove its files."""
         process = self._process
         if process is not None:
             deadline_s = time.monotonic() + 5
@@ -198,28 +150,25 @@ class Launcher:
                     break
                 time.sleep(0.01)
             process.wait()
-        if self._shm is not None:
-            self._shm.close()
         if self._run_dir is not None:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir.close()
         if self._log is not None:
             self._log.close()
 
     def leftovers(self) -> list[str]:
         """Descriptions of what the launch has left behind; empty after stop() or kill()."""
         left = [f"process {pid}" for pid in session_pids(self._process.pid)] if self._process is not None else []
-        if self._shm is not None:
-            left += [f"shared memory {name}" for name in self._shm.regions()]
+        if self._run_dir is not None and self._run_dir.path.exists():
+            left.append(f"directory {self._run_dir.path}")
         return left + [f"port {port}" for port in self._options.ports.values() if not is_free(self._options.host, port)]
 
-    def _command(self, install: TritonInstall) -> list[str]:
+    def _command(self, run_dir: Path) -> list[str]:
         options = self._options
-        assert self._shm is not None
-        assert self._run_dir is not None
-        repository = self._repository if options.decoupled else link_unary(self._repository, self._run_dir / "unary")
+        repository = self._repository if options.decoupled else link_unary(self._repository, run_dir / "unary")
         command = [
-            str(install.binary),
+            str(self._binary),
             f"--model-repository={repository}",
+            f"--backend-directory={link_backends(self._binary, run_dir / 'backends')}",
             "--model-control-mode=explicit",
             "--disable-auto-complete-config",
             *(f"--load-model={name}" for name in self.models),
@@ -231,26 +180,20 @@ class Launcher:
             f"--metrics-address={options.host}",
             f"--metrics-port={options.metrics_port}",
             "--allow-gpu-metrics=false",
-            f"--backend-config=python,shm-region-prefix-name={self._shm.prefix}",
             f"--log-info={str(options.verbose).lower()}",
             f"--log-warning={str(options.verbose).lower()}",
         ]
-        link = install.link_native_backend if options.edge == "native" else install.link_backends
-        backends = link(self._run_dir / "backends")
-        if backends is not None:
-            command.append(f"--backend-directory={backends}")
         if self._control_key is not None:
             command += restriction(self._control_key)
         return command
 
-    def _environment(self) -> dict[str, str]:
-        assert self._run_dir is not None
-        config = self._run_dir / "faser.yaml"  # JSON is YAML
+    def _environment(self, run_dir: Path) -> dict[str, str]:
+        config = run_dir / "faser.yaml"  # JSON is YAML
         config.write_text(self._config.model_dump_json())
-        environment = self._install.environment(self._options.edge)
+        environment = {"FASER_PYTHON": sys.executable, **os.environ}
         for name in ("FASER_ENGINE_DIR", KEY_VARIABLE, KEY_FILE_VARIABLE):
             environment.pop(name, None)
-        environment |= {"FASER_CONFIG": str(config), "FASER_RUN_DIR": str(self._run_dir)}
+        environment |= {"FASER_CONFIG": str(config), RUN_DIR_VARIABLE: str(run_dir)}
         package_parent = str(Path(__file__).resolve().parents[3])
         paths = [package_parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -262,17 +205,9 @@ class Launcher:
         pids = ((pid, command_line(pid)) for pid in session_pids(self._process.pid))
         return [pid for pid, arguments in pids if arguments and is_wanted(arguments)]
 
-    def _stubs(self) -> list[int]:
-        """Processes that run a model.py."""
-        return self._find(lambda arguments: arguments[0].endswith(STUB_NAME))
-
-    def _call(self, path: str, body: bytes | None = None) -> bytes:
-        """GET, or POST of a body, to the server; OSError if it does not answer with 200."""
-        url = f"http://{self._options.host}:{self._options.http_port}{path}"
-        headers = {} if self._control_key is None else {HEADER: self._control_key}
-        with urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers), timeout=2) as response:
-            answer: bytes = response.read()
-            return answer
+    def _get(self, path: str) -> None:
+        """OSError if the server does not answer with 200."""
+        urllib.request.urlopen(f"http://{self._options.host}:{self._options.http_port}{path}", timeout=2).close()
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -282,21 +217,15 @@ class Launcher:
     def _start_error(self) -> FaserError:
         assert self._run_dir is not None
         with contextlib.suppress(OSError):
-            return UnavailableError(f"the server did not start: {(self._run_dir / STARTUP_ERROR_FILE).read_text()}")
+            reason = (self._run_dir.path / STARTUP_ERROR_FILE).read_text()
+            return UnavailableError(f"the server did not start: {reason}")
         where = f"see {self._options.log_file}" if self._options.log_file else "see its messages above"
         assert self._process is not None
-        status = self._process.returncode
-        what = "the process of a model ended" if status is None else f"status {status}"
-        return UnavailableError(f"the server did not start ({what}); {where}")
+        return UnavailableError(f"the server did not start (status {self._process.returncode}); {where}")
 
 
 def _is_engine_option(argument: str) -> bool:
     return argument.startswith(PARENT_OPTION)
-
-
-def _run_dir(prefix: str) -> Path:
-    """Files of a launch: links to backends, the effective configuration, the reason of a failed start."""
-    return Path(tempfile.gettempdir()) / f"{prefix}run"
 
 
 def serve(options: ServeOptions) -> int:
@@ -322,17 +251,16 @@ def serve(options: ServeOptions) -> int:
             started_s = time.monotonic()
             with Launcher(options) as launcher:
                 launcher.hurry = hurry
-                what = _serve_once(launcher, options, stop)
-                if what is None:
+                if _serve_once(launcher, options, stop):
                     return 0
                 config = launcher.config
             if launcher.end_signal is None:
-                print(f"the {what} ended by itself; see its messages", file=sys.stderr, flush=True)
+                print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
                 return 1
             lived_s = time.monotonic() - started_s
             backoff_s = config.restart_backoff_s if lived_s > STEADY_S else 2 * backoff_s or config.restart_backoff_s
             backoff_s = min(backoff_s, config.restart_backoff_max_s)
-            print(f"the {what} was ended by {launcher.end_signal} and is started again", file=sys.stderr, flush=True)
+            print(f"the server was ended by {launcher.end_signal} and is started again", file=sys.stderr, flush=True)
             if stop.wait(backoff_s):
                 return 0
     finally:
@@ -340,8 +268,8 @@ def serve(options: ServeOptions) -> int:
             signal.signal(signum, handler)
 
 
-def _serve_once(launcher: Launcher, options: ServeOptions, stop: threading.Event) -> str | None:
-    """Serve until `stop`, then drain; returns what ended before, None if nothing did."""
+def _serve_once(launcher: Launcher, options: ServeOptions, stop: threading.Event) -> bool:
+    """Serve until `stop`, then drain; False if the server ended before."""
     if launcher.conversion is not None:
         print(f"{options.config} is a TensorRT-LLM configuration:", file=sys.stderr)
         print(launcher.conversion.as_text(), file=sys.stderr, flush=True)
@@ -356,9 +284,6 @@ def _serve_once(launcher: Launcher, options: ServeOptions, stop: threading.Event
         )
     while not stop.wait(0.2):
         if not launcher.is_running():
-            return "server"
-        if launcher.has_lost_model():
-            stop.wait(DYING_S)  # a server that has crashed may still be on its way out
-            return "model process" if launcher.is_running() else "server"
+            return False
     launcher.stop()
-    return None
+    return True

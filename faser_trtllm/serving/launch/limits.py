@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Callable
-from pathlib import Path
 
 from faser_trtllm.errors import UnavailableError
 
 MIN_OPEN_FILES = 1024  # one per stream, plus about 200 for Triton and the engine
 MAX_OPEN_FILES = 1 << 16
-MIN_SHM_BYTES = 16 << 20
 # Triton parses JSON bodies on the stack: with the usual stack of 8 MB a body of 4 MB crashes the server.
 STACK_BYTES = 256 << 20
 
 
-def check_limits(shm_dir: Path) -> None:
-    """Raise UnavailableError if a limit would crash the server later. shm_dir: the file system of shared memory."""
+def check_limits() -> None:
+    """Raise UnavailableError if a limit would crash the server later."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _at_most(MIN_OPEN_FILES, hard) < MIN_OPEN_FILES:
         raise UnavailableError(
             f"this process may open {hard} files, at least {MIN_OPEN_FILES} are needed; raise the limit (ulimit -Hn)"
-        )
-    try:
-        status = os.statvfs(shm_dir)
-    except OSError as error:
-        raise UnavailableError(
-            f"{shm_dir} cannot be used: {error.strerror}; Triton needs shared memory there"
-        ) from None
-    free = status.f_bavail * status.f_frsize
-    if free < MIN_SHM_BYTES:
-        raise UnavailableError(
-            f"{shm_dir} has {free >> 10} KiB free, at least {MIN_SHM_BYTES >> 10} are needed; empty or enlarge it "
-            "(--shm-size of a container)"
         )
 
 

@@ -17,7 +17,6 @@ from faser_trtllm.trtllm.convert.convert import Conversion, read_config
 from faser_trtllm.trtllm.convert.synthetic import with_forced_acceptance
 
 MODEL_NAME = "faser"
-EDGES = ("python", "native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,6 @@ class ServeOptions:
     allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
     settings: keys of faser.yaml that override config.
     allow_control: leave Triton's control APIs open to all clients; otherwise they require the key of control.py.
-    edge: what runs inside Triton: "python", a model.py in Triton's Python backend, or "native", the backend `faser`.
     log_file: where messages go; None is this process's stderr. verbose: also Triton's info messages.
     """
 
@@ -51,7 +49,6 @@ class ServeOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     allow_hash_mismatch: bool = False
     allow_control: bool = False
-    edge: str = "python"
     log_file: Path | None = None
     verbose: bool = False
 

@@ -1,4 +1,4 @@
-"""The Triton model repository: its models, and copies for the native edge and for models that are not decoupled."""
+"""The Triton model repository: its models, and a copy for models that are not decoupled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 
-_BACKEND = re.compile(r'^backend: "python"$', re.MULTILINE)
 _DECOUPLED = re.compile(r"(decoupled\s*:\s*)true")
 
 
@@ -39,24 +38,4 @@ def link_unary(repository: Path, directory: Path) -> Path:
             if path != config:
                 (model / path.name).symlink_to(path)
         (model / config.name).write_text(_DECOUPLED.sub(r"\1false", config.read_text()))
-    return directory
-
-
-def native_repository(repository: Path, directory: Path) -> Path:
-    """Write a repository like `repository` to directory: its models of ours run in the backend `faser`.
-
-    A model is ours if its config.pbtxt has `backend: "python"` on a line of its own; others are linked as they are.
-    """
-    for config in sorted(repository.glob("*/config.pbtxt")):
-        model, source = directory / config.parent.name, config.parent.absolute()
-        text, count = _BACKEND.subn('backend: "faser"', config.read_text())
-        if not count:
-            directory.mkdir(parents=True, exist_ok=True)
-            model.symlink_to(source)
-            continue
-        model.mkdir(parents=True)
-        for entry in source.iterdir():
-            if entry != source / config.name:
-                (model / entry.name).symlink_to(entry)
-        (model / config.name).write_text(text)
     return directory

@@ -118,7 +118,7 @@ async def _serve(
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-    if launcher is not None and not _is_alive(launcher):
+    if launcher is not None and not launcher.is_running():
         print("the Triton server ended by itself; see its messages", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -131,13 +131,9 @@ async def _watch(
     while not server.started:
         await asyncio.sleep(0.01)
     print(f"ready: {options.served_model_name} on http://{options.host}:{options.port}/v1", flush=True)
-    while not stop.is_set() and (launcher is None or _is_alive(launcher)):
+    while not stop.is_set() and (launcher is None or launcher.is_running()):
         await asyncio.sleep(_WATCH_PERIOD_S)
     server.should_exit = True
-
-
-def _is_alive(launcher: Launcher) -> bool:
-    return launcher.is_running() and not launcher.has_lost_model()
 
 
 def _served_model(options: OpenAIOptions) -> ServedModel:

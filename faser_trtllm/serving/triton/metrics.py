@@ -1,7 +1,7 @@
 """Publishes metrics on Triton's /metrics, with TensorRT-LLM's names where they exist, else vLLM's under faser_.
 
-In Triton a metric must be touched by one thread only, each update is a round trip to the server, and a histogram takes
-one value at a time. So the engine child counts, and one thread publishes the changes once a second.
+Triton's histograms take one value at a time, and its metrics may not be touched by several threads at once: the
+executor counts, one thread publishes the changes once a second, and one thread of the Triton backend applies them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ModelMetrics:
     set_stats(), so that sums over models are right when several models share an engine process.
     """
 
-    def __init__(self, pb_utils: Any, model: str, version: str) -> None:
-        self._pb_utils = pb_utils
+    def __init__(self, api: Any, model: str, version: str) -> None:
+        self._api = api
         self._labels = {"model": model, "version": version}
         self._families = [_Counts(self._new(f.name, f.help, f.kind), self._labels_of(f.name), f) for f in FAMILIES]
         self._histograms = [
@@ -56,7 +56,6 @@ class ModelMetrics:
         self._is_ready: Callable[[], bool] = lambda: False
         self._stats: Mapping[str, float] = {}
         self._ended: Counter[tuple[bool, str]] = Counter()  # (was successful, finish reason or status code)
-        self._num_restarts = 0.0
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -75,11 +74,8 @@ class ModelMetrics:
             self._thread.join()
 
     def set_stats(self, stats: Mapping[str, float]) -> None:
-        """Publish the latest Executor.stats() with num_restarts.
-
-        {}: this model no longer supervises the engine, so its gauges become 0 and another model publishes them.
-        """
-        self._stats = {**stats, "timestamp": time.time()} if stats else {}
+        """Publish the latest Executor.stats() with num_restarts."""
+        self._stats = {**stats, "timestamp": time.time()}
         self._wake.set()
 
     def record(self, event: Chunk | Failed) -> None:
@@ -109,27 +105,17 @@ class ModelMetrics:
 
     def _publish(self) -> None:
         self._ready.publish(Stats({"is_ready": float(self._is_ready())}))
-        stats = self._stats
-        if stats:
-            self._publish_stats(Stats(stats))
-        else:
-            for family in self._families:
-                family.rest()
+        if self._stats:
+            stats = Stats(self._stats)
+            families: list[_Counts | _Replay] = [*self._families, *self._histograms]
+            for family in families:
+                family.publish(stats)
         with self._lock:
             ended, self._ended = self._ended, Counter()
         for (well, reason), number in ended.items():
             metric = self._successes.get(reason) if well else self._failure(reason)
             if metric is not None:
                 metric.increment(number)
-
-    def _publish_stats(self, stats: Stats) -> None:
-        restarted = stats["num_restarts"] != self._num_restarts
-        self._num_restarts = stats["num_restarts"]
-        families: list[_Counts | _Replay] = [*self._families, *self._histograms]
-        for family in families:
-            if restarted:
-                family.forget()
-            family.publish(stats)
 
     def _labels_of(self, name: str) -> dict[str, str]:
         """TensorRT-LLM's names come from its model tensorrt_llm, whichever model of ours publishes them."""
@@ -139,7 +125,7 @@ class ModelMetrics:
         return self._failures.get(code) or self._failures["INTERNAL"]
 
     def _new(self, name: str, text: str, kind: str) -> Any:
-        kinds = self._pb_utils.MetricFamily
+        kinds = self._api.MetricFamily
         return kinds(name=name, description=text, kind=getattr(kinds, kind.upper()))
 
     def _ends(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Any]:
@@ -157,18 +143,6 @@ class _Counts:
         self._spec = spec
         self._metrics: dict[str, Any] = {}
         self._last: dict[str, float] = {}
-
-    def forget(self) -> None:
-        """Restart from 0, like a new engine process; except for restarts, which the supervisor counts."""
-        if self._spec.kind == "counter" and self._spec.name != "faser_engine_restarts_total":
-            self._last = dict.fromkeys(self._last, 0.0)
-
-    def rest(self) -> None:
-        """Set the published gauges to 0."""
-        if self._spec.kind == "gauge":
-            for key in [key for key, last in self._last.items() if last]:
-                self._metrics[key].set(0.0)
-                self._last[key] = 0.0
 
     def publish(self, stats: Stats) -> None:
         for key, value in self._spec.read(stats).items():
@@ -196,9 +170,6 @@ class _Replay:
         self._labels = labels | dict(spec.labels)
         self._metric: Any = None
         self._key = spec.key
-        self.forget()
-
-    def forget(self) -> None:
         self._counts = [0.0] * (len(self._bounds) + 1)
         self._sums = [0.0] * (len(self._bounds) + 1)
 

@@ -1,7 +1,6 @@
-"""The Triton model: sends requests to the engine child and turns its chunks into responses.
+"""A Triton model in the engine process: submits requests to the engine and turns its chunks into responses.
 
-Triton requires three things: metrics are touched from one thread only (that of ModelMetrics), a request is not touched
-after its FINAL flag was sent, and all threads are joined before finalize() returns.
+The Triton backend (plugins/triton) forgets a request with its FINAL flag: nothing may be sent after it.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import json
 import logging
 import os
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,20 +28,19 @@ from faser_trtllm.serving.triton.request import (
     parse_request,
     read_tensors,
 )
-from faser_trtllm.serving.triton.shared_engine import RUN_DIR_VARIABLE, SharedEngine
 from faser_trtllm.serving.worker.messages import Chunk, Failed
-from faser_trtllm.serving.worker.supervisor import ENGINE_COMMAND, OnEvent
 
 log = logging.getLogger("faser.triton")
 
+RUN_DIR_VARIABLE = "FASER_RUN_DIR"  # the directory of the launch, if `faser serve` started the server
 STARTUP_ERROR_FILE = "startup_error"
-_MAX_POLL_SHARE = 0.05  # of one core, spent on asking Triton which requests were cancelled
-_IDLE_POLL_S = 0.02
-_PARENT_CHECK_S = 0.5
+
+OnEvent = Callable[[Chunk | Failed], None]
+"""Receives the chunks of a request, on one thread; the last is a final Chunk or a Failed."""
 
 
 class Engine(Protocol):
-    """What a model needs of the engine: SharedEngine in another process, LocalEngine in this one."""
+    """What a model needs of the engine: LocalEngine."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -54,49 +51,22 @@ class Engine(Protocol):
 
     def stop(self, request_id: int) -> None: ...
 
-    def close(self) -> None: ...
-
 
 class TritonModel:
-    """One of the models of contract.py. pb_utils: triton_python_backend_utils, or its stand-in of serving/edge."""
+    """One of the models of contract.py. The engine's owner calls end_cancelled() and set_stats()."""
 
-    def __init__(
-        self,
-        pb_utils: Any,
-        args: dict[str, str],
-        command: tuple[str, ...] = ENGINE_COMMAND,
-        engine: Engine | None = None,
-    ) -> None:
-        """engine: one of this process, whose owner calls end_cancelled() and set_stats(); None: an engine child."""
-        self._pb_utils = pb_utils
-        name = args.get("model_name", "faser")
+    def __init__(self, api: Any, args: dict[str, str], engine: Engine) -> None:
+        """api: an EdgeApi. args: model_name, model_version, model_repository, model_config (JSON)."""
+        self._api = api
+        name = args["model_name"]
         self._contract = contract_of(name)
         self._is_decoupled = _is_decoupled(args)
         self._normalize_log_probs = parameters_of(args).get("normalize_log_probs", "").lower() == "true"
-        self._metrics = ModelMetrics(pb_utils, name, args.get("model_version", "1"))
+        self._metrics = ModelMetrics(api, name, args["model_version"])
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._engine = self._share_engine(args, command) if engine is None else engine
-        self._metrics.start(lambda: self._engine.is_ready)
-        for thread in self._threads:
-            thread.start()
-
-    def _share_engine(self, args: dict[str, str], command: tuple[str, ...]) -> Engine:
-        config = load_model_config(args)
-        engine = SharedEngine(config, command, self._metrics.set_stats)
-        engine.start()
-        self._poll_period_s = config.cancellation_check_period_ms / 1e3
-        self._threads = [
-            threading.Thread(target=self._poll_cancelled, name="faser-cancellation", daemon=True),
-            threading.Thread(target=self._watch_parent, name="faser-parent", daemon=True),
-        ]
-        return engine
-
-    @property
-    def is_ready(self) -> bool:
-        return self._engine.is_ready
+        self._engine = engine
+        self._metrics.start(lambda: engine.is_ready)
 
     def execute(self, requests: list[Any]) -> None:
         """Submit requests; each is answered through its response sender."""
@@ -107,16 +77,16 @@ class TritonModel:
                 if is_stop(tensors):
                     self._stop(request.request_id())
                     # A model that is not decoupled must send exactly one response, so the flag alone is an error.
-                    response = None if self._is_decoupled else self._pb_utils.InferenceResponse(output_tensors=[])
-                    sender.send(response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    response = None if self._is_decoupled else self._api.InferenceResponse(output_tensors=[])
+                    sender.send(response, flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                     continue
                 tensors = self._contract.canonical(tensors)
                 parts = parse_request(tensors, self._contract, normalize_log_probs=self._normalize_log_probs)
                 if not self._is_decoupled:
                     self._check_single(parts)
-                reply = Reply(self._pb_utils.Tensor, self._contract, RequestedStats(tensors, self._contract), parts)
+                reply = Reply(self._api.Tensor, self._contract, RequestedStats(tensors, self._contract), parts)
                 del tensors
-                self._submit(_Stream(self._pb_utils, request, sender, reply, len(parts)), parts)
+                self._submit(_Stream(self._api, request, sender, reply, len(parts)), parts)
             except FaserError as error:
                 self._refuse(request, sender, error.code, self._contract.client_message(str(error)))
             except Exception as error:
@@ -127,21 +97,16 @@ class TritonModel:
         """Publish the engine's stats, as ModelMetrics.set_stats()."""
         self._metrics.set_stats(stats)
 
-    def end_cancelled(self) -> int:
-        """End the requests whose clients have cancelled them; returns how many were open."""
+    def end_cancelled(self) -> None:
+        """End the requests whose clients have cancelled them."""
         with self._lock:
             streams = set(self._streams.values())
         for stream in streams:
             if stream.was_cancelled():
                 self._cancel(stream)
-        return len(streams)
 
     def close(self) -> None:
-        """End the engine child and all threads. Open requests have failed when this returns."""
-        self._closing.set()
-        self._engine.close()
-        for thread in self._threads:
-            thread.join()
+        """Publish the last metrics and end the thread that does it."""
         self._metrics.close()
 
     def _submit(self, stream: _Stream, parts: list[Part]) -> None:
@@ -172,7 +137,6 @@ class TritonModel:
             stream.send(place, event)
         if is_final:
             with self._lock:
-                assert event.id is not None
                 self._streams.pop(event.id, None)
 
     def _check_single(self, parts: list[Part]) -> None:
@@ -200,32 +164,17 @@ class TritonModel:
             self._engine.stop(engine_id)
 
     def _refuse(self, request: Any, sender: Any, code: str, message: str) -> None:
-        pb_utils = self._pb_utils
+        api = self._api
         self._metrics.refused(code)
-        error = pb_utils.TritonError(error_message(request, code, message), getattr(pb_utils.TritonError, code))
-        sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-    def _poll_cancelled(self) -> None:
-        pause_s = _IDLE_POLL_S
-        while not self._closing.wait(pause_s):
-            started_s = time.monotonic()
-            num_open = self.end_cancelled()
-            polled_s = time.monotonic() - started_s
-            pause_s = max(self._poll_period_s, polled_s / _MAX_POLL_SHARE) if num_open else _IDLE_POLL_S
-
-    def _watch_parent(self) -> None:
-        """Exit when the server was killed: otherwise this stub and its engine would stay alive."""
-        parent_pid = os.getppid()
-        while not self._closing.wait(_PARENT_CHECK_S):
-            if os.getppid() != parent_pid:
-                os._exit(1)
+        error = api.TritonError(error_message(request, code, message), getattr(api.TritonError, code))
+        sender.send(api.InferenceResponse(error=error), flags=api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 class _Stream:
     """One open Triton request. Its lock ensures that nothing touches the request after FINAL was sent."""
 
-    def __init__(self, pb_utils: Any, request: Any, sender: Any, reply: Reply, num_parts: int) -> None:
-        self._pb_utils = pb_utils
+    def __init__(self, api: Any, request: Any, sender: Any, reply: Reply, num_parts: int) -> None:
+        self._api = api
         self._request = request
         self._sender = sender
         self._reply = reply
@@ -259,7 +208,7 @@ class _Stream:
             is_final = self._num_open_parts == 0
             if self._cancel_sent and not is_final:
                 return
-            response = self._pb_utils.InferenceResponse(output_tensors=self._reply.tensors(place, chunk))
+            response = self._api.InferenceResponse(output_tensors=self._reply.tensors(place, chunk))
             if is_final:
                 self._end(response)
             else:
@@ -267,14 +216,14 @@ class _Stream:
 
     def fail(self, code: str, message: str) -> bool:
         """End the request with an error; False if it has ended already."""
-        pb_utils = self._pb_utils
+        api = self._api
         with self._lock:
             if self.is_done:
                 return False
             self._has_failed = True
             text = error_message(self._request, code, message)
-            error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
-            self._end(pb_utils.InferenceResponse(error=error))
+            error = api.TritonError(text, getattr(api.TritonError, code))
+            self._end(api.InferenceResponse(error=error))
             return True
 
     def abandon(self) -> None:
@@ -286,21 +235,11 @@ class _Stream:
     def _end(self, response: Any) -> None:
         self.is_done = True
         sender, self._sender, self._request = self._sender, None, None
-        sender.send(response, flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-def open_model(pb_utils: Any, args: dict[str, str], command: tuple[str, ...] = ENGINE_COMMAND) -> TritonModel:
-    """The model for initialize(); a FaserError becomes a TritonModelException with the same message."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    try:
-        return TritonModel(pb_utils, args, command)
-    except FaserError as error:
-        note_start_error(str(error))
-        raise pb_utils.TritonModelException(str(error)) from error
+        sender.send(response, flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def note_start_error(message: str) -> None:
-    """Leave the reason why a model could not be opened to `faser serve`, if that started the server."""
+    """Leave the reason why a model could not be opened to `faser serve`."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir:
         Path(run_dir, STARTUP_ERROR_FILE).write_text(message)

@@ -140,27 +140,26 @@ class Postprocessor:
 
 
 class TokenModel:
-    """One of the two models in Triton. pb_utils: triton_python_backend_utils, or its stand-in of serving/edge."""
+    """One of the two models. api: an EdgeApi."""
 
-    def __init__(self, pb_utils: Any, answer: Answer) -> None:
-        self._pb_utils = pb_utils
+    def __init__(self, api: Any, answer: Answer) -> None:
+        self._api = api
         self._answer = answer
 
     def execute(self, requests: Sequence[Any]) -> None:
         """One response per request, with an error of one sentence for each that is refused."""
         for request in requests:
             sender = request.get_response_sender()
-            sender.send(self._respond(request), flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            sender.send(self._respond(request), flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def end_cancelled(self) -> int:
+    def end_cancelled(self) -> None:
         """Nothing to end: requests are answered at once."""
-        return 0
 
     def close(self) -> None:
         """Nothing is open."""
 
     def _respond(self, request: Any) -> Any:
-        pb_utils = self._pb_utils
+        api = self._api
         try:
             tensors = self._answer(read_tensors(request))
         except FaserError as error:
@@ -168,22 +167,22 @@ class TokenModel:
         except Exception as error:
             log.exception("a request could not be read")
             return self._error(request, "INTERNAL", f"the request could not be read: {type(error).__name__}")
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in tensors.items()])
+        return api.InferenceResponse([api.Tensor(name, values) for name, values in tensors.items()])
 
     def _error(self, request: Any, code: str, message: str) -> Any:
-        pb_utils = self._pb_utils
-        error = pb_utils.TritonError(error_message(request, code, message), getattr(pb_utils.TritonError, code))
-        return pb_utils.InferenceResponse(error=error)
+        api = self._api
+        error = api.TritonError(error_message(request, code, message), getattr(api.TritonError, code))
+        return api.InferenceResponse(error=error)
 
 
-def open_token_model(pb_utils: Any, args: dict[str, str], tokenizer: Tokenizer) -> TokenModel:
+def open_token_model(api: Any, args: dict[str, str], tokenizer: Tokenizer) -> TokenModel:
     """The model of this name with the tokenizer of the engines."""
     values = parameters_of(args)
     if args["model_name"] == "preprocessing":
         adds = values.get("add_special_tokens", "true").lower() != "false"
-        return TokenModel(pb_utils, Preprocessor(tokenizer, tokenizer.vocab_size, adds).answer)
+        return TokenModel(api, Preprocessor(tokenizer, tokenizer.vocab_size, adds).answer)
     skips = values.get("skip_special_tokens", "true").lower() != "false"
-    return TokenModel(pb_utils, Postprocessor(tokenizer, skips).answer)
+    return TokenModel(api, Postprocessor(tokenizer, skips).answer)
 
 
 def _require(tensors: Tensors, *names: str) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+PARENT_OPTION = "--parent_pid="  # distinguishes an engine process from others
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -125,9 +125,9 @@ def test_the_planner_keeps_its_shares_and_cancels_at_every_stage() -> None:
     assert {plan.fields["stream"] for plan in plans} == {True, False}
 
 
-def sample(at_s: float, rss_mib: float, pid: int = 7, fds: int = 10, threads: int = 5, shm: int = 2, role="engine"):
+def sample(at_s: float, rss_mib: float, pid: int = 7, fds: int = 10, threads: int = 5, role="engine"):
     process = ProcessSample(pid, int(rss_mib * MIB), fds, threads)
-    return Sample(at_s, {role: process}, shm, shm << 20)
+    return Sample(at_s, {role: process})
 
 
 def test_slope_ignores_outliers() -> None:
@@ -138,7 +138,7 @@ def test_slope_ignores_outliers() -> None:
 
 @pytest.mark.parametrize(("per_s", "mib"), [(0.0, 0.0), (0.1, 60.0), (-0.1, -60.0)])
 def test_growth_of_a_process_that_lives_on(per_s: float, mib: float) -> None:
-    (growth,) = measure_growth([sample(float(i), 100 + per_s * i, role="stub faser") for i in range(601)])
+    (growth,) = measure_growth([sample(float(i), 100 + per_s * i, role="tritonserver") for i in range(601)])
     assert growth.mib == pytest.approx(mib, abs=0.1)
     assert growth.mib_per_hour == pytest.approx(6 * mib, abs=0.5)
     assert growth.num_lives == 1
@@ -227,7 +227,6 @@ def test_a_run_in_which_all_is_well_passes() -> None:
         ({"end": Resting(IDLE | {RESTARTS: 4.0}, sample(0.0, 100.0))}, ["the metrics count the restarts"]),
         ({"end": Resting(IDLE, sample(9.0, 100.0, fds=13))}, ["descriptors and threads of engine"]),
         ({"end": Resting(IDLE, sample(9.0, 100.0, threads=8))}, ["descriptors and threads of engine"]),
-        ({"end": Resting(IDLE, sample(9.0, 100.0, shm=3))}, ["shared memory regions"]),
         ({"end": Resting(IDLE, replace(sample(9.0, 100.0), processes={}))}, ["the same processes are there"]),
         (
             {"growths": measure_growth([sample(float(i), 100 + i) for i in range(100)])},

@@ -13,7 +13,7 @@ from faser_trtllm.serving.edge import connection as connection_module
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.connection import EdgeConnection
 from faser_trtllm.serving.edge.wire import FromEdge, ToEdge, WireError
-from tests.serving.edge.frames import packed, read_frame
+from tests.support.edge_frames import packed, read_frame
 from tests.support.waiting import PATIENCE_S
 
 

@@ -1,98 +1,16 @@
 """The engine process, spoken to as the Triton backend does."""
 
-import json
-import os
 import signal
-import socket
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.wire import FromEdge, OpenStatus, ToEdge
-from tests.serving.edge.frames import packed, packed_text, read_frame, read_responses, request_body, texts_array
 from tests.support.checkpoints import write_tokenizer
+from tests.support.edge_peer import Edge
 from tests.support.fake_engine import ENDLESS
-from tests.support.waiting import PATIENCE_S
-
-
-class Edge:
-    """The other end of an engine process's socket."""
-
-    def __init__(self, engine_dir, config="", run_dir=None):
-        self._config = config
-        self._engine_dir = engine_dir
-        ours, theirs = socket.socketpair()
-        self._sock = ours
-        ours.settimeout(PATIENCE_S)
-        command = [sys.executable, "-m", "tests.support.fake_engine", f"--edge_fd={theirs.fileno()}"]
-        environment = {k: v for k, v in os.environ.items() if k not in ("FASER_CONFIG", "FASER_ENGINE_DIR")}
-        if run_dir is not None:
-            environment["FASER_RUN_DIR"] = str(run_dir)
-        with theirs:
-            self.process = subprocess.Popen(
-                [*command, f"--parent_pid={os.getpid()}"], pass_fds=[theirs.fileno()], env=environment
-            )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self._sock.close()
-        self.process.kill()
-        self.process.wait()
-
-    def send(self, kind, content=b""):
-        self._sock.sendall(packed(kind, content))
-
-    def hello(self, version=wire.VERSION):
-        self.send(FromEdge.HELLO, struct.pack("<II", version, 0))
-
-    def open(self, model, name="faser", engine_dir=None):
-        parameters = {"engine_dir": {"string_value": str(engine_dir or self._engine_dir)}}
-        parameters["config"] = {"string_value": self._config}
-        config = json.dumps({"parameters": parameters})
-        texts = b"".join(map(packed_text, (name, "1", "/nowhere", config)))
-        self.send(FromEdge.OPEN, struct.pack("<I", model) + texts)
-
-    def ask(self, model, handle, wants_code=False, outputs=("text_output", "finish_reason"), **inputs):
-        arrays = [
-            (name, texts_array([[value]]) if isinstance(value, bytes) else value) for name, value in inputs.items()
-        ]
-        self.send(FromEdge.REQUEST, request_body(model, handle, wants_code, "id", outputs, arrays))
-
-    def receive(self, kind):
-        """The body of the next frame of this kind; those of other kinds are passed over."""
-        while True:
-            found, body = read_frame(self._sock)
-            if found is kind:
-                return body
-
-    def opened(self):
-        body = self.receive(ToEdge.OPENED)
-        model, status, code = struct.unpack_from("<IBB", body)
-        return model, OpenStatus(status), code, body[10:].decode()
-
-    def answers(self, number):
-        """All responses of so many requests, by handle."""
-        found, num_ended = {}, 0
-        while num_ended < number:
-            for handle, is_final, outputs, error in read_responses(self.receive(ToEdge.RESPONSES)):
-                found.setdefault(handle, []).append(error or outputs)
-                num_ended += is_final
-        return found
-
-    def hang_up(self):
-        self._sock.shutdown(socket.SHUT_WR)
-
-    def closed(self):
-        """The exit status."""
-        while self._sock.recv(1 << 16):
-            pass
-        return self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

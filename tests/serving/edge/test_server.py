@@ -1,4 +1,4 @@
-"""The backend `faser` in a real Triton server: what the Python edge cannot do, or has no tests for."""
+"""The backend `faser` in a real Triton server: models that share an engine process, and one that cannot be used."""
 
 import os
 import queue
@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
-from faser_trtllm.serving.launch.launcher import Launcher
-from faser_trtllm.serving.launch.options import ServeOptions
-from faser_trtllm.serving.launch.repository import native_repository
 from tests.serving.triton.contract_clients import llm_client_inputs
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
-from tests.support.triton_server import ROOT, Server, fake_repository
+from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -31,17 +27,12 @@ def engine_dir(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return fake_repository(tmp_path_factory.mktemp("repository"))
-
-
 @pytest.fixture
-def server(engine_dir, repository, tmp_path):
+def server(engine_dir, tmp_path):
     """Its timeouts are hours: no test passes because of one."""
     config = tmp_path / "faser.yaml"
     config.write_text("restart_backoff_s: 0.05\nhealth_timeout_s: 7200\nhang_timeout_s: 7200\n")
-    options = {"model_repo": repository, "config": config, "models": None, "allow_control": True, "edge": "native"}
+    options = {"is_fake": True, "config": config, "models": None, "allow_control": True}
     with Server(engine_dir, **options, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
@@ -70,7 +61,6 @@ def drain(client):
 
 
 def test_any_model_may_be_unloaded_while_another_streams(server):
-    """With the Python edge the models lose the engine together with the one that was loaded first."""
     engine, answers = server.engine_pid(), queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         long_stream(client, "tensorrt_llm", answers)
@@ -109,39 +99,24 @@ def test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back(server):
     assert server.metric('faser_request_failures_total{code="UNAVAILABLE",model="faser"') == 1
 
 
-def test_an_engine_process_of_another_release_is_refused(engine_dir, repository, tmp_path):
+def test_an_engine_process_of_another_release_is_refused(engine_dir, tmp_path):
     environment = {"FASER_ENGINE_MODULE": "tests.support.foreign_engine"}
-    options = {"model_repo": repository, "edge": "native", "environment": environment}
+    options = {"is_fake": True, "environment": environment}
     with Server(engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "it speaks version 2 of the protocol, this backend 1; install both" in server.output()
 
 
-def test_a_python_that_is_not_there_is_named(engine_dir, repository, tmp_path):
-    options = {"model_repo": repository, "edge": "native", "environment": {"FASER_PYTHON": "/nowhere/python"}}
+def test_a_python_that_is_not_there_is_named(engine_dir, tmp_path):
+    options = {"is_fake": True, "environment": {"FASER_PYTHON": "/nowhere/python"}}
     with Server(engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
         message = "the engine process could not be started with /nowhere/python: No such file or directory"
         assert message in server.output()
 
 
-def test_an_unknown_edge_is_refused(engine_dir, repository):
-    with pytest.raises(InvalidArgumentError, match="edge is 'c', allowed are python and native"):
-        Launcher(ServeOptions(engine_dir=engine_dir, model_repo=repository, edge="c"))
-
-
-def test_the_repository_of_the_native_edge_differs_in_the_backend_only(tmp_path):
-    source = tmp_path / "source"
-    other = source / "other"
-    other.mkdir(parents=True)
-    (other / "config.pbtxt").write_text('name: "other"\nbackend: "identity"\n')
-    for model in (ROOT / "triton_model_repo").iterdir():
-        (source / model.name).symlink_to(model)
-    made = native_repository(source, tmp_path / "made")
-    assert {path.name for path in made.iterdir()} == {path.name for path in source.iterdir()}
-    assert (made / "other").resolve() == other
-    for model in (ROOT / "triton_model_repo").iterdir():
-        text = (made / model.name / "config.pbtxt").read_text()
-        assert text == (model / "config.pbtxt").read_text().replace('backend: "python"', 'backend: "faser"')
-        assert 'backend: "faser"' in text
-        assert (made / model.name / "1").resolve() == (model / "1").resolve()
+def test_an_engine_process_that_ends_before_it_is_ready_is_told(engine_dir, tmp_path):
+    options = {"is_fake": True, "environment": {"FASER_ENGINE_MODULE": "tests.support.nowhere"}}
+    with Server(engine_dir, **options, log=tmp_path / "log") as server:
+        assert server.process.wait(PATIENCE_S) == 2
+        assert "the engine process ended before it was ready" in server.output()

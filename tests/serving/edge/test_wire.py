@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.wire import BYTES, Body, InputTensor, WireError
-from tests.serving.edge.frames import DTYPES, content_of, read_responses, request_body, texts_array
+from tests.support.edge_frames import DTYPES, content_of, read_responses, request_body, texts_array
 
 texts = st.text(max_size=20)
 arrays = st.one_of(

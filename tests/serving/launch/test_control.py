@@ -15,7 +15,7 @@ from faser_trtllm.serving.client import GrpcClient, generate_http
 from faser_trtllm.serving.launch.control import GRPC_HEADER, HEADER, RESTRICTED_APIS, control_key, restriction
 from faser_trtllm.serving.worker.process import command_line
 from tests.support.checkpoints import write_tokenizer
-from tests.support.triton_server import Server, fake_repository
+from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
 
 KEY = "a-key-of-the-tests.0123456789"
@@ -56,9 +56,8 @@ def test_both_doors_are_restricted():
 def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("control")
     write_tokenizer(directory, 320)
-    repository = fake_repository(tmp_path_factory.mktemp("repository"))
     environment = {"FASER_CONTROL_KEY": KEY}
-    with Server(directory, model_repo=repository, environment=environment, log=directory / "log") as server:
+    with Server(directory, is_fake=True, environment=environment, log=directory / "log") as server:
         yield server.wait_ready()
 
 

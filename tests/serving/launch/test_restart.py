@@ -7,18 +7,16 @@ import pytest
 
 from faser_trtllm.serving.client import generate_http
 from tests.support.checkpoints import write_tokenizer
-from tests.support.triton_server import Server, fake_repository
+from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.fixture
-def server(edge, tmp_path):
+def server(tmp_path):
     write_tokenizer(tmp_path, 320)
-    (tmp_path / "repository").mkdir()
-    repository = fake_repository(tmp_path / "repository")
-    with Server(tmp_path, model_repo=repository, edge=edge, log=tmp_path / "log") as server:
+    with Server(tmp_path, is_fake=True, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 

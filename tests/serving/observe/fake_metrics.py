@@ -1,4 +1,4 @@
-"""A stand-in for pb_utils.MetricFamily that keeps what it is told, and which threads told it.
+"""A stand-in for EdgeApi.MetricFamily that keeps what it is told, and which threads told it.
 
 As in Triton, a metric that is made again has the value it had.
 """

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
@@ -16,18 +17,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.config import ServiceConfig
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.serving.client import generate_http
+from faser_trtllm.serving.edge.wire import OpenStatus
 from faser_trtllm.serving.observe.spans import MAX_STEPS, SpanRecorder, open_span_recorder
-from faser_trtllm.serving.text.request import TextRequest
-from faser_trtllm.serving.worker.supervisor import Supervisor
 from tests.support.checkpoints import make_pair
+from tests.support.edge_peer import Edge
 from tests.support.executor_harness import Collector, Setup
 from tests.support.triton_server import Server
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S
 
 DRAFT_S, VERIFY_S, REST_S = 0.002, 0.006, 0.002
 
@@ -262,25 +262,21 @@ def test_the_engine_process_sends_spans_to_a_collector(tmp_path, collector, monk
     if not by_option:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    config = ServiceConfig(
-        engine_dir=str(tmp_path / "engine"),
-        speculation="fixed:2",
-        num_threads=1,
-        otlp_traces_endpoint=url if by_option else None,
+    config = tmp_path / "faser.yaml"
+    config.write_text(
+        "speculation: fixed:2\nnum_threads: 1\n" + (f"otlp_traces_endpoint: {url}\n" if by_option else "")
     )
-    supervisor = Supervisor(config)
-    supervisor.start()
-    try:
-        ended = threading.Event()
+    with Edge(tmp_path / "engine", str(config), module="faser_trtllm.serving.edge.process") as edge:
+        edge.hello()
+        edge.open(0)
+        assert edge.opened()[1] is OpenStatus.OPENED
         before_ns = time.time_ns()
-        request = TextRequest(text="hello", max_tokens=10, end_ids=())
-        supervisor.submit(request, lambda event: ended.set() if getattr(event, "finish_reason", 1) else None)
-        assert ended.wait(PATIENCE_S)
-        supervisor.drain()
-        wait_until(lambda: collector.received)
+        ten, none = np.array([[10]], np.int32), np.array([[-1]], np.int32)
+        edge.ask(0, 1, text_input=b"hello", max_tokens=ten, end_id=none)
+        edge.answers(1)
+        edge.process.send_signal(signal.SIGTERM)
+        assert edge.closed() == 0
         after_ns = time.time_ns()
-    finally:
-        supervisor.close()
     path, export = collector.received[0]
     assert path == "/v1/traces"
     (resource,) = export.resource_spans

@@ -13,7 +13,7 @@ import pytest
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.openai.model import Model
 from tests.support.checkpoints import write_tokenizer
-from tests.support.triton_server import Server, fake_repository
+from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -25,11 +25,9 @@ NUM_KILLS = 3
 @pytest.fixture
 def server(tmp_path):
     write_tokenizer(tmp_path, 320)
-    (tmp_path / "repository").mkdir()
     config = tmp_path / "faser.yaml"
     config.write_text("restart_backoff_s: 0.05\n")
-    repository = fake_repository(tmp_path / "repository")
-    with Server(tmp_path, model_repo=repository, config=config, log=tmp_path / "log") as server:
+    with Server(tmp_path, is_fake=True, config=config, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 

@@ -362,7 +362,7 @@ def test_a_dead_triton_is_503_with_a_hint_and_health_says_so(engine_dir, tmp_pat
                 fields = {"max_tokens": 500, "n": 64, "stream": True}  # four times what runs at once
                 stream = client.completions.create(model="faser", prompt="a", **fields, **GREEDY)
                 next(stream)
-                os.kill(triton.pid_of("engine_process"), signal.SIGKILL)
+                os.kill(triton.engine_pid(), signal.SIGKILL)
                 with pytest.raises(openai.APIError, match=r"send the request again|try again"):
                     list(stream)
             triton.__exit__()

@@ -4,7 +4,7 @@ _EXECUTOR = "tests/executor/test_executor.py"
 _GUARD = "tests/executor/test_guard.py"
 _BUILD = "tests/builder/test_build.py"
 _FILE = "tests/builder/test_engine_file.py"
-_SUPERVISOR = "tests/serving/worker/test_supervisor.py"
+_HEALTH = "tests/serving/edge/test_health.py"
 _TRITON = "tests/serving/triton/test_triton.py"
 _PROCESSES = "tests/serving/triton/test_faults.py"
 _FAULTY = "tests/serving/reliability/test_faulty.py"
@@ -31,7 +31,7 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     # bounded by the request's own output, and our OpenAI door holds the model up
     38: (
         f"{_SERVER}::test_clients_that_do_not_read_hold_up_nobody_and_what_waits_for_them_is_bounded",
-        "tests/serving/worker/test_messages.py::test_a_reader_that_stalls_does_not_block_the_sender",
+        "tests/serving/edge/test_connection.py::test_what_came_while_the_socket_was_busy_goes_out_as_one_frame",
         "tests/serving/openai/test_app.py::test_a_client_that_does_not_read_holds_up_the_model",
     ),
     # a full queue; Retry-After over our OpenAI door, Triton has no header for it
@@ -129,25 +129,24 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     56: (
         f"{_PROCESSES}::test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back",
         f"{_TRITON}::test_kill_of_the_engine_under_streams",
-        f"{_SUPERVISOR}::test_kill_fails_all_streams_at_once_and_the_child_comes_back",
+        "tests/serving/edge/test_server.py::test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back",
+        f"{_HEALTH}::test_a_request_that_kills_the_engine_again_and_again_does_not_end_the_service",
     ),
-    # kill -9 of a model's process
-    57: (f"{_PROCESSES}::test_kill_of_the_stub_does_not_leave_clients_hanging",),
-    # kill -9 of a model's process while it loads
-    58: (f"{_START}::test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time",),
+    57: "models have no processes of their own; that of the engine is 56",
+    # kill -9 of the engine while it loads
+    58: (f"{_START}::test_an_engine_that_is_killed_while_it_starts_ends_the_start",),
     # kill -9 of tritonserver, or of the launcher
     59: (
         f"{_PROCESSES}::test_kill_of_tritonserver_leaves_nothing",
         f"{_PROCESSES}::test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up",
-        f"{_SUPERVISOR}::test_the_child_dies_with_its_supervisor",
-        "tests/serving/launch/test_shm.py::test_only_the_dead_are_cleaned_up",
+        "tests/serving/launch/test_run_dir.py::test_only_the_dead_are_cleaned_up",
     ),
     # an engine that is stopped, or hangs
     60: (
         f"{_SERVER}::test_a_stopped_engine_is_not_ready_within_5_s_and_recovers",
-        f"{_SUPERVISOR}::test_a_stopped_child_is_not_ready_and_recovers_with_its_streams",
-        f"{_SUPERVISOR}::test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again",
-        f"{_SUPERVISOR}::test_an_engine_without_work_is_healthy_however_long",
+        f"{_HEALTH}::test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again",
+        f"{_HEALTH}::test_a_step_is_judged_by_the_steps_before_it",
+        f"{_HEALTH}::test_an_engine_that_does_not_come_up_again_is_started_once_more",
     ),
     # SIGTERM under streams
     61: (f"{_PROCESSES}::test_sigterm_lets_short_streams_finish_and_tells_long_ones",),
@@ -164,16 +163,16 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     ),
     # the wall clock jumps by an hour, as a patched time.time()
     66: (
-        f"{_START}::test_a_wall_clock_that_jumps_an_hour_to_and_fro_has_no_effect",
+        f"{_HEALTH}::test_a_wall_clock_that_jumps_an_hour_to_and_fro_has_no_effect",
         f"{_START}::test_the_wall_clock_is_read_only_to_be_shown",
     ),
-    # /dev/shm full, few open files; a limit of threads ends the child's start as any failed start, and is not
+    # nothing can be written, few open files; a limit of threads ends the child's start as any failed start, and is not
     # tested, since the superuser of a test machine has none
     67: (
-        f"{_START}::test_full_shared_memory_is_a_sentence_at_the_start",
+        "tests/serving/launch/test_run_dir.py::test_a_place_that_cannot_be_written_to_is_a_sentence",
         f"{_START}::test_too_few_open_files_are_a_sentence_at_the_start",
         f"{_START}::test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter",
-        f"{_SUPERVISOR}::test_a_child_that_ends_before_it_is_ready_is_an_error",
+        "tests/serving/edge/test_server.py::test_an_engine_process_that_ends_before_it_is_ready_is_told",
     ),
     68: "no GPU to lose here; what a lost one leads to, an engine process that dies or hangs, is 56 and 60",
     # the log's disk is full, standard output is closed
@@ -183,8 +182,7 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     ),
     # metrics read a hundred times a second
     70: ("tests/serving/observe/test_dashboard.py::test_scraping_a_hundred_times_a_second_changes_nothing",),
-    # numpy 2 beside the wheel's server
-    71: (f"{_START}::test_numpy_2_is_refused_with_the_fix",),
+    71: "numpy 2 beside the wheel's server: nothing of Python runs in it, and all tests run on numpy 2",
     # fork of a process with threads
     72: (f"{_START}::test_no_process_is_forked_and_goes_on",),
 }

@@ -1,6 +1,6 @@
 """One real server for all its tests: clients that vanish or stall, an engine that stops, models that come and go.
 
-The engine child's executor is a fake, so that streams last as needed.
+The engine process's executor is a fake, so that streams last as needed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from faser_trtllm.serving.worker.process import command_line
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.streams import Answer
-from tests.support.triton_server import Server, fake_repository
+from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -31,15 +31,10 @@ NOTICE_S = 5.5  # 4 s of silence, the second of the metrics' period, and a scrap
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return fake_repository(tmp_path_factory.mktemp("repository"))
-
-
-@pytest.fixture(scope="module")
-def server(repository, edge, tmp_path_factory):
+def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("server")
     write_tokenizer(directory, 320)
-    with Server(directory, model_repo=repository, allow_control=True, edge=edge, log=directory / "log") as server:
+    with Server(directory, is_fake=True, allow_control=True, log=directory / "log") as server:
         yield server.wait_ready()
 
 
@@ -186,7 +181,7 @@ def test_an_unload_ends_its_streams_in_bounded_time_and_joins_its_threads(server
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
 
 
-def test_loads_at_the_same_time_leave_one_that_serves(server, edge):
+def test_loads_at_the_same_time_leave_one_that_serves(server):
     statuses = []
     threads = [
         threading.Thread(target=lambda: statuses.append(post(server, "/v2/repository/models/faser/load")[0]))
@@ -199,20 +194,15 @@ def test_loads_at_the_same_time_leave_one_that_serves(server, edge):
     assert set(statuses) <= {200, 400}
     assert 200 in statuses
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
-    wait_until(lambda: len(server.pids()) == (3 if edge == "python" else 2))
+    wait_until(lambda: len(server.pids()) == 2)
 
 
-@pytest.mark.parametrize("edge", ["python"], indirect=True)
-def test_a_broken_model_does_not_take_the_place_of_a_good_one(server, repository):
-    model = repository / "faser" / "1" / "model.py"
-    good = model.read_text()
-    model.write_text("raise RuntimeError('broken on purpose')\n")
-    try:
-        status, text = post(server, "/v2/repository/models/faser/load")
-        assert status == 400, (status, text)
-        assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
-    finally:
-        model.write_text(good)
+def test_a_broken_model_does_not_take_the_place_of_a_good_one(server):
+    broken = {"name": "faser", "backend": "nowhere", "max_batch_size": 64}
+    body = json.dumps({"parameters": {"config": json.dumps(broken)}}).encode()
+    status, text = post(server, "/v2/repository/models/faser/load", body)
+    assert status == 400, (status, text)
+    assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
     assert post(server, "/v2/repository/models/faser/load")[0] == 200
     assert generate_http(server.http_url, "abc", max_tokens=3).text == "abcabc"
     assert server.process.poll() is None, server.output()

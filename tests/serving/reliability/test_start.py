@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -18,21 +17,17 @@ import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import ExecutorConfig, ServiceConfig, load_service_config
+from faser_trtllm.config import ExecutorConfig, load_service_config
 from faser_trtllm.errors import CheckpointError, ConfigError, EngineFileError, FaserError, UnavailableError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import ResponseError, generate_http
-from faser_trtllm.serving.launch import launcher as launcher_module
-from faser_trtllm.serving.launch import limits, shm, tritonserver
+from faser_trtllm.serving.launch import limits
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
-from faser_trtllm.serving.worker import supervisor as supervisor_module
 from faser_trtllm.serving.worker.process import command_line, session_pids
-from faser_trtllm.serving.worker.supervisor import Supervisor
 from tests.support.checkpoints import make_pair, write_tokenizer
-from tests.support.streams import Stream
-from tests.support.triton_server import ROOT, fake_repository, free_ports
+from tests.support.triton_server import FAKE_ENGINE, REPOSITORY, ROOT, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -188,32 +183,6 @@ def test_a_wrong_fault_is_refused_before_a_server_is_started(built, monkeypatch)
     assert "FASER_FAULT has the kind 'draft_eror', known are draft_error, " in refusal(engine_dir=built)
 
 
-def test_numpy_2_is_refused_with_the_fix(monkeypatch):
-    version = tritonserver.importlib.metadata.version
-    monkeypatch.setattr(
-        tritonserver.importlib.metadata, "version", lambda name: "2.1.3" if name == "numpy" else version(name)
-    )
-    with pytest.raises(UnavailableError, match=r'numpy is 2\.1\.3, .*run `pip install "numpy<2"`'):
-        tritonserver.find_tritonserver()
-    assert tritonserver.find_tritonserver(edge="native").wheel_dir is not None
-
-
-class Space:
-    f_frsize = 4096
-
-    def __init__(self, num_bytes):
-        self.f_bavail = num_bytes // self.f_frsize
-
-
-def test_full_shared_memory_is_a_sentence_at_the_start(built, monkeypatch):
-    monkeypatch.setattr(limits.os, "statvfs", lambda path: Space(1 << 20))
-    assert "/dev/shm has 1024 KiB free, at least 16384 are needed" in refusal(engine_dir=built)
-    monkeypatch.setattr(limits.os, "statvfs", lambda path: Space(1 << 30))
-    monkeypatch.setattr(shm, "SHM_DIR", Path("/proc"))  # nothing can be made there
-    with pytest.raises(UnavailableError, match=r"/proc is not writable: .*; free space or permit it"):
-        shm.ShmPrefix.open()
-
-
 def test_too_few_open_files_are_a_sentence_at_the_start(built, monkeypatch):
     monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (64, 64))
     assert "this process may open 64 files, at least 1024 are needed" in refusal(engine_dir=built)
@@ -230,15 +199,16 @@ def few_files():
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter(fake_engine_dir, tmp_path, few_files):
+def test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter(fake_engine_dir, monkeypatch, few_files):
     """The server's messages go to /dev/full, and the engine is killed, so that there are some."""
+    monkeypatch.setenv("FASER_ENGINE_MODULE", FAKE_ENGINE["FASER_ENGINE_MODULE"])
     ports = free_ports()
     options = ServeOptions(
         engine_dir=fake_engine_dir,
         http_port=ports[0],
         grpc_port=ports[1],
         metrics_port=ports[2],
-        model_repo=fake_repository(tmp_path / "repository"),
+        model_repo=REPOSITORY,
         log_file=Path("/dev/full"),
         verbose=True,
     )
@@ -248,7 +218,7 @@ def test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter(fake_engine
         assert launcher.wait_ready()
         assert re.search(r"Max open files +(\d+)", Path(f"/proc/{launcher.pid}/limits").read_text())[1] != "64"
         assert generate_http(url, "abc", max_tokens=3).text == "abcabc"
-        (engine,) = launcher._find(lambda arguments: "tests.support.fake_engine" in arguments)
+        (engine,) = (pid for pid in session_pids(launcher.pid) if pid != launcher.pid)
         os.kill(engine, signal.SIGKILL)
 
         def answers():
@@ -262,62 +232,57 @@ def test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter(fake_engine
 
 @pytest.mark.triton
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["at once", "in model.py"])
-def test_a_stub_that_is_killed_while_it_loads_ends_the_start_in_bounded_time(
-    fake_engine_dir, tmp_path, monkeypatch, when
-):
-    """Triton sees that its model's process died once they have met, and waits for ever before."""
-    monkeypatch.setattr(launcher_module, "LOST_STUB_S", 1.0)
-    repository = fake_repository(tmp_path / "repository")
-    model = repository / "faser" / "1" / "model.py"
+@pytest.mark.parametrize("stage", ["at once", "while it loads"])
+def test_an_engine_that_is_killed_while_it_starts_ends_the_start(fake_engine_dir, tmp_path, monkeypatch, stage):
     began = tmp_path / "began"
-    model.write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(120)\n" + model.read_text())
+    (tmp_path / "slow_engine.py").write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(600)\n")
+    monkeypatch.setenv("FASER_ENGINE_MODULE", "slow_engine")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
-    stubs, pids, names = [], [], []
+    pids = []
 
-    def find_stub():
-        stubs[:] = launcher._stubs()  # asked again it may have no name for a moment: a new program takes its place
-        return stubs
+    def engine():
+        return next((pid for pid in session_pids(launcher.pid) if "slow_engine" in command_line(pid)), None)
 
-    def kill_the_stub():
-        if when == "in model.py":
+    def kill_the_engine():
+        if stage == "while it loads":
             wait_until(began.exists)
-        wait_until(find_stub, poll_s=0.002)
-        if when == "at once":
-            os.kill(stubs[0], signal.SIGSTOP)
-        time.sleep(1.0)  # the launcher looks twice a second
+        wait_until(engine, poll_s=0.002)
         pids.extend(session_pids(launcher.pid))
-        names.extend(launcher._shm.regions())
-        os.kill(stubs[0], signal.SIGKILL)
+        os.kill(engine(), signal.SIGKILL)
 
-    options = ServeOptions(engine_dir=fake_engine_dir, model_repo=repository, log_file=tmp_path / "log", **ports)
+    options = ServeOptions(engine_dir=fake_engine_dir, model_repo=REPOSITORY, log_file=tmp_path / "log", **ports)
     with Launcher(options) as launcher:
         launcher.start()
-        killer = threading.Thread(target=kill_the_stub)
+        killer = threading.Thread(target=kill_the_engine)
         killer.start()
         with pytest.raises(UnavailableError, match=r"the server did not start \("):
             launcher.wait_ready()
         killer.join()
-    assert len(pids) >= 2
+    assert "the engine process ended before it was ready" in (tmp_path / "log").read_text()
+    assert len(pids) == 2
     wait_until(lambda: not any(command_line(pid) for pid in pids))
-    assert names
     assert launcher.leftovers() == []
 
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_closed_output_does_not_end_the_service(fake_engine_dir, tmp_path):
+def test_closed_output_does_not_end_the_service(fake_engine_dir):
     """The terminal is gone: nobody reads what the launcher and the server write."""
     ports = free_ports()
     code = (
         "import os, sys; from pathlib import Path; from faser_trtllm.serving.launch.launcher import serve; "
         "from faser_trtllm.serving.launch.options import ServeOptions\n"
         f"sys.exit(serve(ServeOptions(engine_dir=Path({str(fake_engine_dir)!r}), http_port={ports[0]}, "
-        f"grpc_port={ports[1]}, metrics_port={ports[2]}, "
-        f"model_repo=Path({str(fake_repository(tmp_path / 'repository'))!r}))))"
+        f"grpc_port={ports[1]}, metrics_port={ports[2]}, model_repo=Path({str(REPOSITORY)!r}))))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | FAKE_ENGINE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert "ready:" in process.stdout.readline()
@@ -333,32 +298,6 @@ def test_closed_output_does_not_end_the_service(fake_engine_dir, tmp_path):
     finally:
         process.kill()
         process.wait()
-
-
-JUMPING = """
-import random, sys, time
-real = time.time
-time.time = lambda: real() + random.choice((-3600.0, 0.0, 3600.0))
-from tests.support.fake_engine import main, open_echo
-main(sys.argv[1:], opener=open_echo)
-"""
-
-
-def test_a_wall_clock_that_jumps_an_hour_to_and_fro_has_no_effect(fake_engine_dir, monkeypatch):
-    real = time.time
-    monkeypatch.setattr(supervisor_module, "PING_PERIOD_S", 0.2)
-    monkeypatch.setattr(time, "time", lambda: real() + 3600.0 * (int(real() * 10) % 3 - 1))
-    supervisor = Supervisor(ServiceConfig(engine_dir=str(fake_engine_dir)), (sys.executable, "-c", JUMPING))
-    supervisor.start()
-    try:
-        until = time.monotonic() + 1.0  # some pings
-        while time.monotonic() < until:
-            stream = Stream(supervisor, max_tokens=20, timeout_ms=60_000.0)
-            assert stream.wait().finish_reason == "length"
-            assert supervisor.is_ready
-        assert supervisor.stats()["num_restarts"] == 0
-    finally:
-        supervisor.close()
 
 
 def _modules_that_call(names):

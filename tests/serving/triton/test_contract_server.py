@@ -21,8 +21,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.request import SEED_STEP
-from faser_trtllm.serving.worker.process import command_line
-from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line
 from tests.serving.triton.contract_clients import (
     end_to_end_inputs,
     llm_client_inputs,
@@ -53,9 +52,9 @@ def engine_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine_dir, edge, tmp_path_factory):
+def server(engine_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(engine_dir, speculation="fixed:4", allow_control=True, edge=edge, log=log) as server:
+    with Server(engine_dir, speculation="fixed:4", allow_control=True, log=log) as server:
         server.wait_ready()
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             for model in [*TEXT_MODELS, "tensorrt_llm"]:
@@ -442,7 +441,7 @@ def test_all_models_share_one_engine_and_survive_its_end(server):
 
     inputs = stacked([end_to_end_inputs("hello", LONG, True)] * 64)
     (*_, error) = send(server, "ensemble", inputs, while_open=kill)
-    # The last of the 64 may reach the engine's supervisor after the kill.
+    # The last of the 64 may reach the backend after the kill.
     assert any(said in str(error) for said in ("send the request again", "starting again after a crash"))
     wait_until(lambda: answers(server))
     assert len(engine_pids(server)) == 1

@@ -202,15 +202,14 @@ def test_the_configuration_declares_the_contract(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_is_decoupled_batched_and_run_by_the_same_file(model):
+def test_every_model_is_decoupled_batched_and_run_by_our_backend(model):
     config = config_of(model)
     assert config.name == model
-    assert config.backend == "python"
+    assert config.backend == "faser"
     assert config.model_transaction_policy.decoupled
     assert config.max_batch_size == 64
     assert [(group.count, group.kind) for group in config.instance_group] == [(1, 2)]  # one on the CPU
-    source = (REPOSITORY / model / "1" / "model.py").read_text()
-    assert source == (REPOSITORY / "faser" / "1" / "model.py").read_text()
+    assert (REPOSITORY / model / "1").is_dir(), "Triton wants a version"
 
 
 def test_our_own_model_takes_what_ensemble_takes():

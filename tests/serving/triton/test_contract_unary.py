@@ -22,7 +22,7 @@ NUM_TOKENS = 900  # long beside the time in which twelve requests arrive
 
 
 @pytest.fixture(scope="module")
-def server(edge, tmp_path_factory):
+def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("unary")
     target, draft = make_pair(directory, 320, max_position_embeddings=1024)
     sizes = {"max_batch_size": 16, "max_seq_len": 1024, "max_draft_len": 4, "tokens_per_block": 16}
@@ -34,7 +34,6 @@ def server(edge, tmp_path_factory):
         decoupled=False,
         speculation="fixed:4",
         allow_control=True,
-        edge=edge,
         log=directory / "log",
     ) as server:
         yield server.wait_ready()

@@ -53,8 +53,8 @@ def engine_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine_dir, edge, tmp_path_factory):
-    with Server(engine_dir, speculation="fixed:4", edge=edge, log=tmp_path_factory.mktemp("log") / "log") as server:
+def server(engine_dir, tmp_path_factory):
+    with Server(engine_dir, speculation="fixed:4", log=tmp_path_factory.mktemp("log") / "log") as server:
         yield server.wait_ready()
 
 

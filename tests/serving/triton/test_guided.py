@@ -44,9 +44,9 @@ def engine_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine_dir, edge, tmp_path_factory):
+def server(engine_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("triton") / "log"
-    with Server(engine_dir, speculation="fixed:4", models=None, edge=edge, log=log) as server:
+    with Server(engine_dir, speculation="fixed:4", models=None, log=log) as server:
         yield server.wait_ready()
 
 

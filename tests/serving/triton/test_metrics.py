@@ -18,14 +18,14 @@ from tests.support.counted_run import Run, some_requests
 from tests.support.executor_harness import Setup
 from tests.support.waiting import wait_until
 
-PB_UTILS = SimpleNamespace(MetricFamily=FakeMetricFamily)
+API = SimpleNamespace(MetricFamily=FakeMetricFamily)
 
 
 @pytest.fixture
 def metrics():
     """Not started: publish() does by hand what its thread would."""
     FakeMetricFamily.reset()
-    return ModelMetrics(PB_UTILS, "faser", "1")
+    return ModelMetrics(API, "faser", "1")
 
 
 def publish(metrics, stats):
@@ -83,23 +83,6 @@ def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, ru
     assert value("faser_inter_token_latency_seconds_sum") == pytest.approx(sum(run.series("inter_token_latency_s_sum")))
 
 
-def test_counters_go_on_after_a_restart_of_the_engine(metrics):
-    def tell(tokens, restarts, queued):
-        publish(
-            metrics,
-            {"num_output_tokens": tokens, "num_restarts": restarts}
-            | {f"queue_time_s[{i}]": float(i == 3) * queued for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)}
-            | {f"queue_time_s_sum[{i}]": 0.004 * queued * (i == 3) for i in range(len(HISTOGRAMS["queue_time_s"]) + 1)},
-        )
-
-    tell(100, 0, 5)
-    tell(130, 1, 2)  # a new child that has counted more than the old one
-    tell(150, 1, 2)
-    assert value("faser_generation_tokens_total") == 250
-    assert value("faser_engine_restarts_total") == 1
-    assert FakeMetricFamily.histograms[("faser_request_queue_time_seconds",)]["counts"][3] == 7
-
-
 def test_only_what_changed_is_told_to_triton(metrics, run):
     publish(metrics, run.stats)
     before = FakeMetricFamily.num_calls
@@ -110,24 +93,9 @@ def test_only_what_changed_is_told_to_triton(metrics, run):
 def test_a_gauge_is_set_even_to_zero_when_its_model_is_loaded(metrics):
     """Triton keeps the series of a model that was unloaded, with their values."""
     publish(metrics, {"num_running": 3.0})
-    again = ModelMetrics(PB_UTILS, "faser", "1")
+    again = ModelMetrics(API, "faser", "1")
     publish(again, {"num_running": 0.0})
     assert value("faser_num_requests_running") == 0.0
-
-
-def test_a_model_that_no_longer_runs_the_engine_takes_its_gauges_back(metrics):
-    publish(metrics, {"num_running": 3.0, "num_output_tokens": 7.0, "kv_num_blocks": 9.0})
-    publish(metrics, {})
-    assert value("faser_num_requests_running") == 0.0
-    assert value("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max") == 0.0
-    assert value("nv_trt_llm_general_metrics", general_type="timestamp") == 0.0
-    assert value("faser_generation_tokens_total") == 7.0
-    before = FakeMetricFamily.num_calls
-    publish(metrics, {})
-    assert FakeMetricFamily.num_calls == before
-    publish(metrics, {"num_running": 2.0, "num_output_tokens": 1.0, "num_restarts": 1.0})
-    assert value("faser_num_requests_running") == 2.0
-    assert value("faser_generation_tokens_total") == 8.0
 
 
 def test_one_thread_publishes_and_what_is_left_at_the_end_too(metrics, run):
@@ -163,7 +131,7 @@ def test_ends_are_counted_by_reason_and_code(metrics):
 
 def test_a_model_without_stats_publishes_its_own_requests_only():
     FakeMetricFamily.reset()
-    metrics = ModelMetrics(PB_UTILS, "ensemble", "1")
+    metrics = ModelMetrics(API, "ensemble", "1")
     metrics.record(Chunk(1, "", (), "stop"))
     metrics._publish()
     names = {key[0] for key in FakeMetricFamily.values}
@@ -176,7 +144,7 @@ def test_readiness_is_told_even_when_the_engine_is_silent(monkeypatch):
     FakeMetricFamily.reset()
     monkeypatch.setattr("faser_trtllm.serving.triton.metrics.PERIOD_S", 0.02)
     ready = [True]
-    metrics = ModelMetrics(PB_UTILS, "faser", "1")
+    metrics = ModelMetrics(API, "faser", "1")
     metrics.start(lambda: ready[0])
     wait_until(lambda: FakeMetricFamily.values.get(("faser_engine_ready",)) == 1)
     ready[0] = False

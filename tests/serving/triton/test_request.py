@@ -1,7 +1,6 @@
-"""Tensors to requests, and model.py's side of Triton with a stand-in for pb_utils and a fake engine child."""
+"""Tensors to requests, and the models with a stand-in for EdgeApi, over an executor that is a fake."""
 
 import json
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -10,14 +9,15 @@ import numpy as np
 import pytest
 
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
-from faser_trtllm.serving.triton.model import TritonModel, open_model
+from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.edge.local_engine import LocalEngine
+from faser_trtllm.serving.text.service import TextGenerator
+from faser_trtllm.serving.triton.model import TritonModel, load_model_config, note_start_error
 from faser_trtllm.serving.triton.request import parse_request
 from tests.serving.observe.fake_metrics import FakeMetricFamily
 from tests.support.checkpoints import write_tokenizer
-from tests.support.fake_engine import ENDLESS
+from tests.support.fake_engine import ENDLESS, EchoExecutor
 from tests.support.waiting import PATIENCE_S, wait_until
-
-COMMAND = (sys.executable, "-m", "tests.support.fake_engine")
 
 
 def strings(*values):
@@ -116,7 +116,7 @@ BAD = [
 
 
 def parse_checked(tensors):
-    """What Triton's process reads and the engine's process checks."""
+    """What is read of tensors, and what is checked when it is submitted."""
     for part in parse_request(tensors):
         part.request.validate()
 
@@ -146,14 +146,9 @@ class FakeTensor:
         return self._array
 
 
-class FakeModelError(Exception):
-    pass
-
-
-PB_UTILS = SimpleNamespace(
+API = SimpleNamespace(
     Tensor=FakeTensor,
     TritonError=FakeError,
-    TritonModelException=FakeModelError,
     MetricFamily=FakeMetricFamily,
     InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(
         tensors={t.name(): t.as_numpy() for t in output_tensors}, error=error
@@ -163,7 +158,7 @@ PB_UTILS = SimpleNamespace(
 
 
 class FakeRequest:
-    """A Triton request that fails the test when it is touched after FINAL, as Triton's stub would crash."""
+    """A request that notes whether it is touched after FINAL, when the Triton backend has forgotten it."""
 
     def __init__(self, request_id="", **tensors):
         self._inputs = [FakeTensor(name, array) for name, array in tensors.items()]
@@ -206,6 +201,7 @@ class FakeRequest:
 def model_args(engine_dir, tmp_path):
     parameters = {"engine_dir": {"string_value": str(engine_dir)}}
     return {
+        "model_name": "faser",
         "model_config": json.dumps({"parameters": parameters}),
         "model_repository": str(tmp_path),
         "model_version": "1",
@@ -213,20 +209,46 @@ def model_args(engine_dir, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory):
+def tokenizer(tmp_path_factory):
     directory = tmp_path_factory.mktemp("engine")
     write_tokenizer(directory, 320)
-    return directory
+    return Tokenizer.load(directory)
 
 
 @pytest.fixture
-def model(engine_dir, tmp_path, monkeypatch):
-    monkeypatch.delenv("FASER_ENGINE_DIR", raising=False)
-    monkeypatch.delenv("FASER_CONFIG", raising=False)
+def engine(tokenizer):
+    """Delivers from a thread, as the engine process does."""
+    executor, due, closing = EchoExecutor(max_seq_len=2 * ENDLESS), threading.Event(), threading.Event()
+    engine = LocalEngine(TextGenerator(executor, tokenizer), due.set)
+
+    def deliver():
+        while not closing.is_set():
+            due.wait()
+            due.clear()
+            engine.deliver()
+
+    thread = threading.Thread(target=deliver)
+    thread.start()
+    executor.start()
+    yield engine
+    closing.set()
+    due.set()
+    thread.join()
+
+
+@pytest.fixture
+def model(engine, tmp_path):
     FakeMetricFamily.reset()
-    model = TritonModel(PB_UTILS, model_args(engine_dir, tmp_path), COMMAND)
+    model = TritonModel(API, model_args("unused", tmp_path), engine)
     yield model
     model.close()
+
+
+def cancel(model, *requests):
+    """As the engine process does when the Triton backend says that clients have cancelled."""
+    for request in requests:
+        request.cancelled = True
+    model.end_cancelled()
 
 
 def test_streamed_answer(model):
@@ -284,7 +306,7 @@ def test_a_client_that_asks_for_it_gets_the_code_in_the_sentence(model):
     refused, running = requests
     assert refused.wait().error.message.startswith("[INVALID_ARG] max_tokens is 0")
     wait_until(lambda: running.responses)
-    running.cancelled = True
+    cancel(model, running)
     error = running.wait().error
     assert (error.code, error.message) == ("CANCELLED", "[CANCELLED] the request was cancelled")
     assert not refused.touched_after_final
@@ -316,8 +338,8 @@ def test_a_batch_of_sequences_ends_with_its_last(model):
     assert not request.touched_after_final
 
 
-def test_a_part_that_is_refused_ends_the_others(model):
-    submit = model._engine.submit
+def test_a_part_that_is_refused_ends_the_others(model, engine, monkeypatch):
+    submit = engine.submit
     ids = []
 
     def submit_two(request, on_event):
@@ -326,11 +348,11 @@ def test_a_part_that_is_refused_ends_the_others(model):
         ids.append(submit(request, on_event))
         return ids[-1]
 
-    model._engine.submit = submit_two
+    monkeypatch.setattr(engine, "submit", submit_two)
     request = FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), num_return_sequences=ints(3))
     model.execute([request])
     assert request.wait().error.message == "no room"
-    wait_until(lambda: model._engine.num_open == 0)
+    wait_until(lambda: engine.num_open == 0)
     assert len(request.responses) == 1
     assert not request.touched_after_final
 
@@ -347,7 +369,7 @@ def test_a_stop_request_ends_all_of_its_id_with_what_they_have(model):
         assert final["finish_reason"].tolist() == [b"cancelled"]
         assert final["text_output"][0] == b"abc" + (b"abc" * ENDLESS)[: final["num_output_tokens"][0, 0]]
     assert not requests[1].final.is_set()
-    requests[1].cancelled = True
+    cancel(model, requests[1])
     assert requests[1].wait().error.code == "CANCELLED"
 
 
@@ -355,8 +377,7 @@ def test_cancelled_requests_end_and_are_left_alone(model):
     requests = [FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), stream=flag(True)) for _ in range(50)]
     model.execute(requests)
     time.sleep(0.1)
-    for request in requests:
-        request.cancelled = True
+    cancel(model, *requests)
     assert {request.wait().error.code for request in requests} == {"CANCELLED"}
     time.sleep(0.05)
     assert not any(request.touched_after_final for request in requests)
@@ -375,32 +396,32 @@ def test_metrics_come_from_one_thread(model):
     assert FakeMetricFamily.values["faser_request_failures_total", ("code", "INVALID_ARG")] == 1
 
 
-def test_close_ends_requests_and_joins_threads(engine_dir, tmp_path):
-    model = TritonModel(PB_UTILS, model_args(engine_dir, tmp_path), COMMAND)
-    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS), stream=flag(True))
-    model.execute([request])
+def test_close_joins_its_thread(engine, tmp_path):
+    model = TritonModel(API, model_args("unused", tmp_path), engine)
+    assert "faser-metrics" in {thread.name for thread in threading.enumerate()}
     model.close()
-    assert request.responses[-1].error.code == "UNAVAILABLE"
-    names = {thread.name for thread in threading.enumerate()}
-    assert not names & {"faser-supervisor", "faser-cancellation", "faser-parent", "faser-metrics"}
-    assert not request.touched_after_final
+    assert "faser-metrics" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_missing_engine_dir_is_told_to_triton_and_the_launcher(tmp_path, monkeypatch):
+def test_a_missing_engine_dir_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.delenv("FASER_ENGINE_DIR", raising=False)
     monkeypatch.delenv("FASER_CONFIG", raising=False)
+    with pytest.raises(InvalidArgumentError, match="engine_dir is not set"):
+        load_model_config(model_args("", tmp_path))
+
+
+def test_the_reason_of_a_failed_start_is_left_to_the_launcher_if_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("FASER_RUN_DIR", raising=False)
+    note_start_error("nobody reads it")
     monkeypatch.setenv("FASER_RUN_DIR", str(tmp_path))
-    with pytest.raises(FakeModelError, match="engine_dir is not set"):
-        open_model(PB_UTILS, model_args("", tmp_path))
-    assert "engine_dir is not set" in (tmp_path / "startup_error").read_text()
+    note_start_error("what was wrong")
+    assert (tmp_path / "startup_error").read_text() == "what was wrong"
 
 
-def test_environment_wins_over_file_and_parameters(engine_dir, tmp_path, monkeypatch):
+def test_environment_wins_over_file_and_parameters(tmp_path, monkeypatch):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "faser.yaml").write_text("engine_dir: nowhere\ncancellation_check_period_ms: 1\n")
-    monkeypatch.setenv("FASER_ENGINE_DIR", str(engine_dir))
-    model = TritonModel(PB_UTILS, model_args("elsewhere", tmp_path), COMMAND)
-    try:
-        assert model.is_ready
-    finally:
-        model.close()
+    monkeypatch.delenv("FASER_CONFIG", raising=False)
+    monkeypatch.setenv("FASER_ENGINE_DIR", "here")
+    config = load_model_config(model_args("elsewhere", tmp_path))
+    assert (config.engine_dir, config.cancellation_check_period_ms) == ("here", 1)

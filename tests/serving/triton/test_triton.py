@@ -45,12 +45,12 @@ def engine_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine_dir, edge, tmp_path_factory):
+def server(engine_dir, tmp_path_factory):
     """Its timeouts are hours: no test passes because of one."""
     directory = tmp_path_factory.mktemp("server")
     config = directory / "faser.yaml"
     config.write_text("health_timeout_s: 7200\nhang_timeout_s: 7200\n")
-    with Server(engine_dir, config=config, speculation="fixed:4", edge=edge, log=directory / "log") as server:
+    with Server(engine_dir, config=config, speculation="fixed:4", log=directory / "log") as server:
         yield server.wait_ready()
 
 

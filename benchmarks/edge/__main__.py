@@ -1,8 +1,8 @@
-"""CPU per streamed response of both edges: `python -m benchmarks.edges --engine_dir DIR`.
+"""CPU per streamed response: `python -m benchmarks.edge --engine_dir DIR`.
 
-Runs the server with each edge in turn, several rounds, streams the same greedy requests through a light gRPC client
-(no protobuf objects), and prints CPU us per response of each process and responses per second as a Markdown table.
-Ratios between edges of one round count; absolute numbers are the machine's.
+Starts a server several times, streams greedy requests through a light gRPC client (no protobuf objects), and prints CPU
+us per response of each process and responses per second as a Markdown table. The numbers are the machine's: compare two
+versions by runs in turn. With `--fake` the engine process is the tests' one, whose executor computes nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from faser_trtllm.serving.launch.launcher import STUB_NAME, Launcher
-from faser_trtllm.serving.launch.options import EDGES, ServeOptions
-from faser_trtllm.serving.worker.process import command_line, session_pids
-from faser_trtllm.serving.worker.supervisor import PARENT_OPTION
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions, default_repository
+from faser_trtllm.serving.worker.process import session_pids
 
 PROMPT = "def quicksort(items):"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -80,22 +79,15 @@ def cpu_s(pid: int) -> float:
 
 def parts_of(server_pid: int) -> dict[str, int]:
     """Process ids of a launch by part."""
-    parts = {"tritonserver": server_pid}
-    for pid in session_pids(server_pid):
-        arguments = command_line(pid) or [""]
-        if any(argument.startswith(PARENT_OPTION) for argument in arguments):
-            parts["engine"] = pid
-        elif arguments[0].endswith(STUB_NAME):
-            parts["stub"] = pid
-    return parts
+    (engine_pid,) = (pid for pid in session_pids(server_pid) if pid != server_pid)
+    return {"tritonserver": server_pid, "engine": engine_pid}
 
 
-def measure(edge: str, options: argparse.Namespace) -> Sample:
+def measure(options: argparse.Namespace) -> Sample:
     """One launch, warmed up by a tenth of the tokens."""
     ports: dict[str, Any] = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
-    serve = ServeOptions(
-        engine_dir=options.engine_dir, model_repo=options.model_repo, edge=edge, log_file=Path(os.devnull), **ports
-    )
+    repository = default_repository() if options.fake else None  # a named one is not asked for engines
+    serve = ServeOptions(engine_dir=options.engine_dir, model_repo=repository, log_file=Path(os.devnull), **ports)
     with Launcher(serve) as launcher:
         launcher.start()
         launcher.wait_ready()
@@ -115,24 +107,18 @@ def measure(edge: str, options: argparse.Namespace) -> Sample:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
-    parser.add_argument("--model_repo", type=Path)
+    parser.add_argument("--fake", action="store_true", help="an engine directory needs a tokenizer only")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    samples: dict[str, list[Sample]] = {edge: [] for edge in EDGES}
-    for _ in range(options.rounds):
-        for edge in EDGES:
-            samples[edge].append(measure(edge, options))
-            print(edge, samples[edge][-1], flush=True)
-    print("| edge | tritonserver | stub | engine | client | responses/s |\n|---|---|---|---|---|---|")
-    for edge, runs in samples.items():
-        cells = []
-        for part in ("tritonserver", "stub", "engine", "client"):
-            found = [run.us(part) for run in runs if part in run.cpu_s]
-            cells.append(f"{statistics.median(found):.0f}" if found else "-")
-        rate = statistics.median(run.num_responses / run.seconds for run in runs)
-        print(f"| {edge} | {' | '.join(cells)} | {rate:.0f} |")
+    if options.fake:
+        os.environ["FASER_ENGINE_MODULE"] = "tests.support.fake_engine"
+    runs = [measure(options) for _ in range(options.rounds)]
+    parts = ("tritonserver", "engine", "client")
+    cells = [f"{statistics.median(run.us(part) for run in runs):.0f}" for part in parts]
+    rate = statistics.median(run.num_responses / run.seconds for run in runs)
+    print(f"| {' | '.join(parts)} | responses/s |\n|---|---|---|---|\n| {' | '.join(cells)} | {rate:.0f} |")
 
 
 if __name__ == "__main__":
