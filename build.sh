@@ -63,6 +63,7 @@ setup() {
     check_compiler
     echo "build.sh: installing the package and compiling the native library"
     pip_install -e ".[serve,openai]"
+    pip_install --no-deps nvidia-pytriton
     mark_done setup "$sources"
   fi
 }

@@ -146,7 +146,8 @@ def _encode(tensor: _Tensor, bits: Bfloat16Array) -> bytes:
 def _interleave(bits: Bfloat16Array, num_heads: int) -> Bfloat16Array:
     """Hugging Face's rope pairs dimension i with i + head_dim / 2, GGUF's llama pairs neighbours."""
     head_dim = bits.shape[0] // num_heads
-    return bits.reshape(num_heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(bits.shape)
+    found: Bfloat16Array = bits.reshape(num_heads, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(bits.shape)
+    return found
 
 
 def _string(text: str) -> bytes:

@@ -119,7 +119,8 @@ class ReplayedDraft(Replayed):
     ) -> npt.NDArray[np.int32]:
         """Per request, by the rule; all arguments are by request."""
         if stop is None:
-            return wanted.copy()
+            unbounded: npt.NDArray[np.int32] = wanted.copy()
+            return unbounded
         n, k = margins.shape
         logits = stop.slope[mode, :k].astype(np.float64) * margins + stop.intercept[mode, :k]
         survival = np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=1)

@@ -44,7 +44,7 @@ class Recording:
 
     @property
     def max_draft_len(self) -> int:
-        return self.margins.shape[2]
+        return int(self.margins.shape[2])
 
     def save(self, path: Path) -> None:
         np.savez_compressed(path, is_seeded=self.is_seeded, num_right=self.num_right, margins=self.margins)

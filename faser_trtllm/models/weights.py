@@ -36,7 +36,8 @@ Float32Array = npt.NDArray[np.float32]
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
     """fp32 -> bf16 bits, rounded to nearest even; NaN stays NaN, overflow becomes infinity."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    halves = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded: Bfloat16Array = halves.astype(np.uint16)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     if nan.any():
         rounded[nan] = 0x7FC0
@@ -45,7 +46,8 @@ def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
 
 def float32_from_bfloat16(bits: Bfloat16Array) -> Float32Array:
     """bf16 bits -> fp32, exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    values: Float32Array = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class AcceptanceModel:
 
     @property
     def max_draft_len(self) -> int:
-        return self.slope.shape[1]
+        return int(self.slope.shape[1])
 
     def log_odds(self, mode: int, margins: Float32Array, sources: Int8Array) -> Float64Array:
         """Of a request's first pending drafts, by their margins and sources [n] (core/request.py) -> [n], at most

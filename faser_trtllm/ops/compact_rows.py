@@ -14,4 +14,5 @@ def compact_rows_reference(hidden: Float32Array, rows: Int32Array) -> Float32Arr
         raise InvalidArgumentError(
             f"rows is {rows.tolist()}, it must list rows 0 to {hidden.shape[0] - 1} ascending, each once"
         )
-    return hidden[rows].copy()
+    kept: Float32Array = hidden[rows].copy()
+    return kept

@@ -41,4 +41,5 @@ def _arrival_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.f
 
 def residual(p: Float32Array, q: Float32Array) -> Float32Array:
     """(p - q)+, not normalised."""
-    return np.maximum(p - q, np.float32(0))
+    rest: Float32Array = np.maximum(p - q, np.float32(0))
+    return rest

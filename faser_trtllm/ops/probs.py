@@ -126,7 +126,8 @@ def exp_non_positive(z: Float32Array) -> Float32Array:
     for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         poly = poly * r + _F(coefficient)
     poly = (poly * (r * r) + r) + _F(1)
-    return np.where(inside, np.ldexp(poly, n.astype(np.int32)), _F(0))
+    found: Float32Array = np.where(inside, np.ldexp(poly, n.astype(np.int32)), _F(0))
+    return found
 
 
 def _penalise(entry: np.void, history: Int32Array, x: Float32Array) -> None:

@@ -136,7 +136,8 @@ class MeasuredCosts:
         if not known:
             return np.zeros(rows.size)
         octaves, means = zip(*known, strict=True)
-        return np.interp(np.log2(np.maximum(rows, 1.0)), octaves, means)
+        found: Float64Array = np.interp(np.log2(np.maximum(rows, 1.0)), octaves, means)
+        return found
 
     def _host_ms(self, num_requests: int, is_drafting: bool) -> float:
         """Of the number of requests that is nearest, with drafting or else without."""

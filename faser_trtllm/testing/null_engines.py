@@ -42,7 +42,8 @@ class NullEngine:
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         """All that is wanted, whatever draft_batch.stop says."""
-        return draft_batch.num_new_drafts.copy()
+        counts: npt.NDArray[np.int32] = draft_batch.num_new_drafts.copy()
+        return counts
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """There is nothing to keep."""

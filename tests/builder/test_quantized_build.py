@@ -44,7 +44,7 @@ def test_words_hold_neighbouring_inputs_of_one_output(bits: int) -> None:
     assert packed_scales.shape == (2, 3, 64)
     for output, index in [(0, 0), (69, 95), (64, 33), (5, 31)]:
         word = int(words[output // 64, index // per_word, output % 64])
-        assert word >> bits * (index % per_word) & 2**bits - 1 == integers[output, index] % 2**bits
+        assert word >> bits * (index % per_word) & 2**bits - 1 == int(integers[output, index]) % 2**bits
         assert packed_scales[output // 64, index // 32, output % 64] == scales[output, index // 32]
     assert not words[1, :, 6:].any()
     assert not packed_scales[1, :, 6:].any()

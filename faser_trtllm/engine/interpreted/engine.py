@@ -146,7 +146,8 @@ class InterpretedEngine(HostPruning):
             "candidates": torch.from_numpy(padded),
         }
         scores: npt.NDArray[np.float32] = self._exit.run(feeds)["scores"].numpy()
-        return scores[:, : candidates.shape[1]].copy()
+        kept: npt.NDArray[np.float32] = scores[:, : candidates.shape[1]].copy()
+        return kept
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         return draft_loop(self.forward, self._spec.vocab_size, draft_batch)

@@ -147,4 +147,5 @@ class QuantizedWeights:
         if self._config.method == "awq":
             shifts = shifts[np.argsort(_AWQ_ORDER)]
         values = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-        return values.astype(np.uint8).reshape(len(words), -1)
+        found: npt.NDArray[np.uint8] = values.astype(np.uint8).reshape(len(words), -1)
+        return found

@@ -66,7 +66,8 @@ def _nibbles(raw: ByteArray) -> ByteArray:
 
 def _high_bits(raw: ByteArray) -> ByteArray:
     """[n, 4] bytes, a little-endian uint32 -> its bits [n, 32], shifted to the place above a nibble."""
-    return np.unpackbits(raw, axis=-1, bitorder="little") << np.uint8(4)
+    found: ByteArray = np.unpackbits(raw, axis=-1, bitorder="little") << np.uint8(4)
+    return found
 
 
 def _f32(raw: ByteArray) -> Float32Array:
@@ -122,7 +123,8 @@ def _q5_k(raw: ByteArray) -> Float32Array:
     scales, minima = _k_scales(raw)
     bits = np.unpackbits(raw[:, 16:48, None], axis=2, bitorder="little").swapaxes(1, 2)
     quants = _nibbles(raw[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | (bits << np.uint8(4))
-    return (scales * quants - minima).reshape(-1, 256)
+    values: Float32Array = (scales * quants - minima).reshape(-1, 256)
+    return values
 
 
 def _q6_k(raw: ByteArray) -> Float32Array:

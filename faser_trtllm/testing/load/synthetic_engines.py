@@ -178,7 +178,7 @@ class SyntheticDraft(_SyntheticEngine):
         wanted, pending = draft_batch.num_new_drafts, draft_batch.num_drafts
         most = int(wanted.max(initial=0))
         if most == 0:
-            return wanted.copy()
+            return np.zeros_like(wanted)
         slots, sampling, drafts = draft_batch.batch.slots, draft_batch.sampling, self._drafts
         places = pending[:, None] + np.arange(most)
         in_reach = np.minimum(places, draft_batch.max_draft_len - 1)
@@ -188,7 +188,7 @@ class SyntheticDraft(_SyntheticEngine):
         margins = np.clip(log_odds + MARGIN_OFFSET, 0.0, MAX_MARGIN)
         drafts.passes[slots[:, None], np.minimum(places, draft_batch.max_draft_len)] = passes
         drafts.margins[slots[:, None], np.minimum(places, draft_batch.max_draft_len)] = margins
-        found = wanted.copy()
+        found: npt.NDArray[np.int32] = wanted.copy()
         if draft_batch.stop is not None:
             found = stopped_drafts(draft_batch.stop, drafts.margins[slots], entries["mode"], pending, wanted)
         targets = entries["draft_margins"].astype(np.int64) + 4 * (draft_batch.num_tokens + pending)

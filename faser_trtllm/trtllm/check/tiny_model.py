@@ -50,7 +50,7 @@ class TableEngine(HostPruning):
         self._kv = np.full((SPEC.num_blocks, SPEC.tokens_per_block), -1, np.int64)
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
-        rows = np.repeat(batch.slots, np.diff(batch.cu_rows))
+        rows = np.repeat(batch.slots, np.diff(batch.cu_rows)).tolist()
         for token, slot, position in zip(batch.token_ids, rows, batch.positions, strict=True):
             self._kv[self._place(batch, slot, position)] = token
         wanted = [self._context(batch, rows[row], batch.positions[row]) for row in batch.logit_rows]

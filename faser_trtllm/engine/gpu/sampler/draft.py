@@ -60,7 +60,10 @@ class DraftProbs:
     def address(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
         """Device addresses [n] of the slots' probabilities."""
         stride = self.tensor.stride(0) * self.tensor.element_size()
-        return np.uint64(self.tensor.data_ptr()) + slots.astype(np.uint64) * np.uint64(stride)
+        addresses: npt.NDArray[np.uint64] = np.uint64(self.tensor.data_ptr()) + slots.astype(np.uint64) * np.uint64(
+            stride
+        )
+        return addresses
 
 
 class _Call(NamedTuple):

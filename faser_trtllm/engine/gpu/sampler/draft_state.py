@@ -71,7 +71,7 @@ class DraftState:
 
     def without_edits(self, entries: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Entries of requests without edits, for upload(): nothing that they point to is read."""
-        own = entries.copy()
+        own: npt.NDArray[np.void] = entries.copy()
         for name in (*ADDRESSES, "num_end_ids", "num_bias", "num_bad_words"):
             own[name] = 0
         own["tokens"] = self._staging.device.data_ptr()  # kernels refuse a request without tokens
