@@ -37,4 +37,5 @@ def oracle_step_ms(outcome: StepOutcome, table: CostTable) -> float:
     verify_ms = outcome.verify_ms * min(1.0, wanted / actual)
     if outcome.mode is Mode.SERIAL:
         return outcome.step_ms - outcome.verify_ms + verify_ms
-    return max(outcome.draft_ms, verify_ms) + max(0.0, outcome.step_ms - max(outcome.draft_ms, outcome.verify_ms))
+    rest_ms = max(0.0, outcome.step_ms - max(outcome.draft_ms, outcome.verify_ms))
+    return min(outcome.step_ms, max(outcome.draft_ms, verify_ms) + rest_ms)  # a lane's clock may end after the step's
