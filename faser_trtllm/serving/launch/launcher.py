@@ -229,11 +229,7 @@ def _is_engine_option(argument: str) -> bool:
 
 
 def serve(options: ServeOptions) -> int:
-    """Run a server until SIGTERM or SIGINT. Returns 0 after a drain, 1 if the server ended by itself.
-
-    A server that a signal ended, once it was ready, is started again. A second SIGTERM or SIGINT stops it at once.
-    Raises FaserError if the server cannot start.
-    """
+    """keep_serving() until SIGTERM or SIGINT; a second one stops the server at once."""
     stop, hurry = threading.Event(), threading.Event()
 
     def on_signal(signum: int, frame: object) -> None:
@@ -245,30 +241,49 @@ def serve(options: ServeOptions) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
         signums.append(signal.SIGHUP)
     previous = {signum: signal.signal(signum, on_signal) for signum in signums}
-    backoff_s = 0.0
     try:
-        while True:
-            started_s = time.monotonic()
-            with Launcher(options) as launcher:
-                launcher.hurry = hurry
-                if _serve_once(launcher, options, stop):
-                    return 0
-                config = launcher.config
-            if launcher.end_signal is None:
-                print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
-                return 1
-            lived_s = time.monotonic() - started_s
-            backoff_s = config.restart_backoff_s if lived_s > STEADY_S else 2 * backoff_s or config.restart_backoff_s
-            backoff_s = min(backoff_s, config.restart_backoff_max_s)
-            print(f"the server was ended by {launcher.end_signal} and is started again", file=sys.stderr, flush=True)
-            if stop.wait(backoff_s):
-                return 0
+        return keep_serving(options, stop, hurry, _say_ready)
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
 
 
-def _serve_once(launcher: Launcher, options: ServeOptions, stop: threading.Event) -> bool:
+def keep_serving(
+    options: ServeOptions,
+    stop: threading.Event,
+    hurry: threading.Event,
+    on_ready: Callable[[Launcher, ServeOptions], None],
+) -> int:
+    """Run a server until `stop` is set. Returns 0 after a drain, 1 if the server ended by itself.
+
+    A server that a signal ended, once it was ready, is started again. hurry: do not wait for running requests.
+    Raises FaserError if the server cannot start.
+    """
+    backoff_s = 0.0
+    while True:
+        started_s = time.monotonic()
+        with Launcher(options) as launcher:
+            launcher.hurry = hurry
+            if _serve_once(launcher, options, stop, on_ready):
+                return 0
+            config = launcher.config
+        if launcher.end_signal is None:
+            print("the server ended by itself; see its messages", file=sys.stderr, flush=True)
+            return 1
+        lived_s = time.monotonic() - started_s
+        backoff_s = config.restart_backoff_s if lived_s > STEADY_S else 2 * backoff_s or config.restart_backoff_s
+        backoff_s = min(backoff_s, config.restart_backoff_max_s)
+        print(f"the server was ended by {launcher.end_signal} and is started again", file=sys.stderr, flush=True)
+        if stop.wait(backoff_s):
+            return 0
+
+
+def _serve_once(
+    launcher: Launcher,
+    options: ServeOptions,
+    stop: threading.Event,
+    on_ready: Callable[[Launcher, ServeOptions], None],
+) -> bool:
     """Serve until `stop`, then drain; False if the server ended before."""
     if launcher.conversion is not None:
         print(f"{options.config} is a TensorRT-LLM configuration:", file=sys.stderr)
@@ -277,13 +292,17 @@ def _serve_once(launcher: Launcher, options: ServeOptions, stop: threading.Event
     if launcher.wait_ready(stop):
         if launcher.is_synthetic:
             print(SYNTHETIC_WARNING, file=sys.stderr, flush=True)
-        print(
-            f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
-            f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
-            flush=True,
-        )
+        on_ready(launcher, options)
     while not stop.wait(0.2):
         if not launcher.is_running():
             return False
     launcher.stop()
     return True
+
+
+def _say_ready(launcher: Launcher, options: ServeOptions) -> None:
+    print(
+        f"ready: {', '.join(launcher.models)} on http://{options.host}:{options.http_port} "
+        f"(gRPC {options.grpc_port}, metrics {options.metrics_port})",
+        flush=True,
+    )

@@ -7,7 +7,6 @@ import contextlib
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.errors import InvalidArgumentError, UnavailableError, install
+from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.launcher import keep_serving
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.openai.request import ServedModel
 
@@ -53,7 +52,7 @@ class OpenAIOptions:
 def serve_openai(options: OpenAIOptions) -> int:
     """Serve until SIGTERM or SIGINT. Returns 0 after a drain, 1 if the Triton server ended by itself.
 
-    Raises FaserError if it cannot start.
+    A Triton server that a signal ended is started again, as by `faser serve`. Raises FaserError if it cannot start.
     """
     _check_installed()
     if not 1 <= options.port <= 65535:
@@ -63,20 +62,58 @@ def serve_openai(options: OpenAIOptions) -> int:
     if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
         raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
     served = _served_model(options)
-    stop = threading.Event()
-    with _listen(options.host, options.port) as listener, contextlib.ExitStack() as stack:
+    stop, hurry = threading.Event(), threading.Event()
+    with _listen(options.host, options.port) as listener, _signals(stop, hurry):
         if options.url is not None:
-            stack.enter_context(_signals(stop))
-            return asyncio.run(_serve(options, served, _grpc_address(options.url), listener, None, stop))
-        launcher = stack.enter_context(Launcher(options.triton))
-        stack.enter_context(_signals(stop, launcher))
-        launcher.start()
-        code = 0
-        if launcher.wait_ready(stop):
-            address = f"{options.triton.host}:{options.triton.grpc_port}"
-            code = asyncio.run(_serve(options, served, address, listener, launcher, stop))
-        launcher.stop()
+            asyncio.run(_serve(options, served, _grpc_address(options.url), listener, None, stop))
+            return 0
+        triton = _OwnTriton(options.triton, hurry)
+        try:
+            if triton.wait_ready(stop):
+                address = f"{options.triton.host}:{options.triton.grpc_port}"
+                asyncio.run(_serve(options, served, address, listener, triton, stop))
+        finally:
+            code = triton.stop()
         return code
+
+
+class _OwnTriton:
+    """A Triton server that is kept running in a thread."""
+
+    def __init__(self, options: ServeOptions, hurry: threading.Event) -> None:
+        self._options = options
+        self._hurry = hurry
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self._code = 0
+        self._error: FaserError | None = None
+        self._thread = threading.Thread(target=self._run, name="faser-triton")
+        self._thread.start()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it runs, or is started again."""
+        return self._thread.is_alive()
+
+    def wait_ready(self, stop: threading.Event) -> bool:
+        """Wait until it serves for the first time; False if `stop` was set or it has ended first."""
+        while self.is_kept and not stop.is_set():
+            if self._ready.wait(_WATCH_PERIOD_S):
+                return True
+        return False
+
+    def stop(self) -> int:
+        """Drain it; 1 if it had ended by itself. Raises the FaserError of a start that failed."""
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._code
+
+    def _run(self) -> None:
+        try:
+            self._code = keep_serving(self._options, self._stop, self._hurry, lambda *_: self._ready.set())
+        except FaserError as error:
+            self._error = error
 
 
 async def _serve(
@@ -84,20 +121,20 @@ async def _serve(
     served: ServedModel,
     address: str,
     listener: socket.socket,
-    launcher: Launcher | None,
+    triton: _OwnTriton | None,
     stop: threading.Event,
-) -> int:
+) -> None:
     import uvicorn
 
     from faser_trtllm.serving.openai.app import MAX_BODY_BYTES, Service, build_app
     from faser_trtllm.serving.openai.model import Model
 
     model = Model(address)
-    if launcher is None and not await model.is_ready():
+    if triton is None and not await model.is_ready():
         await model.close()
         raise UnavailableError(f"no Triton server with a ready model answers at {address}; start it or correct --url")
     metrics_url = options.metrics_url
-    if launcher is not None:
+    if triton is not None:
         metrics_url = f"http://{options.triton.host}:{options.triton.metrics_port}/metrics"
     limit = options.max_body_bytes or MAX_BODY_BYTES
     app = build_app(Service(model, served, limit, metrics_url, options.api_key, options.allowed_origins))
@@ -112,26 +149,22 @@ async def _serve(
         timeout_graceful_shutdown=_DRAIN_TIMEOUT_S,
     )
     server = uvicorn.Server(config)
-    watch = asyncio.create_task(_watch(server, options, launcher, stop))
+    watch = asyncio.create_task(_watch(server, options, triton, stop))
     try:
         await server.serve(sockets=[listener])
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-    if launcher is not None and not launcher.is_running():
-        print("the Triton server ended by itself; see its messages", file=sys.stderr, flush=True)
-        return 1
-    return 0
 
 
 async def _watch(
-    server: uvicorn.Server, options: OpenAIOptions, launcher: Launcher | None, stop: threading.Event
+    server: uvicorn.Server, options: OpenAIOptions, triton: _OwnTriton | None, stop: threading.Event
 ) -> None:
     """Print when requests are served; stop with the Triton server, or on a signal that uvicorn did not see."""
     while not server.started:
         await asyncio.sleep(0.01)
     print(f"ready: {options.served_model_name} on http://{options.host}:{options.port}/v1", flush=True)
-    while not stop.is_set() and (launcher is None or launcher.is_running()):
+    while not stop.is_set() and (triton is None or triton.is_kept):
         await asyncio.sleep(_WATCH_PERIOD_S)
     server.should_exit = True
 
@@ -177,7 +210,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event, launcher: Launcher | None = None) -> Iterator[None]:
+def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
     """SIGTERM and SIGINT set `stop`; a second signal skips the wait for running requests.
 
     uvicorn installs its own handlers while it runs and raises the signal again afterwards: without these handlers that
@@ -185,8 +218,8 @@ def _signals(stop: threading.Event, launcher: Launcher | None = None) -> Iterato
     """
 
     def on_signal(signum: int, frame: object) -> None:
-        if stop.is_set() and launcher is not None:
-            launcher.hurry.set()
+        if stop.is_set():
+            hurry.set()
         stop.set()
 
     previous = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)}

@@ -17,7 +17,7 @@ from faser_trtllm.serving.client import GrpcClient
 from faser_trtllm.serving.triton.request import SEED_STEP
 from tests.support.checkpoints import make_pair
 from tests.support.openai_frontend import TEMPLATE, Frontend
-from tests.support.triton_server import Server, free_ports
+from tests.support.triton_server import Server, children, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -388,6 +388,31 @@ def test_one_command_starts_triton_too_and_drains_both(engine_dir, tmp_path):
         assert chunks[-1].choices[0].finish_reason == "length"
         assert frontend.process.wait(PATIENCE_S) == 0
     assert f"ready: faser on http://127.0.0.1:{frontend.port}/v1" in frontend.log.read_text()
+
+
+def test_its_own_triton_is_started_again_after_a_signal_but_not_after_its_own_end(engine_dir, tmp_path):
+    ask = ASK | {"temperature": 0, "ignore_eos": True}
+    http_port, grpc_port, metrics_port = free_ports()
+    ports = ("--http_port", http_port, "--grpc_port", grpc_port, "--metrics_port", metrics_port)
+    with Frontend(tmp_path / "log", "--engine_dir", engine_dir, *ports) as frontend:
+        frontend.wait_ready()
+        expected = post(frontend, "/v1/completions", ask)
+        assert expected[0] == 200
+        (triton_pid,) = children(frontend.process.pid)
+        os.kill(triton_pid, signal.SIGKILL)
+
+        def answers():
+            status, _, answer = post(frontend, "/v1/completions", ask)
+            assert status in (200, 503), answer
+            return status == 200 and answer["choices"] == expected[2]["choices"]
+
+        wait_until(lambda: children(frontend.process.pid) not in ([triton_pid], []))
+        wait_until(answers)
+        assert "the server was ended by SIGKILL and is started again" in frontend.log.read_text()
+        (triton_pid,) = children(frontend.process.pid)
+        os.kill(triton_pid, signal.SIGTERM)  # somebody else stops it
+        assert frontend.process.wait(PATIENCE_S) == 1
+        assert "the server ended by itself; see its messages" in frontend.log.read_text()
 
 
 @pytest.mark.parametrize(
