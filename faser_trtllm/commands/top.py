@@ -23,6 +23,7 @@ EXAMPLES = "Examples: faser top; faser top --url http://127.0.0.1:8002/metrics -
 
 _WINDOW_S = 10.0
 _BAR_WIDTH = 10
+_MAX_LENGTHS = 7  # lengths that have a row of their own; the last has the longer ones, too
 
 
 def top(
@@ -72,25 +73,24 @@ def _watch(url: str, interval: float) -> None:
 
     console = Console()
     scrapes = deque([fetch(url)], maxlen=max(2, 1 + round(_WINDOW_S / interval)))
-    shown = render(make_view(scrapes[0]), url)
+    view = make_view(scrapes[0])
     try:
-        with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(render(view, url), console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
                 try:
                     scrapes.append(fetch(url))
-                    shown = render(make_view(scrapes[-1], scrapes[0]), url)
-                    live.update(shown, refresh=True)
+                    view = make_view(scrapes[-1], scrapes[0])
+                    live.update(render(view, url), refresh=True)
                 except FaserError as error:
-                    live.update(_with_note(shown, str(error)), refresh=True)
+                    live.update(render(view, url, str(error)), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def render(view: View, url: str) -> RenderableType:
-    """The whole screen; 80 columns are enough."""
+def render(view: View, url: str, note: str | None = None) -> RenderableType:
+    """The whole screen, for 80 columns and 24 lines. note: in place of the engine's state."""
     from rich.console import Group
-    from rich.panel import Panel
     from rich.text import Text
 
     window = "since the start" if view.is_since_start else f"last {view.window_s:.0f} s"
@@ -98,32 +98,27 @@ def render(view: View, url: str) -> RenderableType:
     restarts = f", {view.engine['num_restarts']:.0f} restarts" if view.engine["num_restarts"] else ""
     synthetic = ", SYNTHETIC ACCEPTANCE: not the target's output" if view.engine.get("is_synthetic") else ""
     is_well = view.engine["is_ready"] and not synthetic
-    title = Text(f"faser top  {url}  engine {state}{restarts}{synthetic}", style="bold" if is_well else "bold red")
-    top_row = _side_by_side(
-        Panel(_requests(view), title="requests"), Panel(_lanes(view), title=f"lanes ({view.window_s:.0f} s)")
+    title = f"faser top  {url}  engine {state}{restarts}{synthetic}"
+    return Group(
+        Text(
+            note or title, style="bold" if is_well and note is None else "bold red", no_wrap=True, overflow="ellipsis"
+        ),
+        _side_by_side("requests", _requests(view), f"lanes ({view.window_s:.0f} s)", _lanes(view)),
+        _side_by_side(f"speculation ({window})", _acceptance(view), "drafts per pass", _frontiers(view)),
+        _side_by_side("cache and steps", _cache(view), f"latency, ms ({window})", _latencies(view)),
     )
-    middle = _side_by_side(
-        Panel(_acceptance(view), title=f"speculation ({window})"), Panel(_frontiers(view), title="drafts per pass")
-    )
-    bottom = _side_by_side(Panel(_cache(view), title="cache"), Panel(_latencies(view), title=f"latency, ms ({window})"))
-    return Group(title, top_row, middle, bottom)
 
 
-def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
+def _side_by_side(left_title: str, left: Table, right_title: str, right: Table) -> Table:
+    from rich.rule import Rule
     from rich.table import Table
 
-    table = Table.grid(expand=True)
+    table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(ratio=1)
     table.add_column(ratio=1)
+    table.add_row(Rule(left_title, align="left"), Rule(right_title, align="left"))
     table.add_row(left, right)
     return table
-
-
-def _with_note(shown: RenderableType, note: str) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(shown, Text(note, style="bold red"))
 
 
 def _requests(view: View) -> Table:
@@ -144,7 +139,7 @@ def _requests(view: View) -> Table:
 def _lanes(view: View) -> Table:
     rows = [(lane, _bar(share)) for lane, share in sorted(view.lanes["busy"].items())]
     rows += [("mode " + mode, _bar(share)) for mode, share in sorted(view.lanes["mode"].items())]
-    return _pairs([*rows, ("steps/s", _number(view.throughput["steps_per_s"]))])
+    return _pairs(rows)
 
 
 def _acceptance(view: View) -> Table:
@@ -170,8 +165,13 @@ def _frontiers(view: View) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row("n", "verified", "n-th accepted", style="dim")
     accepted = [None, *view.speculation["accepted_by_position"]]
-    for n, (verified, share) in enumerate(zip(view.speculation["frontiers_by_length"], accepted, strict=False)):
+    rows = list(zip(view.speculation["frontiers_by_length"], accepted, strict=False))
+    last = _MAX_LENGTHS - 1
+    for n, (verified, share) in enumerate(rows[: last if len(rows) > _MAX_LENGTHS else _MAX_LENGTHS]):
         table.add_row(str(n), _bar(verified), _bar(share) if n else "")
+    if len(rows) > _MAX_LENGTHS:
+        longer = [verified for verified, _ in rows[last:] if verified is not None]
+        table.add_row(f"{last}+", _bar(sum(longer) if longer else None), "")
     return table
 
 
@@ -183,6 +183,7 @@ def _cache(view: View) -> Table:
             ("used", f"{_number(cache['blocks_used'])} of {_number(cache['blocks_max'])}"),
             ("tokens per block", _number(cache["tokens_per_block"])),
             ("prefix hits", _bar(cache["hit_rate"])),
+            ("steps/s", _number(view.throughput["steps_per_s"])),
         ]
     )
 

@@ -120,6 +120,18 @@ def test_everything_fits_80_columns():
         assert part in text, part
 
 
+def test_the_fullest_screen_fits_24_lines_and_no_length_is_left_out():
+    counts = {f"num_frontiers_by_len[{n}]": 10.0 * n for n in range(9)} | {"num_frontiers_by_len[8]": 40.0}
+    counts |= {f"num_accepted_tokens_per_pos[{n}]": 10.0 for n in range(8)}
+    drafters = {f"num_{kind}_drafts_{name}": 9.0 for kind in ("tested", "passed") for name in ("suffix", "model")}
+    view = make_view(scrape(STATS | counts | drafters | {"price_tokens_per_ms": 9.0, "is_synthetic": 1.0}, waits=4))
+    lines = rendered(view).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    (longest,) = (line for line in lines if "6+ " in line)
+    assert f"{100 * (60 + 70 + 40) / (10 * 28 + 40):.0f}%" in longest
+
+
 def test_a_server_that_is_down_is_seen_to_be():
     text = rendered(make_view(scrape(STATS | {"is_ready": 0.0, "num_restarts": 2.0})))
     assert "engine NOT READY, 2 restarts" in text
