@@ -190,7 +190,7 @@ class Launcher:
     def _environment(self, run_dir: Path) -> dict[str, str]:
         config = run_dir / "faser.yaml"  # JSON is YAML
         config.write_text(self._config.model_dump_json())
-        environment = {"FASER_PYTHON": sys.executable, **os.environ}
+        environment = os.environ | {"FASER_PYTHON": sys.executable}  # build.sh knows the variable as well
         for name in ("FASER_ENGINE_DIR", KEY_VARIABLE, KEY_FILE_VARIABLE):
             environment.pop(name, None)
         environment |= {"FASER_CONFIG": str(config), RUN_DIR_VARIABLE: str(run_dir)}

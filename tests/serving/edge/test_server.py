@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import sys
 import time
 import urllib.request
 
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
+from faser_trtllm.serving.launch.launcher import Launcher
+from faser_trtllm.serving.launch.options import ServeOptions
 from tests.serving.triton.contract_clients import llm_client_inputs
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
-from tests.support.triton_server import Server
+from tests.support.triton_server import REPOSITORY, Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -107,12 +111,22 @@ def test_an_engine_process_of_another_release_is_refused(engine_dir, tmp_path):
         assert "it speaks version 2 of the protocol, this backend 1; install both" in server.output()
 
 
-def test_a_python_that_is_not_there_is_named(engine_dir, tmp_path):
-    options = {"is_fake": True, "environment": {"FASER_PYTHON": "/nowhere/python"}}
-    with Server(engine_dir, **options, log=tmp_path / "log") as server:
-        assert server.process.wait(PATIENCE_S) == 2
-        message = "the engine process could not be started with /nowhere/python: No such file or directory"
-        assert message in server.output()
+def test_a_python_that_is_not_there_is_named(engine_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(), strict=True))
+    options = ServeOptions(engine_dir=engine_dir, model_repo=REPOSITORY, log_file=tmp_path / "log", **ports)
+    with Launcher(options) as launcher:
+        launcher.start()
+        with pytest.raises(UnavailableError, match="the server did not start"):
+            launcher.wait_ready()
+    message = "the engine process could not be started with /nowhere/python: No such file or directory"
+    assert message in (tmp_path / "log").read_text()
+
+
+def test_a_python_that_was_named_for_build_sh_does_not_matter(engine_dir, tmp_path):
+    environment = {"FASER_PYTHON": "/nowhere/python"}
+    with Server(engine_dir, is_fake=True, environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
 
 
 def test_an_engine_process_that_ends_before_it_is_ready_is_told(engine_dir, tmp_path):
