@@ -6,7 +6,7 @@ import difflib
 import enum
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -145,12 +145,26 @@ class ServiceConfig(ExecutorConfig):
     draft_timeout_ms: float = Field(
         2000.0, gt=0, description="a slower draft call (without prefill) turns speculation off for a while"
     )
-    stream_interval: int = Field(
-        1, ge=1, description="steps between two streamed responses of a request; the first and last are sent at once"
+    stream_interval: Literal["auto"] | int = Field(
+        "auto",
+        description="steps between two streamed responses of a request, or auto: each step, merged for at most 50 ms "
+        "where sending takes much of the time; the first and last are sent at once",
     )
     otlp_traces_endpoint: str | None = Field(
         None, description="OTLP/HTTP collector for request spans; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
     )
+
+    @field_validator("stream_interval", mode="before")
+    @classmethod
+    def _check_stream_interval(cls, value: Any) -> Any:
+        if value != "auto" and not (type(value) is int and value >= 1):
+            raise ValueError("it must be auto or a number of steps, 1 or more")
+        return value
+
+    @property
+    def steps_per_response(self) -> int:
+        """Steps whose output becomes one response before it is handed to the edge."""
+        return 1 if self.stream_interval == "auto" else self.stream_interval
 
 
 def load_service_config(path: Path | None, overrides: dict[str, Any] | None = None) -> ServiceConfig:

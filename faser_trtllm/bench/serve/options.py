@@ -37,14 +37,14 @@ class ServeBenchOptions:
     timeout_s: per request.
     in_process: measure the service against the executor in this process instead, `concurrency` streams each, in
     `rounds` alternating rounds after a dropped warm-up. speculation: for the started service and the executor.
-    stream_interval: steps between two responses of that service.
+    stream_interval: of that service, as in faser.yaml.
     """
 
     engine_dir: Path
     output_dir: Path
     url: str | None = None
     speculation: str | None = None
-    stream_interval: int = 1
+    stream_interval: int | str = "auto"
     arrivals: str = "poisson"
     request_rate: float = 4.0
     burstiness: float = 0.25

@@ -16,7 +16,9 @@ from faser_trtllm.serving.worker.process import session_pids
 class Served:
     """Use as a context manager; raises FaserError if the service does not start."""
 
-    def __init__(self, engine_dir: Path, speculation: str | None, log_file: Path, stream_interval: int = 1) -> None:
+    def __init__(
+        self, engine_dir: Path, speculation: str | None, log_file: Path, stream_interval: int | str = "auto"
+    ) -> None:
         http_port, grpc_port, metrics_port = free_ports(3)
         self.url = f"127.0.0.1:{grpc_port}"
         self._stack = ExitStack()

@@ -27,11 +27,12 @@ def serve(
     ] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     stream_interval: Annotated[
-        int,
+        str,
         typer.Option(
-            "--stream_interval", help="stream_interval of the service: steps between two responses of a request"
+            "--stream_interval",
+            help="stream_interval of the service: steps between two responses of a request, or auto",
         ),
-    ] = 1,
+    ] = "auto",
     arrivals: Annotated[str, typer.Option("--arrivals", help="poisson, gamma, bursts or trace")] = "poisson",
     request_rate: Annotated[float, typer.Option("--request_rate", help="mean requests per second")] = 4.0,
     burstiness: Annotated[
@@ -93,7 +94,7 @@ def serve(
         output_dir=output_dir,
         url=url,
         speculation=speculation,
-        stream_interval=stream_interval,
+        stream_interval=int(stream_interval) if stream_interval.isdecimal() else stream_interval,
         arrivals="trace" if trace is not None and arrivals == "poisson" else arrivals,
         request_rate=request_rate,
         burstiness=burstiness,

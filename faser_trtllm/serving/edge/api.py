@@ -138,7 +138,7 @@ class _Changes:
             was_empty = not self._data
             self._data += change
         if was_empty:
-            self._connection.notify()
+            self._connection.notify(is_urgent=False)
 
     def flush(self) -> None:
         with self._lock:

@@ -1,7 +1,8 @@
 """The engine process's end of the socket to the Triton backend.
 
 Any thread may send. One thread, in run_writer(), writes: it first asks for the responses that are due, so that what
-arrives while the socket is busy is merged, and a slow edge gets fewer and larger responses in one frame.
+arrives while the socket is busy is merged, and a slow edge gets fewer and larger responses in one frame. It can also be
+told to rest after its work (rest_at_most): what is not urgent is then merged as the writer's share of the time grows.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.wire import Body, FromEdge, ToEdge, WireError
 
 MAX_RESPONSES_BYTES = 16 << 20  # of one frame, unless a single response is larger
+MAX_REST_S = 0.05  # with stream_interval auto: a viewer of a stream does not notice it
+_REST_RATIO = 9.0  # rest for each second of work: the writer takes a tenth of the time until MAX_REST_S cuts the rest
 _LENGTH = struct.Struct("<I")
 
 
@@ -29,6 +33,8 @@ class EdgeConnection:
         self._frames: list[bytes] = []
         self._responses: list[bytes] = []
         self._is_due = False
+        self._is_urgent = False
+        self._max_rest_s = 0.0
         self._is_idle = True
         self._closed = False
 
@@ -55,21 +61,27 @@ class EdgeConnection:
             self._responses.append(response)
             self._wake()
 
-    def notify(self) -> None:
-        """Responses are due: the writer asks for them."""
+    def notify(self, is_urgent: bool = True) -> None:
+        """Responses are due: the writer asks for them, for urgent ones also while it rests."""
         with self._changed:
             self._is_due = True
+            self._is_urgent |= is_urgent
             self._wake()
 
-    def run_writer(self, produce: Callable[[], None]) -> None:
-        """Write until the connection is closed. produce: calls respond() for all that is due."""
-        while True:
+    def rest_at_most(self, seconds: float) -> None:
+        """Longest rest of the writer, 0 (none) until this is called."""
+        self._max_rest_s = seconds
+
+    def run_writer(self, produce: Callable[[bool], None]) -> None:
+        """Write until the connection is closed. produce: calls respond() for all that is due (True) or urgent."""
+        rested_s = 0.0
+        while self._wait_for_work(rested_s):
+            started_s = time.monotonic()
+            everything = started_s >= rested_s
             with self._changed:
-                self._changed.wait_for(lambda: self._is_due or self._frames or self._responses or self._closed)
-                if self._closed:
-                    return
-                self._is_idle = self._is_due = False
-            produce()
+                self._is_idle = self._is_urgent = False
+                self._is_due &= not everything
+            produce(everything)
             with self._changed:
                 frames, self._frames = self._frames, []
                 responses, self._responses = self._responses, []
@@ -79,6 +91,9 @@ class EdgeConnection:
             except OSError:
                 self.close()
                 return
+            if everything:
+                ended_s = time.monotonic()
+                rested_s = ended_s + min(_REST_RATIO * (ended_s - started_s), self._max_rest_s)
             with self._changed:
                 self._is_idle = True
                 self._changed.notify_all()
@@ -98,6 +113,16 @@ class EdgeConnection:
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _wait_for_work(self, rested_s: float) -> bool:
+        """False once the connection is closed. rested_s: until then only what is urgent is work."""
+        with self._changed:
+            while not self._closed:
+                left_s = rested_s - time.monotonic()
+                if self._is_urgent or self._frames or self._responses or (self._is_due and left_s <= 0):
+                    return True
+                self._changed.wait(left_s if self._is_due else None)
+            return False
 
     def _wake(self) -> None:
         if self._is_idle:

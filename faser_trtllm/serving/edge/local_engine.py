@@ -6,6 +6,8 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from faser_trtllm.errors import FaserError, UnavailableError
@@ -17,6 +19,10 @@ log = logging.getLogger("faser.engine")
 
 OnEvent = Callable[[Chunk | Failed], None]
 
+MAX_REQUEST_BYTES = 64 << 20
+MAX_BYTES = 256 << 20
+_NOT_READ = "the output was not read in time and filled the server's memory for it; read faster or ask for less of it"
+
 
 class Generator(Protocol):
     """What TextGenerator does."""
@@ -26,22 +32,40 @@ class Generator(Protocol):
     def cancel(self, request_id: str) -> None: ...
 
 
+@dataclass(slots=True)
+class _Open:
+    """A request and its output that waits for delivery."""
+
+    on_event: OnEvent
+    chunks: list[Chunk] = field(default_factory=list)
+    num_bytes: int = 0
+    failure: Failed | None = None
+    has_begun: bool = False
+
+    def take_chunks(self) -> list[Chunk]:
+        chunks, self.chunks, self.num_bytes = self.chunks, [], 0
+        return chunks
+
+
 class LocalEngine:
     """Any thread may submit and cancel; deliver() belongs to one thread, which calls all callbacks.
 
-    Chunks of a request that wait for delivery are merged, so what waits is bounded by the requests' own limits.
+    Chunks of a request that wait for delivery become one. If nobody takes them, a request with more than
+    MAX_REQUEST_BYTES, or the one that brings all of them beyond MAX_BYTES, ends with UNAVAILABLE and without them.
+    Urgent are the first output of a request and its end.
     """
 
-    def __init__(self, generator: Generator, notify: Callable[[], None]) -> None:
-        """notify: called when events wait that did not before."""
+    def __init__(self, generator: Generator, notify: Callable[[bool], None]) -> None:
+        """notify: called when events wait that did not before; True: an urgent one is among them."""
         self._generator = generator
         self._notify = notify
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, OnEvent] = {}
+        self._open: dict[int, _Open] = {}
         self._stopped: set[int] = set()
-        self._waiting: list[tuple[OnEvent, Chunk | Failed]] = []
-        self._places: dict[int, int] = {}  # of each request's last event in _waiting
+        self._waiting: dict[int, _Open] = {}
+        self._urgent: dict[int, _Open] = {}  # those of _waiting
+        self._num_bytes = 0
         self._is_draining = False
 
     @property
@@ -58,7 +82,7 @@ class LocalEngine:
             raise UnavailableError(SHUTTING_DOWN)
         request_id = next(self._ids)
         with self._lock:
-            self._open[request_id] = on_event
+            self._open[request_id] = _Open(on_event)
         try:
             self._generator.submit(str(request_id), request, lambda output: self._take(request_id, output))
         except FaserError as error:
@@ -91,13 +115,24 @@ class LocalEngine:
         for request_id in left:
             self._put(request_id, Failed(request_id, code, message))
 
-    def deliver(self) -> None:
-        """Call the callbacks of all events that wait."""
+    def deliver(self, everything: bool = True) -> None:
+        """Call the callbacks of all events that wait, or of the requests with urgent ones."""
         with self._lock:
-            waiting, self._waiting, self._places = self._waiting, [], {}
-        for on_event, event in waiting:
+            due = self._waiting if everything else self._urgent
+            if everything:
+                self._waiting = {}
+            else:
+                for request_id in due:
+                    del self._waiting[request_id]
+            self._urgent = {}
+            self._num_bytes -= sum(request.num_bytes for request in due.values())
+            batch = [(request.on_event, request.take_chunks(), request.failure) for request in due.values()]
+        for on_event, chunks, failure in batch:
             try:
-                on_event(event)
+                if chunks:
+                    on_event(_merged(chunks))
+                if failure is not None:
+                    on_event(failure)
             except Exception:
                 log.exception("delivering a response failed")
 
@@ -106,22 +141,59 @@ class LocalEngine:
         self._put(request_id, message_of(request_id, output, was_stopped))
 
     def _put(self, request_id: int, event: Chunk | Failed) -> None:
-        is_final = isinstance(event, Failed) or event.is_final
         with self._lock:
-            on_event = self._open.get(request_id)
-            if on_event is None:
+            request = self._open.get(request_id)
+            if request is None:
                 return
-            if is_final:
+            was_empty, was_calm = not self._waiting, not self._urgent
+            is_over = isinstance(event, Chunk) and not self._keep(request, event)
+            if is_over:
+                self._num_bytes -= request.num_bytes
+                request.take_chunks()
+                event = Failed(request_id, "UNAVAILABLE", _NOT_READ)
+            if isinstance(event, Failed):
+                request.failure = event
+            is_urgent = not request.has_begun or isinstance(event, Failed) or event.is_final
+            request.has_begun = True
+            if isinstance(event, Failed) or event.is_final:
                 del self._open[request_id]
                 self._stopped.discard(request_id)
-            was_empty = not self._waiting
-            place = self._places.get(request_id)
-            if place is not None and isinstance(event, Chunk):
-                before = self._waiting[place][1]
-                assert isinstance(before, Chunk)
-                self._waiting[place] = on_event, before.followed_by(event)
-            else:
-                self._places[request_id] = len(self._waiting)
-                self._waiting.append((on_event, event))
-        if was_empty:
-            self._notify()
+            self._waiting[request_id] = request
+            if is_urgent:
+                self._urgent[request_id] = request
+        if is_over:
+            self._generator.cancel(str(request_id))
+        if was_empty or (is_urgent and was_calm):
+            self._notify(is_urgent)
+
+    def _keep(self, request: _Open, chunk: Chunk) -> bool:
+        """False, and the chunk is not kept, if a limit would be passed."""
+        num_bytes = _bytes_of(chunk)
+        if request.num_bytes + num_bytes > MAX_REQUEST_BYTES or self._num_bytes + num_bytes > MAX_BYTES:
+            return False
+        request.chunks.append(chunk)
+        request.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        return True
+
+
+def _bytes_of(chunk: Chunk) -> int:
+    """Memory of a chunk, roughly: a character up to 4 bytes, a number 36 with its place."""
+    num_numbers = len(chunk.token_ids) + len(chunk.log_probs) + len(chunk.is_draft)
+    return 512 + 4 * len(chunk.text) + 36 * num_numbers + len(chunk.logits)
+
+
+def _merged(chunks: list[Chunk]) -> Chunk:
+    if len(chunks) == 1:
+        return chunks[0]
+    last = chunks[-1]
+    return Chunk(
+        id=last.id,
+        text="".join([chunk.text for chunk in chunks]),
+        token_ids=tuple(chain.from_iterable([chunk.token_ids for chunk in chunks])),
+        finish_reason=last.finish_reason,
+        statistics=last.statistics,
+        log_probs=tuple(chain.from_iterable([chunk.log_probs for chunk in chunks])),
+        logits=b"".join([chunk.logits for chunk in chunks]),
+        is_draft=tuple(chain.from_iterable([chunk.is_draft for chunk in chunks])),
+    )

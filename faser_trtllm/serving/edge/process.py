@@ -25,7 +25,7 @@ from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.api import EdgeApi, EdgeRequest
-from faser_trtllm.serving.edge.connection import EdgeConnection
+from faser_trtllm.serving.edge.connection import MAX_REST_S, EdgeConnection
 from faser_trtllm.serving.edge.local_engine import LocalEngine
 from faser_trtllm.serving.edge.wire import Body, FromEdge, OpenFrame, OpenStatus, RequestFrame, ToEdge, WireError
 from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
@@ -107,9 +107,9 @@ class EdgeServer:
     def _write(self) -> None:
         self._connection.run_writer(self._produce)
 
-    def _produce(self) -> None:
+    def _produce(self, everything: bool) -> None:
         if self._engine is not None:
-            self._engine.deliver()
+            self._engine.deliver(everything)
         self._api.flush_metrics()
 
     def _handle(self, kind: FromEdge, body: Body) -> bool:
@@ -201,7 +201,9 @@ class EdgeServer:
             executor.watch(self._spans)
         executor.start()
         self._executor = executor
-        generator = TextGenerator(executor, tokenizer, config.stream_interval)
+        if config.stream_interval == "auto":
+            self._connection.rest_at_most(MAX_REST_S)
+        generator = TextGenerator(executor, tokenizer, config.steps_per_response)
         return LocalEngine(generator, self._connection.notify)
 
     def _send_settings(self, config: ServiceConfig) -> None:

@@ -1,9 +1,11 @@
 """The socket between the engine process and the Triton backend."""
 
 import contextlib
+import queue
 import socket
 import struct
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -76,7 +78,7 @@ def test_what_came_while_the_socket_was_busy_goes_out_as_one_frame(ends, monkeyp
     for response in responses:
         connection.respond(response)
     connection.send(ToEdge.PONG, b"x")
-    writer = threading.Thread(target=connection.run_writer, args=(lambda: None,))
+    writer = threading.Thread(target=connection.run_writer, args=(lambda everything: None,))
     writer.start()
     bodies = []
     while True:
@@ -98,7 +100,7 @@ def test_the_writer_asks_for_what_is_due(ends):
     connection, theirs = ends
     due = [wire.final_flag(5)]
 
-    def produce():
+    def produce(everything):
         while due:
             connection.respond(due.pop())
 
@@ -108,9 +110,46 @@ def test_the_writer_asks_for_what_is_due(ends):
     connection.close()
 
 
+def test_a_writer_that_rests_takes_what_is_urgent_at_once_and_the_rest_once_in_time(ends, monkeypatch):
+    connection, _theirs = ends
+    asked = queue.SimpleQueue()
+
+    def produce(everything):
+        asked.put(everything)
+        time.sleep(0.01)  # work to rest from
+        connection.respond(wire.final_flag(int(everything)))
+
+    monkeypatch.setattr(connection_module, "_REST_RATIO", 1e6)
+    connection.rest_at_most(1000 * PATIENCE_S)
+    threading.Thread(target=connection.run_writer, args=(produce,), daemon=True).start()
+    connection.notify(is_urgent=False)
+    assert asked.get(timeout=PATIENCE_S), "a writer that has not worked yet sends everything at once"
+    connection.notify(is_urgent=False)
+    connection.notify()
+    assert not asked.get(timeout=PATIENCE_S), "urgent responses alone while it rests"
+    connection.close()
+
+
+def test_what_is_not_urgent_goes_out_after_the_longest_rest(ends, monkeypatch):
+    connection, _theirs = ends
+    asked = queue.SimpleQueue()
+
+    def produce(everything):
+        asked.put(everything)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(connection_module, "_REST_RATIO", 1e9)
+    connection.rest_at_most(0.05)
+    threading.Thread(target=connection.run_writer, args=(produce,), daemon=True).start()
+    for _ in range(3):
+        connection.notify(is_urgent=False)
+        assert asked.get(timeout=PATIENCE_S)
+    connection.close()
+
+
 def test_a_lost_edge_ends_the_writer(ends):
     connection, theirs = ends
-    writer = threading.Thread(target=connection.run_writer, args=(lambda: None,))
+    writer = threading.Thread(target=connection.run_writer, args=(lambda everything: None,))
     writer.start()
     theirs.close()
     connection.respond(wire.final_flag(1))

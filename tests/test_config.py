@@ -1,0 +1,22 @@
+"""faser.yaml's keys: what they mean, and one sentence for what is refused."""
+
+import pytest
+
+from faser_trtllm.config import load_service_config
+from faser_trtllm.errors import ConfigError
+
+
+@pytest.mark.parametrize(("value", "steps"), [(None, 1), ("auto", 1), (1, 1), (8, 8)])
+def test_steps_per_response(value, steps):
+    config = load_service_config(None, {"stream_interval": value})
+    assert config.steps_per_response == steps
+    assert config.stream_interval == (value or "auto")
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, "often", "8", [1]])
+def test_a_stream_interval_that_is_no_number_of_steps_is_refused(value):
+    with pytest.raises(ConfigError) as caught:
+        load_service_config(None, {"stream_interval": value})
+    message = str(caught.value)
+    assert message.startswith(f"configuration key stream_interval is {value!r}: ")
+    assert message.endswith("it must be auto or a number of steps, 1 or more")
