@@ -23,19 +23,6 @@ class Chunk(msgspec.Struct, frozen=True):
     def is_final(self) -> bool:
         return self.finish_reason is not None
 
-    def followed_by(self, chunk: Chunk) -> Chunk:
-        """This chunk and the next as one."""
-        return Chunk(
-            id=self.id,
-            text=self.text + chunk.text,
-            token_ids=self.token_ids + chunk.token_ids,
-            finish_reason=chunk.finish_reason,
-            statistics=chunk.statistics,
-            log_probs=self.log_probs + chunk.log_probs,
-            logits=self.logits + chunk.logits,
-            is_draft=self.is_draft + chunk.is_draft,
-        )
-
 
 class Failed(msgspec.Struct, frozen=True):
     """A request ended with an error. code: a Triton status."""
