@@ -219,7 +219,7 @@ def tokenizer(tmp_path_factory):
 def engine(tokenizer):
     """Delivers from a thread, as the engine process does."""
     executor, due, closing = EchoExecutor(max_seq_len=2 * ENDLESS), threading.Event(), threading.Event()
-    engine = LocalEngine(TextGenerator(executor, tokenizer), due.set)
+    engine = LocalEngine(TextGenerator(executor, tokenizer), lambda is_urgent: due.set())
 
     def deliver():
         while not closing.is_set():
