@@ -77,10 +77,11 @@ def measure_points(
 def measure_quickly(
     probe: Probe, points: Sequence[Point], budget_s: float, first_round_s: float, tick: Tick | None = None
 ) -> Measured:
-    """Lower quartiles over all runs. Further rounds begin while they fit the budget.
+    """Lower quartiles over all runs. Further rounds go on until the budget is spent.
 
-    Small passes come first, and where the first round takes longer than first_round_s the others are left out, but for
-    what no curve can do without: a large model's costs are extrapolated rather than waited for.
+    Small passes come first, since most of a stream's steps are such. Where the first round takes longer than
+    first_round_s the others are left out, but for what no curve can do without: a large model's costs are extrapolated
+    rather than waited for.
     """
     ordered = sorted(points, key=lambda point: (probe.partitions.index(point.partition), point.num_rows))
     needed = _needed(ordered)
@@ -90,10 +91,12 @@ def measure_quickly(
     num_rounds, partition = 0, ""
     start = time.perf_counter()
     while True:
-        began_s = time.perf_counter() - start
         for number, point in enumerate(ordered):
-            is_late = time.perf_counter() - start > first_round_s
-            if is_late and (num_rounds or point not in needed):
+            elapsed_s = time.perf_counter() - start
+            if num_rounds == MAX_ROUNDS or (num_rounds and elapsed_s > budget_s):
+                return _measured(probe, {point: ms for point, ms in times.items() if ms}, num_rounds, disturbance)
+            is_late = elapsed_s > first_round_s
+            if is_late and point not in needed:
                 continue
             if point.partition != partition:
                 partition = point.partition
@@ -103,9 +106,6 @@ def measure_quickly(
             if tick is not None and not num_rounds:
                 tick(number + 1, len(ordered))
         num_rounds += 1
-        elapsed_s = time.perf_counter() - start
-        if num_rounds == MAX_ROUNDS or 2.0 * elapsed_s - began_s > budget_s:
-            return _measured(probe, {point: ms for point, ms in times.items() if ms}, num_rounds, disturbance)
 
 
 def _needed(ordered: Sequence[Point]) -> set[Point]:

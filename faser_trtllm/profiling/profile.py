@@ -33,7 +33,7 @@ from faser_trtllm.profiling.report import ProfileReport
 log = logging.getLogger(__name__)
 
 PLOT_FILE = "profile.png"
-QUICK_BUDGET_S = 1.5  # of passes, on machines and models where that suffices for two rounds or more
+QUICK_BUDGET_S = 2.0  # of passes, on machines and models where one round of all takes less
 QUICK_ROUND_S = 4.0  # after which a quick profile leaves out what curves can be extrapolated from
 QUICK_FILL_S = 0.5
 QUICK_SEGMENT_ROWS = ((1, 1), (8, 2), (32, 8), (64, 16))

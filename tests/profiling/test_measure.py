@@ -1,5 +1,8 @@
 """Passes are timed as service runs them: behind the other engine's, or many of the same one after the other."""
 
+import time
+from collections import Counter
+
 from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.measure import MAX_ROUNDS, measure_points, measure_quickly
 
@@ -59,3 +62,22 @@ def test_quick_rounds_repeat_while_they_fit():
     found = measure_quickly(Caches(), [Point("verify", "all", 2, 1, 64)], budget_s=1e9, first_round_s=1e9)
     assert found.num_rounds == MAX_ROUNDS
     assert found.samples[0].ms == 2.0
+
+
+def test_the_rest_of_a_quick_budget_goes_to_small_passes(monkeypatch):
+    clock_s, num_runs = [0.0], Counter()
+
+    class Timed(Caches):
+        def runner(self, point):
+            def run():
+                num_runs[point.num_rows] += 1
+                clock_s[0] += point.num_rows
+                return 1e3 * point.num_rows
+
+            return run
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock_s[0])
+    points = [Point("verify", "all", rows, 1, 64) for rows in (100, 1)]
+    found = measure_quickly(Timed(), points, budget_s=203.0, first_round_s=1e9)
+    assert num_runs == {1: 2 * num_runs[100], 100: num_runs[100]}
+    assert found.num_rounds == 1
