@@ -3,6 +3,7 @@
 #define FASER_TEAM_CHOOSER_H_
 
 #include <algorithm>
+#include <limits>
 
 namespace faser {
 
@@ -11,39 +12,41 @@ namespace faser {
 class TeamChooser {
  public:
   bool use_team() {
+    if (num_first_ < kFirstPasses) return num_first_ % 4 < 2;  // two by two, since threads of a team are woken first
     if (num_trials_left_ > 0) return !team_is_best_;
-    const bool known = seconds_per_work_[0] != 0 && seconds_per_work_[1] != 0;
-    if (seconds_per_work_[team_is_best_] == 0 || (known && ++num_calls_ < interval_)) return team_is_best_;
+    if (++num_calls_ < interval_) return team_is_best_;
     num_calls_ = 0;
     num_trials_left_ = team_is_best_ ? 1 : kTeamTrials;
-    fastest_trial_ = 0;
+    fastest_trial_ = kUnknown;
     return !team_is_best_;
   }
 
   void record(bool team, double seconds_per_work) {
-    if (team != team_is_best_) {
+    if (num_first_ < kFirstPasses) {
+      record_first(team, seconds_per_work);
+    } else if (team != team_is_best_) {
       record_trial(seconds_per_work);
-      return;
-    }
-    double& mean = seconds_per_work_[team];
-    // A single slow call of the usual choice is not enough: when a thread briefly loses its core, a pass takes ten
-    // times as long, and the team would be given up for many passes.
-    if (mean == 0)
-      mean = seconds_per_work;
-    else
+    } else {
+      // A single slow call of the usual choice is not enough: when a thread briefly loses its core, a pass takes ten
+      // times as long, and the team would be given up for many passes.
+      double& mean = seconds_per_work_[team];
       mean += kWeight * (std::min(seconds_per_work, kMostSlower * mean) - mean);
-    const double other = seconds_per_work_[!team];
-    if (other != 0 && other < mean) {
-      team_is_best_ = !team_is_best_;
-      interval_ = kMinInterval;
+      // The machine may be slower, or just this choice: what the other takes now has to be seen.
+      if (seconds_per_work_[!team] < mean) num_calls_ = interval_;
     }
   }
 
  private:
-  // A trial replaces measurements that may be stale. The team gets the best of a few, since its threads were asleep and
-  // must be woken first, and a neighbour may have held a core.
+  // The first passes of a size find cold caches and sleeping threads; the best of the others counts.
+  void record_first(bool team, double seconds_per_work) {
+    if (++num_first_ > kColdPasses) seconds_per_work_[team] = std::min(seconds_per_work_[team], seconds_per_work);
+    team_is_best_ = seconds_per_work_[1] <= seconds_per_work_[0];
+  }
+
+  // A trial replaces a measurement that may be stale. The team gets the best of a few, since its threads were asleep
+  // and must be woken first, and a neighbour may have held a core.
   void record_trial(double seconds_per_work) {
-    fastest_trial_ = fastest_trial_ == 0 ? seconds_per_work : std::min(fastest_trial_, seconds_per_work);
+    fastest_trial_ = std::min(fastest_trial_, seconds_per_work);
     if (--num_trials_left_ > 0) return;
     seconds_per_work_[!team_is_best_] = fastest_trial_;
     if (fastest_trial_ < seconds_per_work_[team_is_best_]) {
@@ -54,13 +57,15 @@ class TeamChooser {
     }
   }
 
+  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
   static constexpr double kWeight = 0.2, kMostSlower = 1.5;
-  static constexpr int kTeamTrials = 2;
+  static constexpr int kColdPasses = 4, kFirstPasses = 8, kTeamTrials = 2;
   // Calls between trials. Neighbours come and go, and using one thread where a team could run halves the speed.
-  static constexpr int kMinInterval = 32, kMaxIntervalOfTeam = 512, kMaxIntervalOfOne = 256;
-  double seconds_per_work_[2] = {0, 0};  // one thread, team; 0: not measured
-  double fastest_trial_ = 0;
+  static constexpr int kMinInterval = 16, kMaxIntervalOfTeam = 512, kMaxIntervalOfOne = 256;
+  double seconds_per_work_[2] = {kUnknown, kUnknown};  // one thread, team
+  double fastest_trial_ = kUnknown;
   bool team_is_best_ = true;
+  int num_first_ = 0;
   int num_trials_left_ = 0;
   int num_calls_ = 0;
   int interval_ = kMinInterval;
