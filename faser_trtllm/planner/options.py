@@ -16,6 +16,7 @@ from faser_trtllm.testing.load.arrivals import TRACES, Arrival, Lengths, generat
 
 TRACE_S = 600.0  # of a generated trace
 MAX_PROMPT, MAX_OUTPUT = 8192, 2048  # tokens; longer requests are cut
+MAX_PADDING = 1024  # tokens by which models of one tokenizer may pad their vocabularies differently
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class PlanOptions:
                 raise InvalidArgumentError(f"{name} is {value}, it must be more than 0")
         if self.max_requests < 1:
             raise InvalidArgumentError(f"max_requests is {self.max_requests}, it must be at least 1")
+        vocab_sizes = self.target.vocab_size, self.draft.vocab_size
+        if abs(vocab_sizes[0] - vocab_sizes[1]) > MAX_PADDING:
+            raise InvalidArgumentError(
+                f"draft is {self.draft.name} with a vocabulary of {vocab_sizes[1]} tokens, {self.target.name} has "
+                f"{vocab_sizes[0]}, and they cannot speculate together; take a draft of the target's family"
+            )
         largest = max(load.concurrency or 1 for load in self.loads)
         if self.max_num_tokens < largest:
             raise InvalidArgumentError(

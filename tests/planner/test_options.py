@@ -48,6 +48,7 @@ def test_off_is_always_there_to_compare_with():
         (lambda: make(tpot_ms=0.0), "tpot_ms is 0.0"),
         (lambda: make(max_requests=0), "max_requests is 0"),
         (lambda: make(max_num_tokens=4), "max_num_tokens is 4"),
+        (lambda: make(draft=SHAPES["qwen3-0.6b"]), "151936 tokens, llama-3.1-8b has 128256"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_sentence(ask, words):
