@@ -8,6 +8,7 @@ told to rest after its work (rest_at_most): what is not urgent is then merged as
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
 import threading
@@ -21,6 +22,8 @@ MAX_RESPONSES_BYTES = 16 << 20  # of one frame, unless a single response is larg
 MAX_REST_S = 0.05  # with stream_interval auto: a viewer of a stream does not notice it
 _REST_RATIO = 9.0  # rest for each second of work: the writer takes a tenth of the time until MAX_REST_S cuts the rest
 _LENGTH = struct.Struct("<I")
+
+log = logging.getLogger("faser.engine")
 
 
 class EdgeConnection:
@@ -88,7 +91,9 @@ class EdgeConnection:
             try:
                 for data in (*_packed(responses), *frames):
                     self._sock.sendall(data)
-            except OSError:
+            except OSError as error:
+                if not isinstance(error, ConnectionError):  # else the backend hung up
+                    log.error("nothing more can be sent to the Triton backend: %s", error)
                 self.close()
                 return
             if everything:

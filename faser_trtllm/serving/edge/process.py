@@ -8,7 +8,6 @@ when the server dies, when one of its threads fails, or after a drain (SIGTERM).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import gc
 import logging
@@ -74,7 +73,7 @@ class EdgeServer:
     def run(self) -> None:
         """Handle frames until the edge hangs up."""
         threading.Thread(target=self._write, name="faser-edge-writer", daemon=True).start()
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
                 any_cancelled = False
                 for kind, body in self._connection.receive():
@@ -82,6 +81,10 @@ class EdgeServer:
                 if any_cancelled:
                     for model in self._models.values():
                         model.end_cancelled()
+        except (EOFError, ConnectionError):
+            pass  # the backend hung up
+        except OSError as error:
+            log.error("nothing more can be read from the Triton backend: %s", error)
 
     def drain(self) -> None:
         """Refuse new requests, give the running ones drain_timeout_s, fail the rest and hang up."""

@@ -156,3 +156,21 @@ def test_a_lost_edge_ends_the_writer(ends):
     connection.respond(wire.final_flag(2))
     writer.join(PATIENCE_S)
     assert not writer.is_alive()
+
+
+def test_a_socket_that_fails_is_in_the_log(caplog):
+    ours, theirs = socket.socketpair()
+    connection = EdgeConnection(ours)
+    ours.setblocking(False)
+    connection.send(ToEdge.DRAINING, bytes(8 << 20))
+    with ours, theirs:
+        connection.run_writer(lambda everything: None)
+    assert "nothing more can be sent to the Triton backend" in caplog.text
+
+
+def test_a_backend_that_hangs_up_is_no_error(ends, caplog):
+    connection, backend = ends
+    backend.close()
+    connection.send(ToEdge.DRAINING, bytes(8 << 20))
+    connection.run_writer(lambda everything: None)
+    assert not caplog.text
