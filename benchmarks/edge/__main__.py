@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from faser_trtllm.serving.worker.process import session_pids
 
 PROMPT = "def quicksort(items):"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -61,14 +62,13 @@ def run_streams(port: int, num_streams: int, max_tokens: int) -> int:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
 
         def read(place: int) -> None:
-            for _ in channel.stream_stream(_STREAM)(iter([request]), timeout=300):
+            for response in channel.stream_stream(_STREAM)(iter([request]), timeout=300):
+                if response.startswith(_ERROR_TAG):
+                    raise RuntimeError(service_pb2.ModelStreamInferResponse.FromString(response).error_message)
                 counts[place] += 1
 
-        threads = [threading.Thread(target=read, args=(place,)) for place in range(num_streams)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(num_streams) as readers:
+            list(readers.map(read, range(num_streams)))
     return sum(counts)
 
 
@@ -87,7 +87,14 @@ def measure(options: argparse.Namespace) -> Sample:
     """One launch, warmed up by a tenth of the tokens."""
     ports: dict[str, Any] = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
     repository = default_repository() if options.fake else None  # a named one is not asked for engines
-    serve = ServeOptions(engine_dir=options.engine_dir, model_repo=repository, log_file=Path(os.devnull), **ports)
+    interval = int(options.stream_interval) if options.stream_interval.isdecimal() else options.stream_interval
+    serve = ServeOptions(
+        engine_dir=options.engine_dir,
+        model_repo=repository,
+        log_file=Path(os.devnull),
+        settings={"stream_interval": interval},
+        **ports,
+    )
     with Launcher(serve) as launcher:
         launcher.start()
         launcher.wait_ready()
@@ -111,6 +118,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
     options = parser.parse_args()
     if options.fake:
         os.environ["FASER_ENGINE_MODULE"] = "tests.support.fake_engine"
