@@ -23,6 +23,11 @@ DRAFTERS = (
     "model, or suffix where CPU engines have no draft model"
 )
 
+BRANCHES = (
+    "token trees (SpecInfer): rows per request and step, at most, for what the target may say in the place of a draft; "
+    "price takes those that pay. cpu engines with a draft model; each needs a KV block"
+)
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,6 +88,7 @@ class ExecutorConfig(_Strict):
     max_draft_len: int | None = Field(None, ge=0)
     speculation: str = Field(DEFAULT_SPECULATION, description=SPELLINGS)
     drafters: tuple[DrafterName, ...] | None = Field(None, description=DRAFTERS)
+    num_branches: int = Field(0, ge=0, le=16, description=BRANCHES)
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     scheduler: SchedulerKind = Field(
         SchedulerKind.NATIVE, description="native, or trtllm: TensorRT-LLM's own schedulers and KV cache manager"

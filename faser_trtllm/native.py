@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -125,6 +125,8 @@ class FaserBatch(Structure):
         ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("block_table", c_void_p),
+        ("branch_parents", c_void_p),
+        ("num_branches", c_int32),
     ]
 
 
@@ -162,6 +164,7 @@ class FaserSampling(Structure):
         ("num_mask_rows", c_int32),
         ("masks", c_void_p),
         ("fill_masks", c_void_p),
+        ("draft_runners_up", c_void_p),
     ]
 
 
@@ -246,6 +249,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p],
     ),
+    "faser_engine_copy_kv": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p]),
     "faser_engine_hidden_rows": (c_int32, [c_void_p, c_int32, c_void_p]),
     "faser_engine_set_pool": (c_int32, [c_void_p, c_void_p]),
     "faser_next_token_probs": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
@@ -323,6 +327,18 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "faser_frontier": (
         c_int32,
         [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "faser_pick_branches": (
+        c_int32,
+        [
+            c_int32,  # num_requests
+            *[c_void_p] * 5,  # slots, sampling, num_tokens, num_pending, num_verified
+            c_void_p,  # acceptance
+            c_double,  # min_worth
+            c_int32,  # max_branches
+            c_int32,  # max_num
+            *[c_void_p] * 3,  # out_requests, out_places, out_tokens
+        ],
     ),
     "faser_add_tests": (
         c_int32,

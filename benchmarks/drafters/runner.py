@@ -36,7 +36,7 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class DrafterBenchOptions:
-    """systems: "off", or speculation/drafters as in price/suffix+model. simulated: times are those of the engines' cost
+    """systems: "off", or speculation/drafters as in price/suffix+model, and behind another slash num_branches. simulated: times are those of the engines' cost
     table, so that they do not depend on what else the machine does; drafts of the text then cost nothing at all."""
 
     engine_dir: Path
@@ -72,10 +72,14 @@ class _System:
 
     def __init__(self, name: str, options: DrafterBenchOptions, stack: ExitStack) -> None:
         self.name = name
-        speculation, _, drafters = name.partition("/")
+        speculation, drafters, branches = (*name.split("/"), "", "")[:3]
         names = tuple(DrafterName(drafter) for drafter in drafters.split("+")) if drafters else None
         config = ExecutorConfig(
-            speculation=speculation, drafters=names, num_threads=options.num_threads, max_batch_size=1
+            speculation=speculation,
+            drafters=names,
+            num_branches=int(branches or 0),
+            num_threads=options.num_threads,
+            max_batch_size=1,
         )
         ensure_profile(options.engine_dir, config)
         self._replay: ReplayEngine | None = None
@@ -111,7 +115,7 @@ class _System:
         self._steps[2] += sum(drafts.num_new_drafts) - free
         if plan.view.decoding:
             self._steps[0] += 1
-            self._steps[1] += 1 + sum(result.num_verified)
+            self._steps[1] += 1 + sum(result.num_verified) + result.num_branches
 
     def finished(self, request: Request) -> None: ...
 

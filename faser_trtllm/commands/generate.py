@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from faser_trtllm.commands.options import EngineDirOption
-from faser_trtllm.config import DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
+from faser_trtllm.config import BRANCHES, DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
 from faser_trtllm.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def generate(
     ] = None,
     speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
+    num_branches: Annotated[int, typer.Option("--num_branches", help=BRANCHES)] = 0,
     num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
     quantization: Annotated[
@@ -79,6 +80,7 @@ def generate(
         {
             "speculation": speculation,
             "drafters": drafters,
+            "num_branches": num_branches,
             "num_threads": num_threads,
             "quantization": quantization,
             "trace_file": trace and str(trace),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from faser_trtllm.commands.options import FOREIGN_FLAGS, own_flags
-from faser_trtllm.config import DRAFTERS, SPELLINGS
+from faser_trtllm.config import BRANCHES, DRAFTERS, SPELLINGS
 from faser_trtllm.errors import InvalidArgumentError
 
 CONTEXT = FOREIGN_FLAGS
@@ -43,6 +43,7 @@ def serve(
     ] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
+    num_branches: Annotated[int | None, typer.Option("--num_branches", help=BRANCHES)] = None,
     models: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +100,7 @@ def serve(
             speculation=speculation,
             models=tuple(models.split(",")) if models else None,
             drafters=drafters,
+            num_branches=num_branches,
             decoupled=decoupled.lower() == "true",
             settings=flags.conversion.serve,
             allow_hash_mismatch=allow_hash_mismatch,

@@ -19,6 +19,8 @@ class RaggedBatch:
     slots [num_requests]: rows of block_table. cu_rows [num_requests + 1]: cumulative rows.
     token_ids, positions [num_rows]. logit_rows [num_logit_rows]: ascending row indices whose logits are wanted.
     block_table [max_batch_size, max_blocks_per_seq]. All int32 and contiguous.
+    branch_parents [num_branches]: the last so many requests are one row each, which takes the place of a row of the
+    request of this index (executor/branches.py); None: there are none.
     """
 
     slots: Int32Array
@@ -27,6 +29,7 @@ class RaggedBatch:
     positions: Int32Array
     logit_rows: Int32Array
     block_table: Int32Array
+    branch_parents: Int32Array | None = None
 
     @property
     def num_requests(self) -> int:

@@ -193,6 +193,8 @@ class VerifyResult:
     kept_rows: Mapping[int, KeptRows] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
     num_pending: Sequence[int] = ()  # drafts that the test could see (empty: none of any request)
+    num_branches: int = 0  # rows of the pass beside the chains of drafts
+    num_followed: int = 0  # of these, those that yielded a token
 
 
 @value

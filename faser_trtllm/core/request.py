@@ -112,6 +112,7 @@ class Request:
     draft_candidates [capacity, NUM_CANDIDATES] int32: the best tokens of those logits, best first, -1 where fewer are
     possible; a draft that is not among them is put last. [0, NUM_CANDIDATES] unless keep_candidates, which engines with
     segment boundaries need. Drafting, native or not, writes both along with the pending tokens.
+    draft_runners_up [capacity] int32, [0] unless keep_runners_up: what the draft model would have drafted instead.
     draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, native.BY_SUFFIX); one that
     is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
     output_log_probs [num_output_tokens] and output_logits [num_output_tokens], each [vocab_size] fp32: what params asks
@@ -135,6 +136,7 @@ class Request:
         priority: float = 0.5,
         deadline_s: float | None = None,
         keep_candidates: bool = False,
+        keep_runners_up: bool = False,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
         self.request_id = request_id
@@ -155,6 +157,7 @@ class Request:
         self.draft_candidates: npt.NDArray[np.int32] = np.full(
             (capacity if keep_candidates else 0, NUM_CANDIDATES), -1, dtype=np.int32
         )
+        self.draft_runners_up: npt.NDArray[np.int32] = np.full(capacity if keep_runners_up else 0, -1, np.int32)
         self.draft_sources: npt.NDArray[np.int8] = np.zeros(capacity, dtype=np.int8)
         self.keeps_rows = params.return_log_probs or params.return_generation_logits
         self.output_log_probs: list[float] = []

@@ -30,6 +30,9 @@ class EngineSpec:
     max_num_tokens: int  # rows of one pass
     max_batch_size: int  # requests of one pass, and slots
     segments: tuple[int, ...]  # layer boundaries: (0, ..., num_layers)
+    max_num_branches: int = (
+        0  # of one pass: the blocks num_blocks + k are their own, and slots max_batch_size + k theirs
+    )
     is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from faser_trtllm.backends import Backend, find_backend, names_with
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import Quantization
@@ -37,7 +40,7 @@ class OpenRequest:
     of each engine, where its cache is paged. drafting: open the draft too. core_set: of backends that run on cores.
     quantization: of both models. ordinal: the GPU of a draft alone (open_draft); engines of ours run on the first.
     kv_memory_fraction: on a GPU fewer blocks will do, as many as fit this share of the memory that weights and buffers
-    leave free; None: num_blocks must fit.
+    leave free; None: num_blocks must fit. num_branches: of each request of a pass; for engines that give a copy_kv.
     """
 
     engines: EngineDir
@@ -49,6 +52,7 @@ class OpenRequest:
     quantization: Quantization = Quantization.NONE
     ordinal: int = 0
     kv_memory_fraction: float | None = None
+    num_branches: int = 0
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -71,6 +75,7 @@ class OpenedEngines:
     """enter_mode: call between steps when the mode changes. tester: set if the target's logits stay on its device.
 
     partitions: of a GPU, by a cost table's names: "all", and with a draft model "draft" and "verify".
+    copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv).
     """
 
     target: Engine
@@ -78,6 +83,7 @@ class OpenedEngines:
     enter_mode: Callable[[Mode], None]
     tester: DeviceTester | None = None
     partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
+    copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None
 
 
 def stay(mode: Mode) -> None:

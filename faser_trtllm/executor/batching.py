@@ -50,6 +50,7 @@ class NativeBatching:
             spec.max_batch_size,
             -(-limits.max_seq_len // size),
             enable_block_reuse=self._enable_block_reuse,
+            num_branch_rows=spec.max_num_branches,
         )
         return kv, Scheduler(kv, limits, policy, clock)
 

@@ -55,6 +55,7 @@ class Executor:
         resources: ExitStack | None = None,
         trace: TraceWriter | None = None,
         keep_candidates: bool = False,
+        keep_runners_up: bool = False,
         guard: SpeculationGuard | None = None,
         drafters: Sequence[Drafter] = (),
     ) -> None:
@@ -72,6 +73,7 @@ class Executor:
         self._resources = resources or ExitStack()
         self._trace = trace
         self._keep_candidates = keep_candidates  # early exit compares with them
+        self._keep_runners_up = keep_runners_up  # branches are of them
         self._guard = guard
         self._drafters = tuple(drafters)
         self._stats = ExecutorStats(max_draft_len)
@@ -131,6 +133,7 @@ class Executor:
             priority=priority,
             deadline_s=None if timeout_s is None else now_s + timeout_s,
             keep_candidates=self._keep_candidates,
+            keep_runners_up=self._keep_runners_up,
         )
         request.stats.is_synthetic = self._verifier.is_synthetic
         self._scheduler.check(request)

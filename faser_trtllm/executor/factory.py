@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import DrafterName, ExecutorConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig, SchedulerKind
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
@@ -22,6 +22,7 @@ from faser_trtllm.engine.fingerprint import load_costs
 from faser_trtllm.engine.opening import DeviceTester, Interpretation, OpenRequest, backend_of, open_engines, stay
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.batching import make_batching
+from faser_trtllm.executor.branches import BranchRows, CopyKv
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
@@ -120,6 +121,7 @@ def open_executor(
                 interpretation=interpretation,
                 quantization=config.quantization,
                 kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
+                num_branches=config.num_branches if drafting else 0,
             ),
             stack,
         )
@@ -140,6 +142,7 @@ def open_executor(
             make_lane=simulation.make_lane if simulation else DraftLane,
             device_tester=opened.tester,
             draft_timeout_ms=draft_timeout_ms,
+            copy_kv=opened.copy_kv,
         )
         guard.pop_all()  # from here on the executor owns what was opened
         return executor
@@ -171,6 +174,7 @@ def assemble(
     device_tester: DeviceTester | None = None,
     draft_timeout_ms: float | None = None,
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+    copy_kv: CopyKv | None = None,
 ) -> Executor:
     """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
 
@@ -179,6 +183,7 @@ def assemble(
     only the calling thread. device_tester: for target logits that stay on the device.
     draft_timeout_ms: as in open_executor.
     wrap_drafter: wraps every drafter, for faults on purpose.
+    copy_kv: of a target that was opened with branches.
 
     Raises ConfigError for drafters that cannot be there.
     """
@@ -228,10 +233,18 @@ def assemble(
     if config.synthetic_acceptance is not None:
         synthetic = SyntheticAcceptance(config.synthetic_acceptance, config.synthetic_acceptance_seed)
         log.warning("%s (%s)", SYNTHETIC_WARNING, config.synthetic_acceptance)
+    branches: BranchRows | None = None
+    if config.num_branches and max_draft_len:
+        if copy_kv is None or draft is None or config.scheduler is not SchedulerKind.NATIVE or synthetic is not None:
+            raise ConfigError(
+                f"num_branches is {config.num_branches}, which takes cpu engines with a draft model, the native "
+                "scheduler and no synthetic acceptance; set it to 0"
+            )
+        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, config.num_branches, max_draft_len, pool)
     return Executor(
         scheduler,
         drafter,
-        Verifier(target, sampling, kv.block_table, max_draft_len, clock, pool, device_tester, synthetic),
+        Verifier(target, sampling, kv.block_table, max_draft_len, clock, pool, device_tester, synthetic, branches),
         sampling,
         clock,
         vocab_size=spec.vocab_size,
@@ -241,6 +254,7 @@ def assemble(
         resources=resources,
         trace=trace,
         keep_candidates=len(spec.segments) > 2,
+        keep_runners_up=branches is not None,
         guard=guard,
         drafters=drafters,
     )

@@ -40,6 +40,8 @@ _COUNTS = (
     "num_prompt_tokens",
     "num_preemptions",
     "num_pruned_rows",
+    "num_branch_rows",
+    "num_branch_tokens",
     "num_drafts",
     "num_frontier_rows",
     "num_oracle_rows",
@@ -141,7 +143,9 @@ class ExecutorStats:
         num["num_verified_tokens"] += num_verified
         num["num_accepted_tokens"] += sum(result.num_accepted)
         num["num_output_tokens"] += num_tokens
-        num["num_rows"] += num_new + num_verified
+        num["num_rows"] += num_new + num_verified + result.num_branches
+        num["num_branch_rows"] += result.num_branches
+        num["num_branch_tokens"] += result.num_followed
         num["num_pruned_rows"] += sum(result.num_pruned)
         num["num_frontier_rows"] += num_decoding + num_verified
         num["num_oracle_rows"] += num_tokens

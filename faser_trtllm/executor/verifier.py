@@ -17,6 +17,7 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, KeptRows, ScheduledRequests, SchedulerOutput, VerifyResult
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.opening import DeviceTester
+from faser_trtllm.executor.branches import Added, BranchRows
 from faser_trtllm.executor.kept_rows import Kept, keep_rows
 from faser_trtllm.executor.lanes import Drafting
 from faser_trtllm.executor.pruner import Pruner
@@ -53,10 +54,12 @@ class Verifier:
         pool: int | None = None,
         device_tester: DeviceTester | None = None,
         synthetic: SyntheticAcceptance | None = None,
+        branches: BranchRows | None = None,
     ) -> None:
         """pool: the threads that share the free test (a core set's handle); None: only the caller's.
 
-        device_tester: for logits that stay on the device. synthetic: accepts drafts in place of the target.
+        device_tester: for logits that stay on the device. synthetic: accepts drafts in place of the target. branches:
+        adds them where drafts are verified after they were made, in a pass that is not pruned.
         """
         spec = engine.spec
         self._sampling = sampling
@@ -67,6 +70,7 @@ class Verifier:
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
         self._device_tester = device_tester
+        self._branches = branches
         self.is_synthetic = synthetic is not None
         tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
         self._tester: Tester = tester
@@ -83,6 +87,10 @@ class Verifier:
         frontiers = self._frontiers(plan, verified, drafts)
         lengths = _spread(frontiers, verified, len(rows), 0)
         batch, tested = self._fill(rows, verified, lengths)
+        added = None
+        if self._branches is not None and drafts is not None and not (plan.exits and plan.exits.boundaries):
+            pending = list(map(add, rows.num_pending, drafts.num_new_drafts))
+            batch, added = self._branches.add(batch, rows, tested, pending, lengths, plan.frontier)
         begun = self._clock.now_s()
         logits = None
         num_pruned: Sequence[int] = []
@@ -96,7 +104,7 @@ class Verifier:
         drafts = drafting.result()
         step_ms = 1e3 * (self._clock.now_s() - started) + (0.0 if overlapped else drafts.draft_ms)
         num_pending = self._load(rows, lengths, drafts.num_new_drafts, tested)
-        return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, (verify_ms, step_ms))
+        return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, (verify_ms, step_ms), added)
 
     def _frontiers(self, plan: SchedulerOutput, verified: Sequence[int], drafts: DraftResult | None) -> list[int]:
         """Drafts to verify per decoding request of the plan's view."""
@@ -164,6 +172,7 @@ class Verifier:
         tested: Sequence[int],
         logits: npt.NDArray[np.float32] | None,
         times_ms: tuple[float, float],
+        added: Added | None,
     ) -> VerifyResult:
         rows, n = plan.scheduled, len(plan.scheduled)
         zeros, falses, empty = (0,) * n, (False,) * n, ("",) * n
@@ -187,6 +196,9 @@ class Verifier:
         if plan.tested is not None and any(num_pending):
             slots, known = _pick(rows.slots, tested), _pick(rows.num_tokens, tested)
             plan.tested.add(self._sampling.array, slots, known, found.num_accepted, found.outcome)
+        num_branches = num_followed = 0
+        if added is not None and self._branches is not None:
+            num_branches, num_followed = len(added.slots), self._branches.follow(added, found, logits)
         test_ms = 1e3 * (self._clock.now_s() - begun)
         if self._device_tester is not None:
             verify_ms = max(verify_ms, self._device_tester.pass_ms)
@@ -221,6 +233,8 @@ class Verifier:
             kept_rows=self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits),
             completed=completed,
             num_pending=num_pending,
+            num_branches=num_branches,
+            num_followed=num_followed,
         )
 
     def _failures(

@@ -30,7 +30,8 @@ class _Sequence:
 class KVCacheManager:
     """Paged blocks per slot, with prefix reuse.
 
-    block_table [max_batch_size, max_blocks_per_seq] int32: row per slot, written in place; engines read it.
+    block_table [max_batch_size + num_branch_rows, max_blocks_per_seq] int32: row per slot, written in place; engines
+    read it. The rows of branches are theirs who run them (executor/branches.py).
     Shortage is a return value (False); a wrong slot or a rewind into registered blocks is an AssertionError.
     """
 
@@ -42,9 +43,11 @@ class KVCacheManager:
         max_blocks_per_seq: int,
         *,
         enable_block_reuse: bool = True,
+        num_branch_rows: int = 0,
     ) -> None:
         self.tokens_per_block = tokens_per_block
-        self.block_table: npt.NDArray[np.int32] = np.zeros((max_batch_size, max_blocks_per_seq), np.int32)
+        shape = max_batch_size + num_branch_rows, max_blocks_per_seq
+        self.block_table: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
         self.num_reused_blocks = 0
         self.num_allocated_blocks = 0
         self._pool = BlockPool(num_blocks)

@@ -88,6 +88,13 @@ class FrontierRule:
     acceptance: AcceptanceModel
     costs: SlotCosts
 
+    def row_price(self, num_slots: int, num_more: int) -> float:
+        """Tokens that a row beside so many slots must bring to be worth its time, by the mean cost of num_more."""
+        verify_ms = self.costs.verify_ms
+        last = min(num_slots + num_more, verify_ms.size - 1)
+        first = max(0, last - num_more)
+        return self.costs.price * float(verify_ms[last] - verify_ms[first]) / max(1, last - first)
+
     def lengths(
         self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_pending: Sequence[int]
     ) -> list[int]:

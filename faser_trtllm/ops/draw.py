@@ -31,6 +31,13 @@ def gumbel_lead(p: Float32Array, key: int, position: int) -> float:
     return float(np.log(second / best))
 
 
+def gumbel_runner_up(p: Float32Array, key: int, position: int) -> int:
+    """The token that gumbel_max_token would have given had its own not been possible, -1 if p has only one token."""
+    times = _arrival_times(p, key, position)
+    second = int(np.argsort(times, kind="stable")[1]) if p.size > 1 else 0
+    return second if times.size > 1 and times[second] < np.inf else -1
+
+
 def _arrival_times(p: Float32Array, key: int, position: int) -> npt.NDArray[np.float64]:
     uniforms = gumbel_uniforms(key, position, p.size)
     times = np.full(p.size, np.inf)

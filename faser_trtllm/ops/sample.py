@@ -19,7 +19,7 @@ from faser_trtllm.ops.arrays import (
     int32_at,
     logits_layout,
 )
-from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token
+from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token, gumbel_runner_up
 from faser_trtllm.ops.philox import Stream, uniform
 from faser_trtllm.ops.probs import RowStatus, edited_logits, next_token_probs_reference
 
@@ -99,6 +99,12 @@ def sample_draft_reference(
         else:
             margin = _top_margin(edited)
         _keep_confidence(entry, edited, known, int(tokens[i]), margin)
+        runners_up = int32_at(int(entry["draft_runners_up"]), known + 1)
+        if runners_up.size:
+            is_seeded = entry["mode"] == native.SEEDED
+            runners_up[known] = (
+                gumbel_runner_up(q, int(entry["key"]), known) if is_seeded else _best_other(edited, int(tokens[i]))
+            )
     return tokens
 
 
@@ -108,6 +114,12 @@ def _top_margin(edited: Float32Array) -> float:
     second, best = np.sort(edited)[-2:]
     with np.errstate(over="ignore"):
         return float(best - second)
+
+
+def _best_other(edited: Float32Array, token: int) -> int:
+    """The best token that is not this one, -1 if there is none."""
+    order = np.lexsort((np.arange(edited.size), -edited.astype(np.float64)))
+    return next((int(v) for v in order if v != token and edited[v] > -np.inf), -1)
 
 
 def _keep_confidence(entry: np.void, edited: Float32Array, position: int, token: int, margin: float) -> None:

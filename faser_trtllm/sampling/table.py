@@ -67,7 +67,7 @@ class SamplingTable:
         params = request.params
         mode = request.sampling_mode
         kept: list[npt.NDArray[Any]] = [request.tokens, request.draft_margins, request.draft_candidates]
-        kept.append(request.draft_sources)
+        kept += [request.draft_sources, request.draft_runners_up]
         entry: dict[str, Any] = {
             "tokens": address_of(request.tokens, np.int32),
             "draft_margins": address_of(request.draft_margins, np.float32),
@@ -88,6 +88,8 @@ class SamplingTable:
         }
         if request.draft_candidates.size:
             entry["draft_candidates"] = address_of(request.draft_candidates, np.int32)
+        if request.draft_runners_up.size:
+            entry["draft_runners_up"] = address_of(request.draft_runners_up, np.int32)
         if params.end_ids:
             entry["end_ids"] = _keep(kept, params.end_ids, np.int32)
         if params.logit_bias:

@@ -65,7 +65,17 @@ class PlanMeter:
         pruned = sum(result.num_pruned) if result.num_pruned else 0
         accepted = sum(result.num_accepted) if num_tokens > n or num_verified or calls else 0
         times = (drafts.draft_ms, result.verify_ms) if plan.mode is Mode.SERIAL else (0.0, 0.0)
-        counts = num_tokens, n, n + num_verified, num_verified, pruned, accepted, calls, *drafted, context_rows
+        counts = (
+            num_tokens,
+            n,
+            n + num_verified + result.num_branches,
+            num_verified,
+            pruned,
+            accepted,
+            calls,
+            *drafted,
+            context_rows,
+        )
         self._step = (1, 0.0, *times, *counts)
 
     def take(self) -> PlanStats:

@@ -66,10 +66,11 @@ int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts
       if (std::isnan(times[0])) times[0] = now_s;
       times[1] = now_s;
     }
-    // The last committed token has not been run: it was drawn or accepted on the previous row. A drawn token differs
-    // from the draft at its position, so the draft model's KV ends before it.
+    // The last committed token has not been run: it was drawn or accepted on the previous row. What is behind the
+    // accepted drafts was drawn and differs from the draft at its position, so the draft model's KV ends before it.
     count[FASER_NUM_DRAFTS] = is_carried[i] ? count[FASER_NUM_DRAFTS] - num_accepted[i] : 0;
-    count[FASER_NUM_DRAFT_COMPUTED] = is_carried[i] ? num_draft_computed[i] : std::min(num_draft_computed[i], end - 1);
+    count[FASER_NUM_DRAFT_COMPUTED] =
+        is_carried[i] ? num_draft_computed[i] : std::min({num_draft_computed[i], known + num_accepted[i], end - 1});
     const int32_t kept = faser::before_end(text, tokens, num_new[i]);
     count[FASER_NUM_TOKENS] = known + kept;
     count[FASER_NUM_COMPUTED] = std::min(end - 1, known + kept);

@@ -67,7 +67,9 @@ int32_t step(faser_engine* engine, const faser_batch& batch, const DraftScratch&
                             scratch.cu_rows.data(),
                             scratch.token_ids.data() + first,
                             scratch.positions.data() + first,
-                            batch.block_table};
+                            batch.block_table,
+                            nullptr,
+                            0};
   const HeadRows kept = {scratch.cu_rows.data(), scratch.requests.data() + first, count, true};
   // Every row has logits, so their indices are the cumulative rows.
   return engine->forward(rows, 0, engine->num_layers(), scratch.cu_rows.data(), has_logits ? count : 0, logits,

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 11
+#define FASER_ABI_VERSION 12
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -128,6 +128,12 @@ typedef struct {
   const int32_t* token_ids;    // [num_rows]
   const int32_t* positions;    // [num_rows]
   const int32_t* block_table;  // [max_num_slots, max_blocks_per_seq] block ids
+  // The last num_branches requests are one row each: another token in the place of a row of request branch_parents[k]
+  // [num_branches], which comes before them. A branch's blocks are its parent's up to the one that holds its row; of
+  // that, a block of its own, it has the KV of the tokens before this pass (faser_engine_copy_kv), and gets its
+  // parent's rows before its place.
+  const int32_t* branch_parents;
+  int32_t num_branches;
 } faser_batch;
 
 // Runs layers [first_layer, last_layer). first_layer == 0 embeds the tokens; otherwise it continues with the hidden
@@ -150,6 +156,10 @@ int32_t faser_engine_early_exit(faser_engine* engine, const int32_t* rows, int32
                                 int32_t num_candidates, float* scores);
 // Copies the hidden rows between two segments, for tests: hidden [num_rows, hidden_size]; num_rows as in the last call.
 int32_t faser_engine_hidden_rows(const faser_engine* engine, int32_t num_rows, float* hidden);
+// Copies the KV of the tokens at offsets first[i] .. end[i] - 1 of block from[i] to those of block to[i], and what is
+// kept of them for a head. Up to 15 tokens before and behind are copied with them, but not for the head.
+int32_t faser_engine_copy_kv(faser_engine* engine, int32_t num_copies, const int32_t* from, const int32_t* to,
+                             const int32_t* first, const int32_t* end);
 // Switches the engine to another pool from the next call on. Results are the same.
 int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool);
 
@@ -200,6 +210,8 @@ typedef struct {
                           // that position only if bit v % 32 of word v / 32 is set
   faser_fill_masks fill_masks;  // NULL, or writes masks; faser_draft and faser_sample_draft call it, faser_accept
                                 // expects the masks of its rows
+  int32_t* draft_runners_up;    // NULL, or by position: what the draft model would have drafted had the draft not been
+                                // possible, -1 for none (FASER_SAMPLED: the best of the edited logits beside the draft)
 } faser_sampling;
 
 // The distribution of the next token of one request given its first num_tokens tokens: logits edited in this order:
@@ -306,6 +318,17 @@ typedef struct {
 int32_t faser_frontier(const faser_slot_costs* costs, const faser_acceptance* acceptance, int32_t num_requests,
                        const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
                        const int32_t* num_pending, int32_t* out_lengths);
+
+// Which rows are worth running beside the frontiers: at place j of request i (row j of its frontier, 0 ..
+// num_verified[i], that tests a pending draft) the draft model's runner-up, which may be what the target says instead.
+// Its worth is the probability that the test is reached, fails and recovers it, for which a share of rejections counts.
+// The most worthy max_branches of each request, of min_worth at least, in the order of requests and places, up to
+// max_num of all. acceptance: NULL takes the margin for the log-odds. out_requests (indices), out_places, out_tokens
+// [max_num]. Returns their number.
+int32_t faser_pick_branches(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
+                            const int32_t* num_tokens, const int32_t* num_pending, const int32_t* num_verified,
+                            const faser_acceptance* acceptance, double min_worth, int32_t max_branches, int32_t max_num,
+                            int32_t* out_requests, int32_t* out_places, int32_t* out_tokens);
 
 // Sums over tested drafts, for a fit of faser_acceptance: p is the estimate before the test, y 1 if it passed and 0 if
 // not, m the margin, w = p (1 - p).

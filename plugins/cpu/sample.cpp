@@ -27,6 +27,13 @@ void keep_confidence(const faser_sampling& s, const EditedRow& row, int32_t voca
   if (std::find(candidates, end, token) == end) end[-1] = token;
 }
 
+// The best of the row's entries that is not the token.
+int32_t best_other(const EditedRow& row, int32_t vocab_size, int32_t token) {
+  int32_t best[2];
+  top_ids(row.x, vocab_size, 2, best);
+  return best[best[0] == token ? 1 : 0];
+}
+
 }  // namespace
 
 int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size, int32_t num_known,
@@ -35,15 +42,16 @@ int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size,
   const bool wants_margin = s->draft_margins != nullptr;
   if (edited_row(*s, logits, vocab_size, num_known, wants_margin, &row) != FASER_ROW_OK) return -1;
   int32_t token = -1;
+  GumbelLead lead = {0.0, -1};
   float margin = wants_margin ? row.max - row.second : 0.0f;
   if (s->mode == FASER_GREEDY) {
     token = first_index_of(row.x, vocab_size, row.max);
   } else if (s->mode == FASER_SEEDED) {
     float* q = probs_scratch(vocab_size);
     probs_of_row(*s, row, vocab_size, q);
-    double lead = 0.0;
-    token = gumbel_max_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known), wants_margin ? &lead : nullptr);
-    margin = static_cast<float>(static_cast<double>(s->temperature) * lead);
+    const bool wants_lead = wants_margin || s->draft_runners_up != nullptr;
+    token = gumbel_max_token(q, vocab_size, s->key, static_cast<uint64_t>(num_known), wants_lead ? &lead : nullptr);
+    margin = static_cast<float>(static_cast<double>(s->temperature) * lead.log_odds);
   } else {
     float* q = s->draft_probs + static_cast<size_t>(num_known % max_draft_len) * static_cast<size_t>(vocab_size);
     probs_of_row(*s, row, vocab_size, q);
@@ -51,6 +59,8 @@ int32_t sample_draft(faser_sampling* s, const float* logits, int32_t vocab_size,
   }
   s->tokens[num_known] = token;
   if (s->draft_sources != nullptr) s->draft_sources[num_known] = FASER_BY_MODEL;
+  if (s->draft_runners_up != nullptr)
+    s->draft_runners_up[num_known] = s->mode == FASER_SEEDED ? lead.runner_up : best_other(row, vocab_size, token);
   keep_confidence(*s, row, vocab_size, num_known, token, margin);
   return token;
 }

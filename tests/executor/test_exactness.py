@@ -87,29 +87,38 @@ def _probs_of_three(table, prompt, temperature):
 NUM_SAMPLES = 5000  # for 27 continuations; the wrong distribution below is told from so many
 
 
+CHAINS = [
+    *(
+        (policy, "model")
+        for policy in (
+            "fixed:1",
+            "fixed:3",
+            "fixed:2:draft_ahead",
+            "fixed:3:ping_pong",
+            "erratic",
+            "price:prune=on",
+        )
+    ),
+    *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
+    *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
+    *((policy, "medusa") for policy in ("fixed:4", "fixed:3:draft_ahead", "erratic")),
+    ("fixed:3:ping_pong", "suffix,medusa"),
+    *((policy, "suffix,head") for policy in ("fixed:3:ping_pong", "price:prune=on")),
+    *((policy, "suffix,model") for policy in ("fixed:3", "fixed:3:ping_pong", "erratic", "price:prune=on")),
+]
+
+
 @pytest.mark.parametrize(
-    ("policy", "drafters"),
+    ("policy", "drafters", "num_branches"),
     [
-        *(
-            (policy, "model")
-            for policy in (
-                "fixed:1",
-                "fixed:3",
-                "fixed:2:draft_ahead",
-                "fixed:3:ping_pong",
-                "erratic",
-                "price:prune=on",
-            )
-        ),
-        *((policy, "suffix") for policy in ("fixed:3", "fixed:3:draft_ahead")),
-        *((policy, "head") for policy in ("fixed:3", "fixed:3:draft_ahead", "erratic")),
-        *((policy, "medusa") for policy in ("fixed:4", "fixed:3:draft_ahead", "erratic")),
-        ("fixed:3:ping_pong", "suffix,medusa"),
-        *((policy, "suffix,head") for policy in ("fixed:3:ping_pong", "price:prune=on")),
-        *((policy, "suffix,model") for policy in ("fixed:3", "fixed:3:ping_pong", "erratic", "price:prune=on")),
+        *((policy, "model", 2) for policy in ("fixed:2", "fixed:3", "erratic", "price:prune=off")),
+        ("fixed:3", "head", 3),
+        ("fixed:4", "medusa", 1),
+        ("erratic", "suffix,model", 2),
+        *((*chain, 0) for chain in CHAINS),
     ],
 )
-def test_unseeded_sampling_has_the_targets_distribution(policy, drafters, monkeypatch):
+def test_unseeded_sampling_has_the_targets_distribution(policy, drafters, num_branches, monkeypatch):
     """Chi-square over all continuations of three tokens; the keys are fixed, so the outcome is too."""
     keys = np.random.default_rng(7)
     monkeypatch.setattr("os.urandom", lambda n: keys.bytes(n))
@@ -119,6 +128,7 @@ def test_unseeded_sampling_has_the_targets_distribution(policy, drafters, monkey
         noise=1.5,
         policy=policy,
         drafters=drafters,
+        num_branches=num_branches,
         max_batch_size=2 if policy.startswith("price") else 64,  # where drafting pays
         max_num_tokens=400,
         num_blocks=512,

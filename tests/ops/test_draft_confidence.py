@@ -143,3 +143,30 @@ def test_native_is_the_reference(data):
     assert (token, candidates) == (wanted_token, wanted_candidates)
     # Two logarithms may differ in their last bits, which shows where two tokens are close.
     assert margin == pytest.approx(wanted_margin, rel=1e-5, abs=1e-9 if fields["mode"] == native.SEEDED else 0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", [native.GREEDY, native.SEEDED, native.SAMPLED])
+def test_the_runner_up_is_what_would_have_been_drafted_instead(path, mode):
+    """Greedily and with a seed: what is drafted with the draft's own token banned."""
+    rng = np.random.default_rng(5)
+    for key in range(20):
+        logits = rng.standard_normal(30)
+        runner_up = np.full(CAPACITY, UNTOUCHED, np.int32)
+        fields = {"mode": mode, "key": key, "temperature": 1.5, "draft_runners_up": runner_up.ctypes.data}
+        token, _, candidates = draw(path, logits, **fields)
+        if mode == native.SAMPLED:
+            wanted = next(c for c in candidates if c != token)
+        else:
+            wanted = draw(path, logits, **fields | {"draft_runners_up": 0}, bad_words=[(token,)])[0]
+        assert runner_up[3] == wanted
+        assert (np.delete(runner_up, 3) == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", [native.GREEDY, native.SEEDED, native.SAMPLED])
+def test_the_only_token_has_no_runner_up(path, mode):
+    runner_up = np.full(CAPACITY, UNTOUCHED, np.int32)
+    for logits in ([5], [-np.inf, 1, -np.inf]):
+        draw(path, logits, mode=mode, draft_runners_up=runner_up.ctypes.data)
+        assert runner_up[3] == -1

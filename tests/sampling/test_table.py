@@ -36,7 +36,7 @@ def header_fields(struct):
 def test_the_dtype_is_the_header_s_structure():
     fields = list(header_fields("faser_sampling"))
     structure = type("FromHeader", (ctypes.Structure,), {"_fields_": fields})
-    assert SAMPLING_DTYPE.itemsize == ctypes.sizeof(structure) == 200
+    assert SAMPLING_DTYPE.itemsize == ctypes.sizeof(structure) == 208
     assert list(SAMPLING_DTYPE.names) == [name for name, _ in fields]
     for name, kind in fields:
         dtype, offset = SAMPLING_DTYPE.fields[name][:2]

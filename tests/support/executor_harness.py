@@ -127,6 +127,7 @@ class Setup:
     draft_timeout_ms: float = 1e9
     max_queue_size: int = 100_000
     drafters: str = "model"  # "head", "medusa": an EAGLE-3 head, Medusa heads in the draft model's place
+    num_branches: int = 0
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
 
     def open(self, trace=None):
@@ -149,9 +150,11 @@ class Setup:
             ),
             max_queue_size=self.max_queue_size,
             drafters=self.drafter_names(),
+            num_branches=self.num_branches,
         )
         self.clock = ManualClock()
-        self.target = ToyEngine(target, **sizes, segmented=self.segmented)
+        max_num_branches = self.max_batch_size * self.num_branches
+        self.target = ToyEngine(target, **sizes, segmented=self.segmented, max_num_branches=max_num_branches)
         self.draft = None
         if self.policy != "off" and "head" in self.drafters:
             self.draft = ToyHead(draft, self.target, **sizes)
@@ -172,6 +175,7 @@ class Setup:
             enter_mode=stay,
             trace=trace,
             wrap_drafter=self.wrap_drafter,
+            copy_kv=self.target.copy_kv,
         )
 
     def drafter_names(self):

@@ -30,6 +30,7 @@ def setups(draw):
     max_batch_size = draw(st.sampled_from([1, 2, 3, 8]))
     capacity = draw(st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]))
     tokens_per_block = draw(st.sampled_from([2, 4, 16]))
+    drafters = draw(st.sampled_from(DRAFTERS))
     blocks_for_one = -(-64 // tokens_per_block)
     return Setup(
         vocab_size=VOCAB,
@@ -44,7 +45,8 @@ def setups(draw):
         reuse=draw(st.booleans()),
         chunk_unit_size=draw(st.sampled_from([1, 2, 4])),
         policy_seed=draw(st.integers(0, 1000)),
-        drafters=draw(st.sampled_from(DRAFTERS)),
+        drafters=drafters,
+        num_branches=0 if drafters == "suffix" else draw(st.sampled_from([0, 1, 3])),
     )
 
 

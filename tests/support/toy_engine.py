@@ -42,15 +42,32 @@ class ToyEngine(HostPruning):
     are dropped between the two leave a hole that a later pass must fill."""
 
     def __init__(
-        self, table, *, num_blocks, tokens_per_block, max_batch_size, max_num_tokens=64, max_seq_len=64, segmented=False
+        self,
+        table,
+        *,
+        num_blocks,
+        tokens_per_block,
+        max_batch_size,
+        max_num_tokens=64,
+        max_seq_len=64,
+        segmented=False,
+        max_num_branches=0,
     ):
         vocab_size = table.shape[1]
         segments = (0, 1, 2) if segmented else (0, 2)
         self.spec = EngineSpec(
-            vocab_size, max_seq_len, 2, num_blocks, tokens_per_block, max_num_tokens, max_batch_size, segments
+            vocab_size,
+            max_seq_len,
+            2,
+            num_blocks,
+            tokens_per_block,
+            max_num_tokens,
+            max_batch_size,
+            segments,
+            max_num_branches,
         )
         self.table = table
-        self.kv = np.full((2, num_blocks, tokens_per_block), -1, np.int64)
+        self.kv = np.full((2, num_blocks + max_num_branches, tokens_per_block), -1, np.int64)
         self.num_forwards = 0
         self._hidden = []  # (slot, position) of the rows between the segments
         self._block_table = None
@@ -88,12 +105,32 @@ class ToyEngine(HostPruning):
     def _write(self, segment, batch):
         spec = self.spec
         assert 0 < batch.num_rows <= spec.max_num_tokens
-        assert batch.num_requests <= spec.max_batch_size
+        parents = () if batch.branch_parents is None else batch.branch_parents.tolist()
+        assert batch.num_requests - len(parents) <= spec.max_batch_size
+        assert len(parents) <= spec.max_num_branches
         assert len(set(batch.slots.tolist())) == batch.num_requests
         self.num_forwards += segment
         self._block_table = batch.block_table
         for token, (slot, position) in zip(batch.token_ids, self._rows(batch), strict=True):
             self.kv[(segment, *self._place(slot, position))] = token
+        for branch, parent in enumerate(parents, batch.num_requests - len(parents)):
+            self._write_chain(segment, batch, branch, parent)
+
+    def _write_chain(self, segment, batch, branch, parent):
+        """The rows of a branch's request before its place, in its own block."""
+        (row,) = range(*batch.cu_rows[branch : branch + 2])
+        place, size = int(batch.positions[row]), self.spec.tokens_per_block
+        block, _ = self._place(batch.slots[branch], place)
+        assert block >= self.spec.num_blocks, "a branch's row is in a block of its own"
+        for other in range(*batch.cu_rows[parent : parent + 2]):
+            position = int(batch.positions[other])
+            if place // size * size <= position < place:
+                self.kv[segment, block, position % size] = batch.token_ids[other]
+
+    def copy_kv(self, copies):
+        for source, target, first, end in copies.T.tolist():
+            assert 0 <= first < end <= self.spec.tokens_per_block
+            self.kv[:, target, first:end] = self.kv[:, source, first:end]
 
     def _logits(self, batch):
         rows = self._rows(batch)
@@ -114,7 +151,7 @@ class ToyEngine(HostPruning):
 
     def _place(self, slot, position):
         block = int(self._block_table[slot, position // self.spec.tokens_per_block])
-        assert 0 <= block < self.spec.num_blocks
+        assert 0 <= block < self.kv.shape[1]
         return block, int(position % self.spec.tokens_per_block)
 
     def draft(self, draft_batch):

@@ -19,7 +19,10 @@ def drafters(
     engine_dir: EngineDirOption,
     output_dir: Annotated[Path, typer.Option("--output_dir", help="where drafters.json and drafters.md go")],
     systems: Annotated[
-        str, typer.Option("--systems", help="speculation/drafters, separated by commas; or off")
+        str,
+        typer.Option(
+            "--systems", help="speculation/drafters or speculation/drafters/num_branches, separated by commas; or off"
+        ),
     ] = SYSTEMS,
     num_jobs: Annotated[int, typer.Option("--num_jobs", help="prompts per workload")] = 20,
     max_tokens: Annotated[int, typer.Option("--max_tokens", help="of a completion")] = 144,

@@ -79,6 +79,7 @@ class CpuEngine(HostPruning):
         max_batch_size: int,
         max_num_tokens: int,
         max_seq_len: int | None = None,
+        max_num_branches: int = 0,
     ) -> CpuEngine:
         """Map an engine file and allocate its KV memory and workspaces.
 
@@ -110,6 +111,7 @@ class CpuEngine(HostPruning):
                 max_num_tokens=max_num_tokens,
                 max_batch_size=max_batch_size,
                 segments=tuple(file.header["segments"]),
+                max_num_branches=max_num_branches,
                 is_head="head" in sizes or "medusa" in sizes,
             )
             return cls(file, core_set, spec, _create(file, path, core_set, spec))
@@ -179,6 +181,14 @@ class CpuEngine(HostPruning):
         if status:
             native.check(status, f"early exit of {rows.size} rows")
         return scores
+
+    def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
+        """Copy KV between blocks, and what is kept of it for a head; copies [4, n] int32 contiguous: from block, to
+        block, and the offsets in them, from the first to behind the last."""
+        status = self._library.faser_engine_copy_kv(
+            self._open_handle(), copies.shape[1], *(native.address_of_buffer(column) for column in copies)
+        )
+        native.check(status, f"copying KV between {copies.shape[1]} pairs of blocks")
 
     def hidden_rows(self, num_rows: int) -> npt.NDArray[np.float32]:
         """A copy of the hidden rows [num_rows, hidden_size] after the last segment; num_rows must be that batch's."""
@@ -310,12 +320,16 @@ class CpuEngine(HostPruning):
         struct.cu_rows = native.address_of_buffer(cu_rows)
         struct.token_ids = native.address_of_buffer(token_ids)
         struct.positions = native.address_of_buffer(positions)
+        parents = batch.branch_parents
+        struct.num_branches = 0 if parents is None else parents.size
+        struct.branch_parents = None if parents is None else native.address_of_buffer(parents)
 
     def _check_block_table(self, table: npt.NDArray[np.int32]) -> None:
         if table.dtype != np.int32 or table.ndim != 2 or not table.flags.c_contiguous:
             raise ValueError(f"block_table is {table.dtype} {table.shape}, need contiguous int32 of two axes")
-        if table.shape[0] < self._spec.max_batch_size:
-            raise ValueError(f"block_table has {table.shape[0]} rows, max_batch_size is {self._spec.max_batch_size}")
+        num_slots = self._spec.max_batch_size + self._spec.max_num_branches
+        if table.shape[0] < num_slots:
+            raise ValueError(f"block_table has {table.shape[0]} rows, there are {num_slots} slots")
 
 
 def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -> int:
@@ -353,10 +367,10 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
     handle: int | None = native.library().faser_engine_create(
         ctypes.byref(model),
         core_set.handle,
-        spec.num_blocks,
+        spec.num_blocks + spec.max_num_branches,
         spec.tokens_per_block,
         spec.max_num_tokens,
-        spec.max_batch_size,
+        spec.max_batch_size + spec.max_num_branches,
         ctypes.byref(status),
     )
     if handle is None:

@@ -15,11 +15,12 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     """As engine.opening.open_engines; both engines run on request.core_set until a mode divides its cores."""
     core_set = request.core_set
     assert core_set is not None, "cpu engines run on a core set"
-    target = _open(request.engines.target_path, request, stack)
+    target = _open(request.engines.target_path, request, stack, request.num_branches * request.limits.max_batch_size)
     draft = _open(request.engines.draft_path, request, stack) if request.drafting else None
     if draft is not None and draft.spec.is_head:
         draft.attach(target)
-    return OpenedEngines(target, draft, Partitions(core_set, target, draft, core_set.num_threads, stack).enter)
+    partitions = Partitions(core_set, target, draft, core_set.num_threads, stack)
+    return OpenedEngines(target, draft, partitions.enter, copy_kv=target.copy_kv)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
@@ -33,7 +34,7 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
     return draft
 
 
-def _open(path: Path, request: OpenRequest, stack: ExitStack) -> CpuEngine:
+def _open(path: Path, request: OpenRequest, stack: ExitStack, max_num_branches: int = 0) -> CpuEngine:
     assert request.core_set is not None, "cpu engines run on a core set"
     limits = request.limits
     return stack.enter_context(
@@ -45,5 +46,6 @@ def _open(path: Path, request: OpenRequest, stack: ExitStack) -> CpuEngine:
             max_batch_size=limits.max_batch_size,
             max_num_tokens=limits.max_num_tokens,
             max_seq_len=limits.max_seq_len,
+            max_num_branches=max_num_branches,
         )
     )

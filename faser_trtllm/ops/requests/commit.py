@@ -147,7 +147,7 @@ def commit_reference(table: RequestTable, bounds: Int32Array, found: Found) -> C
             count[NUM_DRAFT_COMPUTED] = found.num_draft_computed[i]
         else:
             count[NUM_DRAFTS] = 0
-            count[NUM_DRAFT_COMPUTED] = min(found.num_draft_computed[i], last)
+            count[NUM_DRAFT_COMPUTED] = min(found.num_draft_computed[i], known + accepted, last)
         end_ids = int32_at(int(text["end_ids"]), int(text["num_end_ids"])).tolist()
         kept = next((place for place, token in enumerate(new) if token in end_ids), num_new)
         count[NUM_TOKENS] = known + kept

@@ -25,7 +25,7 @@ class ServeOptions:
 
     engine_dir: None uses config or FASER_ENGINE_DIR. config: a faser.yaml or a TensorRT-LLM configuration; None uses
     the repository's faser.yaml.
-    model_repo, tritonserver: None searches for them. speculation, drafters: None uses config.
+    model_repo, tritonserver: None searches for them. speculation, drafters, num_branches: None uses config.
     models: folders of the repository to load; None is choose_models' choice. One engine serves them all.
     decoupled: False serves requests with one response each, also over HTTP's and gRPC's infer, and refuses streaming.
     allow_hash_mismatch: serve engines whose files differ from their manifest, with a warning for each file.
@@ -43,6 +43,7 @@ class ServeOptions:
     model_repo: Path | None = None
     speculation: str | None = None
     drafters: str | None = None
+    num_branches: int | None = None
     tritonserver: Path | None = None
     models: tuple[str, ...] | None = (MODEL_NAME,)
     decoupled: bool = True
@@ -61,7 +62,7 @@ def effective_config(options: ServeOptions, repository: Path) -> tuple[ServiceCo
     """The file's settings overridden by the options, with an absolute engine_dir; and how the file was converted."""
     own_file = repository / MODEL_NAME / "1" / "faser.yaml"
     path = options.config or (own_file if own_file.exists() else None)
-    flags = {"speculation": options.speculation, "drafters": options.drafters}
+    flags = {"speculation": options.speculation, "drafters": options.drafters, "num_branches": options.num_branches}
     given = {key: value for key, value in flags.items() if value is not None}
     file_config, conversion = read_config(path, {**options.settings, **given})
     file_config = with_forced_acceptance(file_config, os.environ)

@@ -214,6 +214,8 @@ FAMILIES = (
         "Accepted draft tokens by their position in the frontier; 0 is the first",
     ),
     _counter("faser_spec_decode_num_pruned_rows_total", "num_pruned_rows", "Rows dropped inside verification passes"),
+    _counter("faser_spec_decode_num_branch_rows_total", "num_branch_rows", "Rows beside the chains of drafts"),
+    _counter("faser_spec_decode_num_branch_tokens_total", "num_branch_tokens", "Tokens that such rows yielded"),
     _by_index(
         "faser_spec_decode_frontier_len_total",
         "num_frontiers_by_len",

@@ -17,12 +17,12 @@ using faser::Team;
 int32_t faser_engine::attach(faser_engine* target, const int32_t* layers, int num_layers) {
   if (!is_head() || target == nullptr || target->is_head() || target_ != nullptr || target->captured_ != nullptr ||
       num_layers < 1 || num_layers * target->model_.hidden_size != head_.num_features ||
-      target->model_.vocab_size != model_.vocab_size || target->num_blocks_ != num_blocks_ ||
+      target->model_.vocab_size != model_.vocab_size || target->num_blocks_ < num_blocks_ ||
       target->tokens_per_block_ != tokens_per_block_ || (has_medusa_ && layers[0] != target->model_.num_layers))
     return FASER_BAD_ARGUMENT;
   for (int i = 0; i < num_layers; i++)
     if (layers[i] < (i > 0 ? layers[i - 1] + 1 : 0) || layers[i] > target->model_.num_layers) return FASER_BAD_ARGUMENT;
-  const size_t num_tokens = static_cast<size_t>(num_blocks_) * tokens_per_block_;
+  const size_t num_tokens = static_cast<size_t>(target->num_blocks_) * tokens_per_block_;
   if (has_medusa_)
     target->x_normed_ =
         target->allocate_bytes(static_cast<size_t>(target->max_num_tokens_) * hidden_pairs_ * pair_bytes_);

@@ -162,6 +162,37 @@ void faser_engine::set_pool(faser_pool* pool) {
   pool_choosers_ = found->get();
 }
 
+int32_t faser_engine::copy_kv(int num_copies, const int32_t* from, const int32_t* to, const int32_t* first,
+                              const int32_t* end) {
+  if (num_copies < 0 || has_medusa_) return FASER_BAD_ARGUMENT;
+  for (int i = 0; i < num_copies; i++) {
+    if (from[i] < 0 || from[i] >= num_blocks_ || to[i] < 0 || to[i] >= num_blocks_) return FASER_BAD_BLOCK;
+    if (first[i] < 0 || first[i] > end[i] || end[i] > tokens_per_block_) return FASER_BAD_POSITION;
+  }
+  // Keys lie in pages of kPageTokens, values in pairs of tokens, padded_dim words each.
+  const size_t page_words = static_cast<size_t>(faser::kPageTokens) * heads_.padded_dim / 2;
+  for (int i = 0; i < num_copies; i++) {
+    if (first[i] == end[i] || from[i] == to[i]) continue;
+    const size_t first_page = first[i] / faser::kPageTokens;
+    const size_t num_pages = (end[i] - 1) / faser::kPageTokens - first_page + 1;
+    for (int layer = 0; layer < model_.num_layers; layer++) {
+      const faser::KvLayer kv = kv_layer(layer);
+      for (int head = 0; head < 2 * heads_.num_kv_heads; head++) {  // each's keys, then its values
+        const size_t at = head / 2 * kv.head_stride + head % 2 * kv.value_offset + first_page * page_words;
+        std::memcpy(kv.base + to[i] * kv.block_stride + at, kv.base + from[i] * kv.block_stride + at,
+                    sizeof(uint32_t) * num_pages * page_words);
+      }
+    }
+    if (captured_ == nullptr) continue;
+    const size_t row_bytes = captured_layers_.size() * static_cast<size_t>(model_.hidden_size / 2) * pair_bytes_;
+    const auto row_of = [&](int block) {
+      return captured_ + (static_cast<size_t>(block) * tokens_per_block_ + first[i]) * row_bytes;
+    };
+    std::memcpy(row_of(to[i]), row_of(from[i]), row_bytes * static_cast<size_t>(end[i] - first[i]));
+  }
+  return FASER_OK;
+}
+
 int32_t faser_engine::compact_rows(const int32_t* rows, int num_rows) {
   if (next_layer_ < 0 || num_rows < 0 || num_rows > num_hidden_rows_) return FASER_BAD_ARGUMENT;
   for (int i = 0; i < num_rows; i++)
@@ -254,6 +285,11 @@ int32_t faser_engine_vocab_size(const faser_engine* engine) { return engine->voc
 int32_t faser_engine_forward(faser_engine* engine, const faser_batch* batch, int32_t first_layer, int32_t last_layer,
                              const int32_t* logit_rows, int32_t num_logit_rows, float* logits) {
   return engine->forward(*batch, first_layer, last_layer, logit_rows, num_logit_rows, logits);
+}
+
+int32_t faser_engine_copy_kv(faser_engine* engine, int32_t num_copies, const int32_t* from, const int32_t* to,
+                             const int32_t* first, const int32_t* end) {
+  return engine->copy_kv(num_copies, from, to, first, end);
 }
 
 int32_t faser_engine_set_pool(faser_engine* engine, faser_pool* pool) {

@@ -62,6 +62,11 @@ struct MedusaRun {
   int head, first, count;
 };
 
+// KV of a row that a branch of its request needs too.
+struct BranchRow {
+  int row, block, offset;
+};
+
 // A tile of attention before the layer is known.
 struct TileRange {
   int request, kv_head;
@@ -84,6 +89,7 @@ struct faser_engine {
   int32_t compact_rows(const int32_t* rows, int num_rows);
   int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
   int32_t hidden_rows(int num_rows, float* hidden) const;
+  int32_t copy_kv(int num_copies, const int32_t* from, const int32_t* to, const int32_t* first, const int32_t* end);
   void set_pool(faser_pool* pool);  // throws std::bad_alloc, and then nothing has changed
   int num_layers() const { return model_.num_layers; }
   int vocab_size() const { return model_.vocab_size; }
@@ -99,6 +105,7 @@ struct faser_engine {
   int32_t check(const faser_batch& batch, int first_layer, int last_layer, const int32_t* logit_rows,
                 int num_logit_rows) const;
   void plan_tiles(const faser_batch& batch);
+  void plan_branches(const faser_batch& batch);
   int64_t work_of(int num_rows, int num_layers, int num_logit_rows) const;
   void begin_rows(const faser::Team& team, const faser_batch& batch, bool embed);
   void run_layer(const faser::Team& team, const faser_batch& batch, int layer);
@@ -155,7 +162,8 @@ struct faser_engine {
   std::vector<char*> scratch_;     // per worker
   std::vector<float*> exit_rows_;  // per worker: one row of early exit and one output's weights
   std::vector<faser::TileRange> tiles_;
-  faser::Counter tile_counters_[2];  // by parity of the layer: one is in use while the other is reset
+  std::vector<faser::BranchRow> branch_rows_;  // by row
+  faser::Counter tile_counters_[2];            // by parity of the layer: one is in use while the other is reset
 
   const bool always_team_;                                      // FASER_CPU_TEAM=always
   std::vector<std::unique_ptr<faser::PoolChoosers>> choosers_;  // of recent pools, newest last

@@ -51,6 +51,14 @@ int32_t faser_engine::check(const faser_batch& batch, int first_layer, int last_
     for (int b = first_block; b < num_blocks; b++)
       if (blocks[b] < 0 || blocks[b] >= num_blocks_) return FASER_BAD_BLOCK;
   }
+  const int num_parents = batch.num_requests - batch.num_branches;
+  if (batch.num_branches < 0 || num_parents < 0) return FASER_BAD_ARGUMENT;
+  for (int k = 0; k < batch.num_branches; k++) {
+    const int request = num_parents + k;
+    if (batch.branch_parents[k] < 0 || batch.branch_parents[k] >= num_parents ||
+        batch.cu_rows[request + 1] != batch.cu_rows[request] + 1)
+      return FASER_BAD_ARGUMENT;
+  }
   return FASER_OK;
 }
 
@@ -70,6 +78,23 @@ void faser_engine::plan_tiles(const faser_batch& batch) {
       }
     }
   }
+}
+
+void faser_engine::plan_branches(const faser_batch& batch) {
+  branch_rows_.clear();
+  const int num_parents = batch.num_requests - batch.num_branches;
+  for (int k = 0; k < batch.num_branches; k++) {
+    const int parent = batch.branch_parents[k];
+    const int position = batch.positions[batch.cu_rows[num_parents + k]];
+    const int place = position / tokens_per_block_;
+    const int block =
+        batch.block_table[static_cast<size_t>(batch.slots[num_parents + k]) * batch.max_blocks_per_seq + place];
+    for (int row = batch.cu_rows[parent]; row < batch.cu_rows[parent + 1] && batch.positions[row] < position; row++)
+      if (batch.positions[row] / tokens_per_block_ == place)
+        branch_rows_.push_back({row, block, batch.positions[row] % tokens_per_block_});
+  }
+  std::sort(branch_rows_.begin(), branch_rows_.end(),
+            [](const faser::BranchRow& a, const faser::BranchRow& b) { return a.row < b.row; });
 }
 
 // Approximate multiply-adds. The first row counts more, because it loads the weights.
@@ -164,13 +189,20 @@ void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int 
 
   const faser::KvLayer kv = kv_layer(layer);
   const int half = heads_.head_dim / 2;
-  for (int row = team.begin(num_rows); row < team.end(num_rows); row++) {
+  const auto append = [&](int row, int block, int offset) {
+    kernels_.append_kv(heads_, qkv_ + static_cast<size_t>(row) * qkv_stride_, vectors.q_norm, vectors.k_norm,
+                       cos_ + static_cast<size_t>(row) * half, sin_ + static_cast<size_t>(row) * half,
+                       pairs(queries_, row, query_pairs_), kv, block, offset);
+  };
+  const int first_row = team.begin(num_rows), end_row = team.end(num_rows);
+  auto branch = std::lower_bound(branch_rows_.begin(), branch_rows_.end(), first_row,
+                                 [](const faser::BranchRow& b, int row) { return b.row < row; });
+  for (int row = first_row; row < end_row; row++) {
     const int slot = batch.slots[row_requests_[row]], position = batch.positions[row];
     const int block =
         batch.block_table[static_cast<size_t>(slot) * batch.max_blocks_per_seq + position / tokens_per_block_];
-    kernels_.append_kv(heads_, qkv_ + static_cast<size_t>(row) * qkv_stride_, vectors.q_norm, vectors.k_norm,
-                       cos_ + static_cast<size_t>(row) * half, sin_ + static_cast<size_t>(row) * half,
-                       pairs(queries_, row, query_pairs_), kv, block, position % tokens_per_block_);
+    append(row, block, position % tokens_per_block_);
+    for (; branch != branch_rows_.end() && branch->row == row; ++branch) append(row, branch->block, branch->offset);
   }
   team.sync();
   attend(team, batch, layer);
@@ -220,6 +252,7 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
     kept = &first_drafts;
   }
   plan_tiles(batch);
+  plan_branches(batch);
   if (has_medusa_) plan_medusa(*kept, num_logit_rows);
   if (batch.num_rows > 0) {
     const int num_layers = last_layer - first_layer;

@@ -37,11 +37,11 @@ int32_t draw_token(const float* weights, int32_t n, double u) {
   return -1;
 }
 
-int32_t gumbel_max_token(const float* p, int32_t n, uint64_t key, uint64_t position, double* lead) {
+int32_t gumbel_max_token(const float* p, int32_t n, uint64_t key, uint64_t position, GumbelLead* lead) {
   uint32_t words[kGumbelTokens];
   double best = std::numeric_limits<double>::infinity(), second = best;
   const double& bound = lead == nullptr ? best : second;  // slower tokens do not matter
-  int32_t token = -1;
+  int32_t token = -1, runner_up = -1;
   for (int32_t start = 0; start < n; start += kGumbelTokens) {
     const int32_t size = std::min(kGumbelTokens, n - start);
     if (!any_positive(p + start, size)) continue;
@@ -55,14 +55,16 @@ int32_t gumbel_max_token(const float* p, int32_t n, uint64_t key, uint64_t posit
       const double time = -std::log1p(-u) / weight;
       if (time < best) {
         second = best;
+        runner_up = token;
         best = time;
         token = start + i;
       } else if (time < second) {
         second = time;
+        runner_up = start + i;
       }
     }
   }
-  if (lead != nullptr) *lead = std::log(second / best);
+  if (lead != nullptr) *lead = {std::log(second / best), runner_up};
   return token;
 }
 

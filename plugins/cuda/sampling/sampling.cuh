@@ -44,7 +44,8 @@ struct Sampling {
   float frequency_penalty;
   int32_t num_mask_rows;
   const uint32_t* masks;
-  const void* fill_masks;  // host only: the host fills masks before it sends them
+  const void* fill_masks;           // host only: the host fills masks before it sends them
+  const int32_t* draft_runners_up;  // host only
 };
 
 }  // namespace faser

@@ -76,6 +76,7 @@ EXPORT void host_sampling_offsets(int32_t* out) {
                             OFFSET(frequency_penalty),
                             OFFSET(num_mask_rows),
                             OFFSET(masks),
-                            OFFSET(fill_masks)};
+                            OFFSET(fill_masks),
+                            OFFSET(draft_runners_up)};
   for (size_t i = 0; i < sizeof offsets / sizeof *offsets; ++i) out[i] = static_cast<int32_t>(offsets[i]);
 }

@@ -55,7 +55,8 @@ def steps(draw):
         num_drafted = draw(st.integers(0, WIDTH - 1 - pending))
         accepted = draw(st.integers(0, pending + num_drafted))
         is_carried = draw(st.booleans())
-        num_new = accepted + (0 if is_carried else draw(st.integers(0, 1)))
+        num_drawn = draw(st.integers(0, min(2, WIDTH - accepted)))  # two: the second behind a branch
+        num_new = accepted + (0 if is_carried else num_drawn)
         ids = draw(st.lists(st.integers(0, 9), min_size=WIDTH, max_size=WIDTH))
         num_draft_computed = draw(st.integers(0, PROMPT_LEN + MAX_TOKENS))
         num_rows, num_pruned = draw(st.integers(0, 4)), draw(st.integers(0, 2))
@@ -97,6 +98,12 @@ def test_accepted_drafts_and_the_drawn_token_are_committed():
     stats = request.stats
     assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_steps) == (1, 2, 1)
     assert (stats.first_token_s, stats.last_token_s) == (5.0, 5.0)
+
+
+def test_the_draft_model_has_not_seen_what_was_drawn_in_the_place_of_a_draft():
+    """The first of two drawn tokens was a branch: the draft model ran the draft that it replaced, and the next."""
+    request, _ = commit((2, 1, 3, ()), (1, 0, 11, [7, 8, 9, 0], 3, 1, False, 0))
+    assert (request.num_tokens, request.num_computed_tokens, request.num_draft_computed_tokens) == (11, 10, 9)
 
 
 def test_the_time_of_the_first_token_stays():

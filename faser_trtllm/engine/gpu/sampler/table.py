@@ -32,6 +32,7 @@ ADDRESSES = (
     "cu_bad_words",
     "masks",
     "fill_masks",
+    "draft_runners_up",
 )
 """Pointer fields of an entry."""
 _LONGEST = 1 << 24

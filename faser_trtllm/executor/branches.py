@@ -1,0 +1,182 @@
+"""Token trees: rows beside a request's chain of drafts, for what the target may say instead of a draft.
+
+A branch is one token in the place of a draft. Where the chain's test ends with just that token, the branch's row is the
+row behind it, run one step early, and yields one token more. So nothing but the time of a row hangs on a branch: the
+test is the chain's own, in every sampling mode, and the text is what it would have been.
+
+A branch has a slot and a KV block of its own, behind those of the requests. Its row of the block table is its request's
+up to the block that holds its place; of that block it gets what was there before the pass, and in the pass the KV of
+the chain before it. So its row attends to the same values in the same order as a row of the chain would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.decision import Frontier
+from faser_trtllm.core.plan import ScheduledRequests
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.value import value
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.ops.accept import Acceptor, AcceptResult, Outcome
+from faser_trtllm.ops.best_slots import FrontierRule
+from faser_trtllm.ops.trees.pick_branches import BranchPicker
+from faser_trtllm.sampling.table import SamplingTable
+
+CopyKv = Callable[[npt.NDArray[np.int32]], None]
+"""Copies KV between blocks of the target: [4, n] int32, as CpuEngine.copy_kv has it."""
+
+RECOVERED, FAILED = int(Outcome.RECOVERED), int(Outcome.FAILED)
+COST_ROWS = 2.0  # what a branch costs, in rows: its own, and about another for copies and host work
+SLOPE_ROWS = 8  # over which a row's cost is averaged, since passes cost by stairs
+
+
+@value
+class Added:
+    """The branches of a pass, a list per field. tested: which of the tested requests each belongs to. places: as
+    Branches has them."""
+
+    tested: Sequence[int]
+    requests: Sequence[Request]
+    slots: Sequence[int]
+    num_tokens: Sequence[int]
+    places: Sequence[int]
+    token_ids: Sequence[int]
+    first_logit_row: int
+
+
+class BranchRows:
+    """Adds branches to a pass, and takes what they yield."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        copy_kv: CopyKv,
+        sampling: SamplingTable,
+        block_table: npt.NDArray[np.int32],
+        num_branches: int,
+        max_draft_len: int,
+        pool: int | None,
+    ) -> None:
+        """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: the last rows are written here.
+        num_branches: of a request at most. pool: as Verifier has it."""
+        self._spec = spec
+        self._copy_kv = copy_kv
+        self._sampling = sampling
+        self._block_table = block_table
+        self._picker = BranchPicker(num_branches, spec.max_num_branches)
+        self._acceptor = Acceptor(spec.max_num_branches, spec.vocab_size, max_draft_len, pool=pool)
+
+    def add(
+        self,
+        batch: RaggedBatch,
+        rows: ScheduledRequests,
+        tested: Sequence[int],
+        num_pending: Sequence[int],
+        num_verified: Sequence[int],
+        frontier: Frontier | None,
+    ) -> tuple[RaggedBatch, Added | None]:
+        """tested: indices of rows, in the batch's order; num_pending, num_verified: by index of rows.
+        frontier: a rule with prices picks those that pay; else there are as many as there may be. Guided requests, and
+        those that keep rows, get none."""
+        room = self._spec.max_num_tokens - batch.num_rows
+        guided, requests = self._sampling.guided.slots, rows.requests
+        asked = [
+            (place, index)
+            for place, index in enumerate(tested)
+            if num_pending[index] and rows.slots[index] not in guided and not requests[index].keeps_rows
+        ]
+        if not asked or room <= 0:
+            return batch, None
+        indices = [index for _, index in asked]
+        slots, known, pending, verified = (
+            [column[index] for index in indices] for column in (rows.slots, rows.num_tokens, num_pending, num_verified)
+        )
+        acceptance, min_worth = None, 0.0
+        if isinstance(frontier, FrontierRule):
+            acceptance, min_worth = frontier.acceptance, COST_ROWS * frontier.row_price(sum(verified), SLOPE_ROWS)
+        found = self._picker.pick(self._sampling.array, slots, known, pending, verified, acceptance, min_worth, room)
+        if not found.requests:
+            return batch, None
+        added = Added(
+            [asked[i][0] for i in found.requests],
+            [requests[indices[i]] for i in found.requests],
+            [slots[i] for i in found.requests],
+            [known[i] for i in found.requests],
+            found.places,
+            found.token_ids,
+            batch.logit_rows.size,
+        )
+        return self._extend(batch, added), added
+
+    def follow(self, added: Added, found: AcceptResult, logits: npt.NDArray[np.float32]) -> int:
+        """Where a test ended with the token of a branch, add the token behind it to what was found -> how many."""
+        taken, slots, known = [], [], []
+        num_found, outcomes = found.num_accepted.tolist(), found.outcome.tolist()
+        for branch, (place, slot, num_tokens, row, token) in enumerate(
+            zip(added.tested, added.slots, added.num_tokens, added.places, added.token_ids, strict=True)
+        ):
+            if outcomes[place] != RECOVERED or num_found[place] != row or found.token_ids[place, row] != token:
+                continue
+            added.requests[branch].tokens[num_tokens + row] = token  # the row behind it sees it as history
+            taken.append(branch)
+            slots.append(slot)
+            known.append(num_tokens + row + 1)
+        if not taken:
+            return 0
+        self._acceptor.load(slots, [1] * len(taken), known, [0] * len(taken))
+        behind = self._acceptor.run(self._sampling.array, logits[[added.first_logit_row + branch for branch in taken]])
+        kept = []
+        for branch, token, outcome in zip(taken, behind.token_ids[:, 0].tolist(), behind.outcome.tolist(), strict=True):
+            if outcome == FAILED:  # the next step finds out as well
+                continue
+            place, row = added.tested[branch], added.places[branch]
+            found.token_ids[place, row + 1] = token
+            found.num_tokens[place] += 1
+            kept.append(branch)
+        size, first_block = self._spec.tokens_per_block, self._spec.num_blocks
+        copies = np.zeros((4, len(kept)), np.int32)
+        for place, branch in enumerate(kept):
+            block, offset = divmod(added.num_tokens[branch] + added.places[branch], size)
+            copies[:, place] = first_block + branch, self._block_table[added.slots[branch], block], offset, offset + 1
+        if kept:
+            self._copy_kv(copies)
+        return len(kept)
+
+    def _extend(self, batch: RaggedBatch, added: Added) -> RaggedBatch:
+        """The batch with a row per branch, whose slots and blocks are made ready."""
+        n, table, spec = len(added.slots), self._block_table, self._spec
+        size = spec.tokens_per_block
+        entries = {slot: entry for entry, slot in enumerate(batch.slots.tolist())}
+        parents = np.array([entries[slot] for slot in added.slots], np.int32)
+        positions = np.add(added.num_tokens, added.places, dtype=np.int32)
+        num_computed = batch.positions[batch.cu_rows[parents]].tolist()
+        copies = []
+        for branch, (slot, position, computed) in enumerate(
+            zip(added.slots, positions.tolist(), num_computed, strict=True)
+        ):
+            block = position // size
+            own = spec.num_blocks + branch
+            row = table[spec.max_batch_size + branch]
+            row[:block] = table[slot, :block]
+            row[block] = own
+            if computed > block * size:
+                copies.append((table[slot, block], own, 0, computed - block * size))
+        if copies:
+            self._copy_kv(np.ascontiguousarray(np.array(copies, np.int32).T))
+        new_rows = batch.num_rows + np.arange(n, dtype=np.int32)
+        branch_slots = spec.max_batch_size + np.arange(n, dtype=np.int32)
+        return replace(
+            batch,
+            slots=np.concatenate([batch.slots, branch_slots]),
+            cu_rows=np.concatenate([batch.cu_rows, new_rows + 1]),
+            token_ids=np.concatenate([batch.token_ids, np.array(added.token_ids, np.int32)]),
+            positions=np.concatenate([batch.positions, positions]),
+            logit_rows=np.concatenate([batch.logit_rows, new_rows]),
+            branch_parents=parents,
+        )

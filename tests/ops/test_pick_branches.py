@@ -1,0 +1,94 @@
+"""Which tokens get a row beside the drafts: native against the reference, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from faser_trtllm import native
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.acceptance import AcceptanceModel
+from faser_trtllm.ops.trees.pick_branches import Branches, BranchPicker, pick_branches_reference
+from tests.support.effort import examples
+from tests.support.sampling_slots import Slots
+
+CAPACITY = 64
+
+
+class Drafted(Slots):
+    """Slots with drafts behind their tokens."""
+
+    def __init__(self, num_slots):
+        self.margins = np.zeros((num_slots, CAPACITY), np.float32)
+        self.runners_up = np.full((num_slots, CAPACITY), -1, np.int32)
+        super().__init__(num_slots, 8, 8, CAPACITY)
+
+    def set(self, slot, **fields):
+        arrays = {
+            "draft_margins": self.margins,
+            "draft_runners_up": self.runners_up,
+            "draft_sources": self.draft_sources,
+        }
+        super().set(slot, **{name: array[slot].ctypes.data for name, array in arrays.items()} | fields)
+
+
+def drafted(margins, runners_up, num_tokens=3):
+    slots = Drafted(1)
+    slots.set(0, mode=native.GREEDY)
+    slots.margins[0, num_tokens : num_tokens + len(margins)] = margins
+    slots.runners_up[0, num_tokens : num_tokens + len(margins)] = runners_up
+    return slots
+
+
+def test_the_most_doubtful_places_that_are_reached():
+    """At even odds the first draft fails half the time, the second a quarter of the time; a sure one never does."""
+    slots = drafted([0.0, 0.0, 12.0, -1.0], [5, 6, 7, 4])
+
+    def pick(max_branches, min_worth=0.0, verified=4, room=9):
+        picker = BranchPicker(max_branches, 9)
+        return picker.pick(slots.array, [0], [3], [4], [verified], None, min_worth, room)
+
+    assert pick(1) == Branches([0], [0], [5])
+    assert pick(3) == Branches([0] * 3, [0, 1, 3], [5, 6, 4])
+    assert pick(3, min_worth=0.2) == Branches([0], [0], [5])  # 0.6 / 2, and 0.6 / 4 for the second
+    assert pick(3, verified=0) == Branches([0], [0], [5])  # the first row alone runs, and tests the first draft
+    assert pick(3, room=2) == Branches([0] * 2, [0, 1], [5, 6])
+    assert pick(0) == pick(3, room=0) == Branches([], [], [])
+
+
+def test_what_the_text_itself_said_has_no_runner_up():
+    slots = drafted([0.0, 0.0], [5, 6])
+    slots.draft_sources[0, 3] = native.BY_SUFFIX
+    assert BranchPicker(2, 4).pick(slots.array, [0], [3], [2], [2], None, 0.0, 4) == Branches([0], [1], [6])
+
+
+def test_native_is_the_reference():
+    found = 0
+    for seed in range(examples(200)):
+        rng = np.random.default_rng(seed)
+        n, most, room = int(rng.integers(0, 6)), int(rng.integers(0, 4)), int(rng.integers(0, 9))
+        slots = Drafted(n + 1)
+        order = rng.permutation(n + 1)[:n].tolist()
+        for slot in order:
+            slots.set(slot, mode=int(rng.integers(0, 3)))
+        slots.margins[:] = rng.choice([0.0, 0.5, 3.0, 40.0], slots.margins.shape)
+        slots.runners_up[:] = rng.integers(-1, 8, slots.runners_up.shape)
+        slots.draft_sources[:] = rng.integers(0, 2, slots.draft_sources.shape)
+        model = None
+        if rng.random() < 0.6:
+            model = AcceptanceModel(8)
+            model.slope[:], model.intercept[:] = rng.random(model.slope.shape), rng.normal(size=model.slope.shape)
+        tokens, pending = rng.integers(1, 20, n).tolist(), rng.integers(0, 9, n).tolist()
+        verified = [int(rng.integers(0, count + 1)) for count in pending]
+        given = slots.array, order, tokens, pending, verified, model, float(rng.choice([0.0, 0.02, 0.2]))
+        wanted = pick_branches_reference(*given, most, min(8, room))
+        assert BranchPicker(most, 8).pick(*given, room) == wanted
+        found += len(wanted.requests)
+    assert found > 0
+
+
+def test_slots_without_what_is_read_are_refused():
+    slots = Drafted(1)
+    slots.set(0, draft_runners_up=0)
+    with pytest.raises(InvalidArgumentError):
+        BranchPicker(1, 1).pick(slots.array, [0], [3], [2], [2], None, 0.0, 1)
