@@ -36,8 +36,9 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class DrafterBenchOptions:
-    """systems: "off", or speculation/drafters as in price/suffix+model, and behind another slash num_branches. simulated: times are those of the engines' cost
-    table, so that they do not depend on what else the machine does; drafts of the text then cost nothing at all."""
+    """systems: "off", or speculation/drafters as in price/suffix+model, and behind another slash num_branches.
+    simulated: times are those of the engines' cost table, so that they do not depend on what else the machine does;
+    drafts of the text then cost nothing at all."""
 
     engine_dir: Path
     output_dir: Path

@@ -30,7 +30,8 @@ try:
     sys.exit(serve(ServeOptions(
         engine_dir=Path({engine_dir!r}), http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]},
         config={config!r} and Path({config!r}), model_repo={model_repo!r} and Path({model_repo!r}),
-        speculation={speculation!r}, models={models!r}, allow_control={allow_control!r}, decoupled={decoupled!r},
+        speculation={speculation!r}, num_branches={num_branches!r},
+        models={models!r}, allow_control={allow_control!r}, decoupled={decoupled!r},
     )))
 except FaserError as error:
     print("error:", error)
@@ -64,6 +65,7 @@ class Server:
         *,
         config: Path | None = None,
         speculation: str | None = None,
+        num_branches: int | None = None,
         models: tuple[str, ...] | None = ("faser",),
         ports: list[int] | None = None,
         allow_control: bool = False,
@@ -85,6 +87,7 @@ class Server:
             config=config and str(config),
             model_repo=model_repo and str(model_repo),
             speculation=speculation,
+            num_branches=num_branches,
             models=models,
             allow_control=allow_control,
             decoupled=decoupled,
