@@ -22,6 +22,7 @@ from faser_trtllm.profiling.profile import profile_engine_dir
 from faser_trtllm.serving.text.offline import generate_all
 from tests.engine.cuda.host_executor import HostGpu
 from tests.support.checkpoints import make_pair
+from tests.support.effort import ONLY_ALL
 
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
 
@@ -78,6 +79,7 @@ def test_another_gpus_table_is_refused_by_name(engine_dir: Path, monkeypatch: py
         load_costs(engine_dir, 1)
 
 
+@ONLY_ALL
 def test_a_whole_profile_calibrates_pruning_and_measures_both_lanes(engine_dir: Path) -> None:
     report = profile_engine_dir(
         ProfileOptions(engine_dir, time_budget_s=0.2, num_prompts=4, prompt_len=6, max_tokens=24, plot=False)

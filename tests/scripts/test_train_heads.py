@@ -20,6 +20,7 @@ from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import TorchHead
+from tests.support.effort import ONLY_ALL
 from tests.support.medusa import TorchMedusa
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,7 @@ def run_twice(script: ModuleType, out: Path, target_dir: Path, *more: str) -> No
     assert len(steps[1]) > len(steps[0]) > 2
 
 
+@ONLY_ALL
 @pytest.mark.usefixtures("few_steps")
 def test_a_head_stops_goes_on_and_loads(script: ModuleType, target_dir: Path, tmp_path: Path) -> None:
     run_twice(script, tmp_path, target_dir, "--draft-vocab", "96", "--inner", "48")
@@ -138,6 +140,7 @@ def test_a_head_stops_goes_on_and_loads(script: ModuleType, target_dir: Path, tm
         assert (weights.target_ids(96, 320) < 320).all()
 
 
+@ONLY_ALL
 @pytest.mark.usefixtures("few_steps")
 def test_medusa_heads_stop_go_on_and_load(medusa_script: ModuleType, target_dir: Path, tmp_path: Path) -> None:
     run_twice(medusa_script, tmp_path, target_dir, "--num-heads", "2")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import make_pair
+from tests.support.effort import ONLY_ALL
 from tests.support.networks import load_trt
 from tests.virtual_gpu.process import VirtualGpuProcess
 
@@ -40,6 +41,7 @@ def run_section(root: Path) -> dict[str, Any]:
     return record.data
 
 
+@ONLY_ALL
 def test_tensorrt_with_plugins_says_what_cuda_says(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
     found = gpu.run(run_section, tmp_path)
     assert found["status"] == "ok", (found["status"], found["errors"])
@@ -59,6 +61,7 @@ def run_command(output_dir: Path, *arguments: str) -> subprocess.CompletedProces
     return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2])
 
 
+@ONLY_ALL
 @pytest.mark.slow
 def test_the_command_runs_its_sections_on_the_device(tmp_path: Path) -> None:
     target, draft = make_pair(tmp_path / "pair", **SIZES)  # type: ignore[arg-type]

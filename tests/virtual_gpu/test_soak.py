@@ -9,7 +9,7 @@ import pytest
 
 from faser_trtllm.executor.executor import Executor
 from tests.support.checkpoints import make_pair
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 from tests.virtual_gpu.plan_engines import build_engine_dir
 from tests.virtual_gpu.process import VirtualGpuProcess
 from tests.virtual_gpu.soak import soak
@@ -37,6 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_pair(directory, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64)
 
 
+@ONLY_ALL
 @pytest.mark.parametrize("backend", ["cuda", "tensorrt"])
 def test_memory_stays_what_it_was(gpu: VirtualGpuProcess, pair: Any, tmp_path: Path, backend: str) -> None:
     path = gpu.run(build_engine_dir, *pair, tmp_path / "engines", backend, "bfloat16")
@@ -47,6 +48,7 @@ def test_memory_stays_what_it_was(gpu: VirtualGpuProcess, pair: Any, tmp_path: P
     assert ended == begun
 
 
+@ONLY_ALL
 def test_a_leak_is_seen(gpu: VirtualGpuProcess, pair: Any, tmp_path: Path) -> None:
     path = gpu.run(build_engine_dir, *pair, tmp_path / "engines", "tensorrt", "bfloat16")
     _, largest, *rounds, _ = gpu.run(soak, path, 2, seed=5, leak=_keep_memory)

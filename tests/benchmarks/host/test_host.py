@@ -10,6 +10,7 @@ from benchmarks.host.options import HostBenchOptions
 from benchmarks.host.report import HostBenchReport, HostStep
 from benchmarks.host.runner import JSON_FILE, PLOT_FILE, TEXT_FILE, run_host_bench
 from faser_trtllm.errors import InvalidArgumentError
+from tests.support.effort import ONLY_ALL
 
 SYSTEMS = ("off", "fixed:2", "price")
 ENVIRONMENT = {"command_line": "faser bench host", "cpu": "a cpu", "git_commit": "abc"}
@@ -20,6 +21,7 @@ def step(system, num_requests, number, us):
     return HostStep(system, num_requests, number, 10.0, parts)
 
 
+@ONLY_ALL
 def test_a_run_measures_every_system_and_size_in_every_round(tmp_path):
     pytest.importorskip("matplotlib")
     options = HostBenchOptions(tmp_path, num_requests=(1, 5), systems=SYSTEMS, num_rounds=2, num_steps=3)

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.paper.arithmetic import baselines, lanes
 from benchmarks.paper.case import Setting, run_case
 from benchmarks.paper.expected import caught_by, levels, tokens_per_step
+from tests.support.effort import ONLY_ALL
 
 SMALL = Setting("h100", "llama-3.1-8b", "llama-3.2-1b", 4)
 
@@ -46,6 +47,7 @@ def test_time_slices_bring_nothing_over_serial_steps_and_waits_cost(load):
     assert answer.draft_sms in (24, 32, 48, 64)
 
 
+@ONLY_ALL
 def test_trees_pay_at_few_requests_and_chains_at_many():
     few, many = (answer.ratios for answer in baselines([SMALL, Setting("h100", SMALL.target, SMALL.draft, 256)]))
     assert few["best tree"] > few["best chain"] > 1.0

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.peers.options import BenchOptions
 from benchmarks.peers.runner import run_bench
 from tests.support.checkpoints import make_pair
+from tests.support.effort import ONLY_ALL
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def test_bench_of_our_own_engine(options: BenchOptions) -> None:
     assert not list(options.output_dir.glob("engines*"))
 
 
+@ONLY_ALL
 @pytest.mark.slow
 def test_bench_against_transformers(options: BenchOptions) -> None:
     pytest.importorskip("transformers")

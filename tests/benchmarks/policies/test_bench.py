@@ -11,7 +11,7 @@ from benchmarks.policies.options import PolicyBenchOptions
 from benchmarks.policies.runner import run_policy_bench
 from faser_trtllm.errors import InvalidArgumentError
 from tests.support.checkpoints import make_pair
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 from tests.support.executor_harness import toy_costs
 
 
@@ -42,6 +42,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PolicyBenchOptio
     )
 
 
+@ONLY_ALL
 @pytest.mark.slow
 def test_every_policy_gives_the_same_tokens(options: PolicyBenchOptions) -> None:
     lines: list[str] = []
@@ -66,6 +67,7 @@ def test_every_policy_gives_the_same_tokens(options: PolicyBenchOptions) -> None
     assert "## Goals" in (options.output_dir / "policies.md").read_text()
 
 
+@ONLY_ALL
 @pytest.mark.slow
 def test_no_time_left_shows_the_warm_up_round(options: PolicyBenchOptions) -> None:
     report = run_policy_bench(replace(options, minutes=1e-6, policies=("price",), bursty=False))

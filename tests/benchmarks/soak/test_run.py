@@ -17,6 +17,7 @@ import pytest
 from benchmarks.soak.watch import ServiceProcesses
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from tests.support.checkpoints import make_pair
+from tests.support.effort import ONLY_ALL
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -41,6 +42,7 @@ def soak(engine_dir: Path, output_dir: Path, **options: object) -> subprocess.Po
     )
 
 
+@ONLY_ALL
 def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Path, tmp_path: Path) -> None:
     with soak(engine_dir, tmp_path, minutes=0.24, warmup_s=4, kill_period_s=5) as process:
         output, log = process.communicate(timeout=200)
@@ -70,6 +72,7 @@ def test_a_service_stands_load_cancellations_bad_input_and_kills(engine_dir: Pat
     assert (tmp_path / "soak.png").stat().st_size > 10_000
 
 
+@ONLY_ALL
 def test_a_loss_that_no_kill_explains_is_exit_code_1(engine_dir: Path, tmp_path: Path) -> None:
     with soak(engine_dir, tmp_path, minutes=0.1, warmup_s=1, kill_period_s=0) as process:
         assert process.stderr is not None

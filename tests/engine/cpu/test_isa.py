@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from faser_trtllm import native
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 
 FOLDER = Path(__file__).parent
 
@@ -23,6 +23,7 @@ def _run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@ONLY_ALL
 @pytest.mark.skipif("FASER_CPU_ISA" in os.environ, reason="this is one of the runs below")
 @pytest.mark.slow
 @pytest.mark.timeout(900)

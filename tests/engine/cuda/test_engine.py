@@ -40,6 +40,7 @@ from tests.engine.cuda.harness import (
     reference_logits,
 )
 from tests.ops.cuda.emulation import emulated
+from tests.support.effort import ONLY_ALL
 from tests.support.engine_harness import Harness
 
 FAMILIES = {
@@ -337,6 +338,7 @@ def test_the_kernel_gives_the_margins_of_the_host(pair, params: dict[str, float]
     assert [margin == MAX_STORED_MARGIN for margin in by_host[1][1][1]] == [is_sure] * 4
 
 
+@ONLY_ALL
 @pytest.mark.slow
 def test_the_kernels_themselves_in_the_engine(pair, kernel_ops: KernelOps) -> None:
     """The very kernels, emulated, from the engine's launches: attention, KV, early exit, compaction, drafting."""

@@ -10,6 +10,7 @@ import pytest
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from tests.support.checkpoints import write_tokenizer
+from tests.support.effort import ONLY_ALL
 from tests.support.fake_engine import CRASH_TOKEN, HANG_TOKEN
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -120,6 +121,7 @@ fake_engine.main(opener=fake_engine.open_echo)
 """
 
 
+@ONLY_ALL
 def test_a_step_is_judged_by_the_steps_before_it(serve, tmp_path):
     path = tmp_path / "progress"
 
@@ -163,6 +165,7 @@ fake_engine.main(opener=fake_engine.open_echo)
 """
 
 
+@ONLY_ALL
 def test_an_engine_that_does_not_come_up_again_is_started_once_more(serve, tmp_path):
     """The second start hangs before it is ready, as a device might."""
     server = serve("startup_timeout_s: 15\n", SLOW_SECOND.format(path=str(tmp_path / "runs")))

@@ -20,7 +20,7 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.client import generate_http
 from faser_trtllm.serving.worker.process import command_line
 from tests.support.checkpoints import make_pair
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 from tests.support.triton_server import Server
 from tests.support.waiting import wait_until
 
@@ -50,6 +50,7 @@ def ask(server):
     return generate_http(server.http_url, "hello world", max_tokens=20, end_id=-1).text
 
 
+@ONLY_ALL
 def test_load_and_unload_again_and_again(server):
     processes = ServiceProcesses(server.process.pid)
     num_cycles = NUM_FIRST + NUM_JUDGED

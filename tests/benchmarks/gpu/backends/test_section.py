@@ -25,6 +25,7 @@ from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.profiling import profile
 from tests.benchmarks.gpu.backends.stand_in import stand_in_of
 from tests.benchmarks.gpu.harness import ENTRIES, bench_on, walk
+from tests.support.effort import ONLY_ALL
 from tests.support.networks import load_trt
 
 
@@ -59,6 +60,7 @@ def table_of(found: dict[str, Any], title: str) -> list[list[str]]:
     return rows
 
 
+@ONLY_ALL
 def test_cuda_is_built_decoded_timed_and_soaked(longer: GpuBenchOptions) -> None:
     found = walk("cuda", longer)
     speculation = {row[0]: row[2:] for row in table_of(found, "Greedy tokens against those without speculation")}
@@ -71,6 +73,7 @@ def test_cuda_is_built_decoded_timed_and_soaked(longer: GpuBenchOptions) -> None
     assert set(found["values"]["verify ms"]) >= {"1", "2", "4", "8", "16", "17", "32"}
 
 
+@ONLY_ALL
 def test_tensorrt_rtx_says_what_cuda_says(options: GpuBenchOptions, machine: DryMachine) -> None:
     found = walk("tensorrt_rtx", options, machine)
     ((num_rows, _, _, _, largest, num_far),) = table_of(found, "Logits against those of cuda, by row")
@@ -130,6 +133,7 @@ class LeakyGpu(DryGpu):
         return LeakyRuntime()
 
 
+@ONLY_ALL
 def test_memory_that_stays_is_found(options: GpuBenchOptions) -> None:
     bench = Bench(options, DryMachine(gpu=LeakyGpu()), Record())
     with open_built(bench, "cuda") as pair:

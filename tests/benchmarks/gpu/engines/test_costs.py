@@ -18,6 +18,7 @@ from faser_trtllm.core.cost_table import CostSample, CostTable
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.profiling import exit_models
 from tests.benchmarks.gpu.harness import bench_on, walk
+from tests.support.effort import ONLY_ALL
 
 
 def test_cost_tables_serve_the_policies(options: GpuBenchOptions) -> None:
@@ -32,6 +33,7 @@ def test_cost_tables_serve_the_policies(options: GpuBenchOptions) -> None:
         make_policy(spelling, 4, table, 2)
 
 
+@ONLY_ALL
 def test_exits_are_calibrated_on_real_drafts(options: GpuBenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "DRY_NUM_PROMPTS", 10)
     monkeypatch.setattr(exit_models, "MIN_OBSERVATIONS", 40)
@@ -44,6 +46,7 @@ def test_exits_are_calibrated_on_real_drafts(options: GpuBenchOptions, monkeypat
     assert bench.record.data["tables"][-1]["rows"]
 
 
+@ONLY_ALL
 def test_policies_are_measured_on_the_same_requests(options: GpuBenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "NUM_ROUNDS", 2)
     monkeypatch.setattr(policies, "OVERLAPPED", {"fixed:4 ping_pong": "fixed:4,mode=ping_pong"})
