@@ -9,6 +9,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import choose_drafters, open_executor
 from tests.support.checkpoints import make_pair
+from tests.support.eagle3 import make_head
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector
 
@@ -19,12 +20,13 @@ SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """ "pair" and "alone": the same target with a draft model and without."""
+    """ "pair", "head" and "alone": the same target with a draft model, with an EAGLE-3 head and without."""
     root = tmp_path_factory.mktemp("engines")
     target, draft = make_pair(root / "checkpoints", num_layers=2)
+    head = make_head(root / "eagle3", target, draft_vocab_size=None)
     return {
         name: build_engines(BuildOptions(target, given, root / name, exit_layers=(1,), **SIZES)).path
-        for name, given in (("pair", draft), ("alone", None))
+        for name, given in (("pair", draft), ("head", head), ("alone", None))
     }
 
 
@@ -54,6 +56,15 @@ def test_the_text_is_the_targets_own(engines, plain, speculation, drafters):
     assert found == plain
     if "suffix" in drafters:
         assert stats["num_passed_drafts_suffix"] > 0
+
+
+@pytest.mark.parametrize("speculation", ["fixed:4", "fixed:3,mode=draft_ahead"])
+@pytest.mark.parametrize(("drafter", "num_branches"), [("pair", 1), ("pair", 3), ("head", 2)])
+def test_a_token_tree_changes_no_text(engines, plain, drafter, speculation, num_branches):
+    """A head also needs the target's hidden row of a branch that was right."""
+    found, stats = texts(engines[drafter], speculation=speculation, num_branches=num_branches)
+    assert found == plain
+    assert (stats["num_branch_rows"] > 0) == (speculation == "fixed:4")
 
 
 def test_a_target_alone_speculates_for_nothing(engines, plain):
