@@ -169,6 +169,7 @@ def _simulate(
         else:
             arrivals = itertools.islice(load.arrivals(), total)
             report = run_arrivals(executor, clock, arrivals, objectives, lambda done: progress(done, total))
+            progress(report.num_requests, report.num_requests)  # a trace may end before max_requests
         return report, executor.stats()
 
 

@@ -50,6 +50,15 @@ def test_every_system_is_there_under_every_load_with_a_band(plan):
         assert run.goodput.low <= run.goodput.value <= run.goodput.high
 
 
+def test_the_progress_of_a_trace_that_is_shorter_than_max_requests_is_complete_at_its_end(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("at_s,prompt_len,output_len\n0,100,5\n0.1,100,5\n0.2,100,5\n")
+    told = []
+    asked = make(loads=parse_loads(str(trace), 0), systems=("off",), max_requests=1000)
+    make_plan(asked, lambda *progress: told.append(progress))
+    assert told[-1] == ("trace.csv, off", 3, 3)
+
+
 def test_drafting_for_two_requests_pays_and_is_recommended(plan):
     gains = {run.system: run.speed_up.value for run in plan.runs if run.load == "2 in flight"}
     assert gains["off"] == 1.0
