@@ -36,7 +36,7 @@ def _stand_ins():
 @settings(max_examples=examples(60))
 @given(setup=setups(), data=st.data())
 def test_greedy_tokens_are_the_targets_own(setup, data):
-    setup = replace(setup, scheduler="trtllm")
+    setup = replace(setup, scheduler="trtllm", num_branches=0)
     requests, arrivals = [], []
     for _ in range(data.draw(st.integers(1, 8))):
         params = SamplingParams(
@@ -63,14 +63,14 @@ def test_seeded_tokens_are_the_native_schedulers(setup, data):
         params = SamplingParams(max_tokens=data.draw(st.integers(1, 30)), temperature=1.0, seed=seed)
         requests.append((data.draw(prompts), params))
     arrivals = [data.draw(st.integers(0, 12)) for _ in requests]
-    theirs = run(replace(setup, scheduler="trtllm"), requests, arrivals)
+    theirs = run(replace(setup, scheduler="trtllm", num_branches=0), requests, arrivals)
     assert theirs.tokens == run(setup, requests, arrivals).tokens
 
 
 @settings(max_examples=examples(40))
 @given(setup=setups(), data=st.data())
 def test_requests_that_end_early_change_nothing_for_the_others(setup, data):
-    check_early_ends(replace(setup, scheduler="trtllm"), data)
+    check_early_ends(replace(setup, scheduler="trtllm", num_branches=0), data)
 
 
 def busy_setup(**options):

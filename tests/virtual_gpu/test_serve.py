@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 DRAFT, TARGET = "0+32", "32+100"  # SMs: first + number
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,", "hello hello")
 NUM_TOKENS = 32
+MAX_ROUNDS = 8  # of all prompts
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +49,11 @@ def test_tokens_are_those_without_speculation(
         server.wait_ready()
         before = _written_now(counters)
         with GrpcClient(server.grpc_url) as client:
-            for _ in range(2):
+            for _ in range(MAX_ROUNDS):  # where price prunes hangs on what passes take, on a machine as busy as it is
                 assert _answers(client) == alone
-        wait_until(lambda: _steps(trace, mode))
+                wait_until(lambda: _steps(trace, mode))
+                if sum(step["num_pruned_rows"] for step in _steps(trace, mode)):
+                    break
         ran = _written_now(counters).since(before)
     steps = _steps(trace, mode)
     assert sum(step["num_accepted"] for step in steps) > 0
