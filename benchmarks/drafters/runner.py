@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drafters.plot import write_plot
 from benchmarks.drafters.replay import ReplayEngine
 from benchmarks.drafters.workload import Job, completions, edits
 from faser_trtllm.bench.environment import describe_environment
@@ -162,7 +163,8 @@ class _System:
 
 
 def run_drafter_bench(options: DrafterBenchOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write drafters.json and drafters.md. AssertionError if a text depends on who drafted."""
+    """Write drafters.json, drafters.md and, with matplotlib, drafters.png. AssertionError if a text depends on who
+    drafted."""
     tokenizer = Tokenizer.load(EngineDir.load(options.engine_dir).tokenizer_dir)
     workloads = {
         "completion, greedy": completions(tokenizer, options.num_jobs, options.num_tokens, 0.0),
@@ -187,6 +189,7 @@ def run_drafter_bench(options: DrafterBenchOptions, say: Callable[[str], None]) 
     options.output_dir.mkdir(parents=True, exist_ok=True)
     (options.output_dir / "drafters.json").write_text(json.dumps(report, indent=1) + "\n")
     (options.output_dir / "drafters.md").write_text(_markdown(report, found, options.simulated))
+    write_plot(report, options.output_dir / "drafters.png")
     return report
 
 

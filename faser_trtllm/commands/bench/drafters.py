@@ -17,7 +17,9 @@ SYSTEMS = "off,fixed:8/suffix,fixed:4/model,fixed:8/suffix+model,price/suffix,pr
 
 def drafters(
     engine_dir: EngineDirOption,
-    output_dir: Annotated[Path, typer.Option("--output_dir", help="where drafters.json and drafters.md go")],
+    output_dir: Annotated[
+        Path, typer.Option("--output_dir", help="where drafters.json, drafters.md and drafters.png go")
+    ],
     systems: Annotated[
         str,
         typer.Option(

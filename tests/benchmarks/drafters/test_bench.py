@@ -1,6 +1,7 @@
 """The whole drafter bench on a tiny pair, and its workloads; no time is asserted."""
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -38,6 +39,8 @@ def test_every_system_says_the_same_and_is_counted(pair, tmp_path):
     replayed = report["results"]["edits, replayed"]
     assert replayed["fixed:4/suffix"]["passes"] < 0.6 * replayed["off"]["passes"]
     assert replayed["fixed:4/suffix"]["passed"]["suffix"] > 0
+    if find_spec("matplotlib"):
+        assert (tmp_path / "drafters.png").read_bytes().startswith(b"\x89PNG")
     assert "| edits, replayed | off |" in (tmp_path / "drafters.md").read_text()
 
 
