@@ -8,8 +8,7 @@ usual speed.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,13 +56,20 @@ class StepCosts:
     draft_step: Float64Array
     host_ms: float
     off_ms: float
+    off_host_ms: float
 
-    def beside(self, prompt_rows: Collection[int], scale: float) -> Float64Array:
-        """`verify`, averaged over passes that also run so many rows of prompts times `scale`."""
-        mean = np.zeros(self.verify.size)
-        for num_rows, count in Counter(prompt_rows).items():
-            first = self.num_requests + round(num_rows * scale)
-            mean += count / len(prompt_rows) * self.rows[first : first + mean.size]
+    def off_beside(self, prompts: Mapping[int, float]) -> float:
+        """`off_ms`, averaged over steps of which such shares run so many rows of prompts."""
+        extra = sum(share * float(self.rows[self.num_requests + rows]) for rows, share in prompts.items())
+        share = sum(prompts.values())
+        return (1.0 - share) * self.off_ms + share * self.off_host_ms + extra
+
+    def beside(self, prompts: Mapping[int, float]) -> Float64Array:
+        """`verify`, averaged over passes of which such shares run so many rows of prompts."""
+        mean = (1.0 - sum(prompts.values())) * self.verify
+        for num_rows, share in prompts.items():
+            first = self.num_requests + num_rows
+            mean += share * self.rows[first : first + mean.size]
         return mean
 
 
@@ -109,8 +115,10 @@ class MeasuredCosts:
         slowness = sum(measured_ms for _, _, measured_ms, _ in passes) / expected_ms
         prompts_ms = 0.0
         if stats.num_context_rows:
-            few = self._pass_ms("verify", stats.num_rows / steps, n, context_len)
-            prompts_ms = steps * (pass_ms - few) * math.exp(self._error(kind, rows))
+            few = stats.num_rows / steps
+            alone = "verify" if stats.num_draft_calls else "decode"
+            alone_ms = self._pass_ms(alone, few, n, context_len) * math.exp(self._error(alone, few))
+            prompts_ms = steps * (pass_ms * math.exp(self._error(kind, rows)) - alone_ms)
             if stats.num_draft_calls:
                 prompts_ms += stats.num_context_rows * self.late_row_ms(round(n))
         self._speed.add(math.log(slowness), stats.ms)
@@ -157,5 +165,6 @@ class MeasuredCosts:
             errors = np.exp(self._error_curve("draft", np.arange(n + 1.0)))
             step = errors * self.table.draft_step_ms_array(n, context_len, ALL)[: n + 1]
             first = errors * self.table.draft_first_ms_array(n, DRAFT_ROWS, context_len, ALL)[: n + 1]
-        off_ms = self.table.decode_ms(n, context_len) * math.exp(self._error("decode", n))
-        return StepCosts(n, rows, verify, first, step, self._host_ms(n, True), off_ms + self._host_ms(n, False))
+        decode_ms = self.table.decode_ms(n, context_len) * math.exp(self._error("decode", n))
+        off_host_ms = self._host_ms(n, False)
+        return StepCosts(n, rows, verify, first, step, self._host_ms(n, True), decode_ms + off_host_ms, off_host_ms)

@@ -12,7 +12,6 @@ seen, says when a draft is tested, never whether (docs/policy.md).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,15 +23,15 @@ from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.arms import OFF, Arms
 from faser_trtllm.policy.base import Decision, Mode, PlanStats, StepView
-from faser_trtllm.policy.costs import Average, MeasuredCosts, StepCosts
+from faser_trtllm.policy.costs import MeasuredCosts, StepCosts
 from faser_trtllm.policy.exits import ExitPlanner
 from faser_trtllm.policy.hold import HELD_MS, HELD_STEPS, MAX_HELD_STEPS, mean_context
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
+from faser_trtllm.policy.prompts import Prompts
 from faser_trtllm.policy.stop import draft_stop
 
 PRICE = "price"
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
-PROMPT_STEPS = 64  # over which is averaged how many steps run prompts, and rows of them
 RESIZED = 8  # a plan is for a batch that has not grown or shrunk by more than this part of it
 RETRY_REQUESTS = 4  # that draft, at most, to find out whether drafting pays again
 
@@ -54,8 +53,7 @@ class PricePolicy:
         self._planned: dict[int, int] = {}  # slot -> length
         self._size = 0  # requests that the plan is for
         self._context_len = 1.0
-        self._prompt_rows = deque([0], PROMPT_STEPS)  # of the last steps
-        self._tokens = Average(PROMPT_STEPS)  # per step
+        self._prompts = Prompts()
         self._until_s = 0.0  # so long the plan stands
         self._arm = self._in_charge = OFF
         self._rival: str | None = None
@@ -64,9 +62,7 @@ class PricePolicy:
         self._promised = 0.0  # tokens per ms that the plan is to bring
 
     def observe(self, stats: PlanStats) -> None:
-        steps = stats.num_steps
-        self._prompt_rows.extend([stats.num_context_rows // steps] * min(steps, PROMPT_STEPS))
-        self._tokens.add(stats.num_tokens / steps, steps)
+        self._prompts.observe(stats)
         usual_ms = self._costs.observe(stats, self._context_len)
         self._exits.observe(stats)
         is_telling = usual_ms > 0.0 and self._promised > 0.0 and stats.num_tokens > 0
@@ -92,11 +88,10 @@ class PricePolicy:
         """The plan for the next steps."""
         decoding, n = view.decoding, len(view.decoding)
         limits = np.array([request.draft_limit for request in decoding], np.int32)
-        usual_tokens = max(1.0, self._tokens.mean)
-        most_rows = max(self._prompt_rows) * n * (1 + self._max_draft_len) / usual_tokens
-        costs = self._costs.step(n, self._context_len, round(most_rows))
-        beside = costs.beside(self._prompt_rows, n / usual_tokens)
-        off_goodput = n / (costs.off_ms + float(beside[0] - costs.verify[0]))
+        few, many = self._prompts.shares(n), self._prompts.shares(n * (1 + self._max_draft_len))
+        costs = self._costs.step(n, self._context_len, max(many, default=0))
+        beside = costs.beside(few)
+        off_goodput = n / costs.off_beside(few)
         steps_ms = costs.off_ms * self._costs.slowness
         self._until_s = view.now_s + 1e-3 * max(HELD_MS, HELD_STEPS * steps_ms)
         if view.num_context_rows or view.num_joining:  # the batch is another in the next step
@@ -112,7 +107,7 @@ class PricePolicy:
         tokens = np.full(costs.verify.size, n + alive.sum())
         tokens[: alive.size + 1] = n + np.concatenate([[0.0], np.cumsum(alive)])
         drafting = (tokens - n) / (tokens[-1] - n)
-        verify = beside + drafting * (costs.beside(self._prompt_rows, tokens[-1] / usual_tokens) - beside)
+        verify = beside + drafting * (costs.beside(self._prompts.shares(tokens[-1])) - beside)
         slot_costs = _slot_costs(costs, verify, n)
         lengths, goodput = best_slots(gains, limits, slot_costs)
         goodputs = {PRICE: goodput} | self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
@@ -138,14 +133,15 @@ class PricePolicy:
         prompt_ms = (verify[slots] - costs.verify[slots]) / tokens[slots]
         self._promised = 1.0 / (1.0 / goodputs[self._arm] - prompt_ms)
         price = 1.0 / (1.0 / goodput - prompt_ms)
-        smooth = costs.beside(self._prompt_rows, tokens[slots] / usual_tokens)
+        smooth = costs.beside(self._prompts.shares(tokens[slots]))
+        num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
         mode = Mode(self._arm) if self._arm in MODE_ARMS else self._mode or Mode.SERIAL
         wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
         return Decision(
             wanted if n > 1 else [self._max_draft_len],  # one request alone is drafted for as far as it pays
             draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size),
             FrontierRule(self.estimator.model, SlotCosts(smooth, price=price)),
-            self._exits.rule(n + slots + round(self._prompts_of(tokens[slots])), n, self._context_len, price),
+            self._exits.rule(num_rows, n, self._context_len, price),
             self.estimator.tested,
             mode,
             held,
@@ -163,7 +159,7 @@ class PricePolicy:
         lag = sum(request.num_tokens - request.num_draft_computed_tokens for request in decoding)
         num_left = sum(request.max_num_tokens - request.num_tokens for request in decoding)
         row_ms, few = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
-        late_ms = row_ms * max(self._prompts_of(1.0), lag / max(1, num_left))
+        late_ms = row_ms * max(self._prompts.rows_per_token, lag / max(1, num_left))
         predicted = {OFF: off_goodput} | {arm: 1.0 / (1.0 / goodput + late_ms) for arm, goodput in goodputs.items()}
         entry_ms = row_ms * lag * few / n
         if self._in_charge == OFF:
@@ -180,12 +176,8 @@ class PricePolicy:
         if self._mode is not None or not self._costs.table.interference:
             return {}
         n, expected = len(lengths), gains.mean(0).tolist()
-        base_rows = n + round(self._prompts_of(num_tokens))
+        base_rows = n + round(num_tokens * self._prompts.rows_per_token)
         return predict_modes(self._costs.table, lengths, n, base_rows, self._context_len, expected)
-
-    def _prompts_of(self, num_tokens: float) -> float:
-        """Rows of prompts that so many tokens bring: requests end, and others begin."""
-        return num_tokens * sum(self._prompt_rows) / len(self._prompt_rows) / max(1.0, self._tokens.mean)
 
 
 def _slot_costs(costs: StepCosts, verify: Float64Array, num_requests: int) -> SlotCosts:

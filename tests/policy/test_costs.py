@@ -1,5 +1,7 @@
 """Costs follow what passes take; the machine's speed is not taken for the table's error."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,28 @@ def test_sizes_that_were_not_measured_go_with_the_nearest():
         measured.observe(plan(4, 2, draft=3.0), 64)
     after = measured.step(32, 32, 64).draft_step / measured.step(32, 32, 64).verify[64]
     assert np.all(after[1:] > 2.0 * before[1:])
+
+
+def test_a_step_without_drafts_takes_as_long_beside_prompts_as_alone():
+    measured = MeasuredCosts(cost_table(), 4)
+    alone = plan(4, 0)
+    prompt_rows = 32
+    with_prompts_ms = 16 * (target_ms(4 + prompt_rows) - target_ms(4))
+    beside = replace(
+        alone,
+        ms=alone.ms + with_prompts_ms,
+        verify_ms=alone.verify_ms + with_prompts_ms,
+        num_context_rows=16 * prompt_rows,
+    )
+    assert measured.observe(alone, 64) == pytest.approx(alone.ms, rel=0.02)
+    assert measured.observe(beside, 64) == pytest.approx(alone.ms, rel=0.02)
+
+
+def test_steps_beside_prompts_are_averaged_by_their_shares():
+    costs = MeasuredCosts(cost_table(), 4).step(4, 4, 64)
+    mixed = costs.beside({32: 0.5, 64: 0.25})
+    expected = 0.25 * costs.rows[4:21] + 0.5 * costs.rows[36:53] + 0.25 * costs.rows[68:85]
+    assert mixed == pytest.approx(expected)
+    off_ms = costs.off_beside({32: 0.5})
+    assert off_ms == pytest.approx(0.5 * costs.off_ms + 0.5 * (float(costs.rows[36]) + costs.off_host_ms))
+    assert costs.off_beside({}) == costs.off_ms
