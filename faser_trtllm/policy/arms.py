@@ -14,7 +14,7 @@ from faser_trtllm.policy.costs import Average
 
 OFF = "off"
 EXPLORED_SHARE = 0.004  # of the time that may be lost to plans of arms that are not in charge
-HYSTERESIS = 0.01  # by so much another arm must look better to take over
+HYSTERESIS = 0.02  # by so much another arm must look better to take over
 ARM_STEPS = 2000.0  # of an arm, after which older ones are forgotten
 ARM_PRIOR_STEPS = 16.0  # that the prediction counts as
 STALE_STEPS = 20_000.0  # of other arms, after which what was measured of an arm counts 1 / e
