@@ -6,19 +6,25 @@
 // and KV head over the memory's bandwidth; long chunks of context are bound by the tensor cores instead. Speed: not
 // measured.
 //
-// Blocks are tile x KV head x split. The device finds a tile's request from cu_q_lens, so the host only needs the
-// numbers of rows and requests. With splits, a block writes a normalised partial result and its log2
-// sum; verify_attention_combine merges them.
+// Work is found on the device (attention/work.cuh), so the host only needs bounds of it. A block takes the next item
+// and the one gridDim.x further, until there are none. The positions of long contexts are cut into chunks: then a block
+// writes a normalised partial result and its log2 sum into the workspace, and verify_attention_combine merges them.
 //
 // FASER_HEAD_DIM=H compiles a single head size.
 //
-// The first: 64 rows of 256 values are more than the registers hold; a few addresses are read back once per tile.
+// 64 rows of 256 values are more than the registers hold; there and where spills are allowed below, a few addresses are
+// read back once per tile or item.
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 36864
-// limits of *_h256_m16: registers <= 255, spill_bytes <= 0, shared_bytes <= 36864
+// limits of *_h256_m16: registers <= 255, spill_bytes <= 16, shared_bytes <= 36864
+// limits of *_h80_m64: registers <= 168, spill_bytes <= 32, shared_bytes <= 36864
 // limits of *_h96_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
 // limits of *_h128_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
 // limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
 // limits: registers <= 168, spill_bytes <= 0, shared_bytes <= 36864
+#include "attention/combine.cuh"
+#include "attention/result.cuh"
+#include "attention/tiling.cuh"
+#include "attention/work.cuh"
 #include "common.cuh"
 
 #ifndef FASER_HEAD_DIM
@@ -27,220 +33,36 @@
 
 namespace faser {
 
-struct AttentionArguments {
-  const void* q;
-  const void* k_cache;
-  const void* v_cache;
-  const int32_t* block_table;
-  const int32_t* cu_q_lens;
-  const int32_t* kv_lens;
-  int num_rows, batch_size, num_heads, num_kv_heads, num_blocks, tokens_per_block, max_blocks_per_seq, window;
-  int num_splits;
-  float scale, v_scale;
-  void* out;
-};
-
-// Floor of x / divisor for 0 <= x < 2^31 and 1 <= divisor < 2^31, by a multiplication (Hacker's Delight, 10-9).
-struct FastDivision {
-  uint32_t multiplier;
-  int shift;
-  __device__ explicit FastDivision(uint32_t divisor) {
-    shift = divisor <= 1 ? 0 : 32 - __clz(static_cast<int>(divisor - 1));
-    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
-  }
-  __device__ int operator()(int x) const {
-    const uint32_t high = static_cast<uint32_t>((static_cast<uint64_t>(static_cast<uint32_t>(x)) * multiplier) >> 32);
-    return static_cast<int>((high + static_cast<uint32_t>(x)) >> shift);
-  }
-};
-
-// The rows [first_row, first_row + num_rows) of one request, and the tile of a block. request < 0: none; tile then
-// counts from the end of all tiles.
-struct RequestTile {
-  int request, tile, first_row, num_rows;
-};
-
-// By a whole warp. The tiles of request b are ceil(rows * group / tile_rows); they follow each other in order of b.
-__device__ inline RequestTile find_tile(const int32_t* cu_q_lens, int batch_size, int num_rows, int group,
-                                        int tile_rows, int tile) {
-  const int lane = threadIdx.x % kWarpSize;
-  for (int base = 0; base < batch_size; base += kWarpSize) {
-    const int b = base + lane;
-    int begin = 0, count = 0;
-    if (b < batch_size) {
-      begin = clamp(cu_q_lens[b], 0, num_rows);
-      count = clamp(cu_q_lens[b + 1], begin, num_rows) - begin;
-    }
-    const int tiles = ceil_div(count * group, tile_rows);
-    int end = tiles;
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const int other = __shfl_up_sync(kFullMask, end, offset);
-      if (lane >= offset) end += other;
-    }
-    const unsigned behind = __ballot_sync(kFullMask, tile < end);
-    if (behind != 0) {
-      const int owner = __ffs(behind) - 1;
-      return {base + owner, tile - __shfl_sync(kFullMask, end - tiles, owner), __shfl_sync(kFullMask, begin, owner),
-              __shfl_sync(kFullMask, count, owner)};
-    }
-    tile -= __shfl_sync(kFullMask, end, kWarpSize - 1);
-  }
-  return {-1, tile, 0, 0};
-}
-
-// How a head size is tiled: kRowWarps x kKvWarps warps, a warp owns 16 packed rows and kTileTokens / kKvWarps
-// positions.
-template <typename Kv, int kHeadDimension, int kTile>
-struct Tiling {
-  static constexpr int kHeadDim = kHeadDimension, kTileRows = kTile;
-  static constexpr bool kIsFp8 = sizeof(Kv) == 1;
-  static constexpr int kTileTokens = kHeadDim > 128 ? 32 : 64;
-  static constexpr int kRowWarps = kTileRows / 16;
-  static constexpr int kKvWarps = kRowWarps > 1 ? 1 : kTileTokens / 16;
-  static constexpr int kNumThreads = kRowWarps * kKvWarps * kWarpSize;
-  static constexpr int kWarpTokens = kTileTokens / kKvWarps;
-  // Blocks per SM: three keep enough copies in flight. With larger heads the registers allow fewer.
-  static constexpr int kMinBlocks = kHeadDim * kTileRows < 96 * 64 ? 3 : 1;
-  // Padded by 16 bytes, so that the eight rows that ldmatrix reads are in different banks.
-  static constexpr int kStride = kHeadDim + 8;
-  static constexpr int kTileBytes = kTileTokens * kStride * 2;
-  static constexpr int kSlotBytes = kIsFp8 ? kTileTokens * kHeadDim : kTileBytes;
-  static constexpr int kConvertedBytes = kIsFp8 ? kTileBytes : 0;
-  static constexpr int kNumSlots = kConvertedBytes + 3 * kSlotBytes <= 36 * 1024 ? 3 : 2;
-  static constexpr int kPoolBytes = kConvertedBytes + kNumSlots * kSlotBytes;
-  static_assert(kHeadDim % 16 == 0 && (kStride / 8) % 2 == 1);
-  static_assert(kKvWarps == 1 || kKvWarps * 16 * kHeadDim * 4 <= kPoolBytes, "the merge of warps fits the pool");
-};
-
-// Addresses of a tile's K and V. Positions outside [kv_begin, kv_end) and those in blocks that do not exist read as
-// zeros.
-template <typename Kv, typename Tiles>
-struct KvReader {
-  const int32_t* blocks;
-  const FastDivision by_block;
-  int tokens_per_block, num_blocks, kv_begin, kv_end;
-  int64_t block_stride, head_offset;
-
-  // Start copying kTileTokens positions from `first` on into a slot.
-  __device__ void copy(const Kv* cache, int first, char* slot) const {
-    constexpr int kChunkValues = 16 / sizeof(Kv), kChunks = Tiles::kHeadDim / kChunkValues;
-    constexpr int kRowBytes = Tiles::kIsFp8 ? Tiles::kHeadDim : Tiles::kStride * 2;
-#pragma unroll
-    for (int i = 0; i < ceil_div(Tiles::kTileTokens * kChunks, Tiles::kNumThreads); i++) {
-      const int index = static_cast<int>(threadIdx.x) + i * Tiles::kNumThreads;
-      const int token = index / kChunks, chunk = index % kChunks, position = first + token;
-      if (Tiles::kTileTokens * kChunks % Tiles::kNumThreads != 0 && token >= Tiles::kTileTokens) break;
-      const Kv* source = cache;
-      bool valid = position >= kv_begin && position < kv_end;
-      if (valid) {
-        const int slot_of_request = by_block(position);
-        const int block = __ldg(blocks + slot_of_request);
-        valid = block >= 0 && block < num_blocks;
-        const int offset = position - slot_of_request * tokens_per_block;
-        if (valid) {
-          source = cache + block * block_stride + head_offset + static_cast<int64_t>(offset) * Tiles::kHeadDim +
-                   chunk * kChunkValues;
-        }
-      }
-      cp_async_16(slot + token * kRowBytes + chunk * 16, source, valid);
-    }
-  }
-};
-
-// Converts a tile of e4m3 to T, in rows of kStride values.
-template <typename T, typename Tiles>
-__device__ inline void convert_tile(const char* slot, T* converted) {
-  constexpr int kWords = Tiles::kTileTokens * Tiles::kHeadDim / 4;
-#pragma unroll 4
-  for (int index = static_cast<int>(threadIdx.x); index < kWords; index += Tiles::kNumThreads) {
-    const int token = index / (Tiles::kHeadDim / 4), column = index % (Tiles::kHeadDim / 4) * 4;
-    e4m3 values[4];
-    *reinterpret_cast<uint32_t*>(values) = *reinterpret_cast<const uint32_t*>(slot + index * 4);
-    uint2 pairs;
-    pairs.x = pack2<T>(to_float(values[0]), to_float(values[1]));
-    pairs.y = pack2<T>(to_float(values[2]), to_float(values[3]));
-    *reinterpret_cast<uint2*>(converted + token * Tiles::kStride + column) = pairs;
-  }
-}
-
-// Writes results of (row, head): T [num_rows, num_heads, head_dim] without splits; with them float partial results
-// [num_splits, num_rows, num_heads, head_dim] and, behind these, log2 sums [num_splits, num_rows, num_heads].
-template <typename T, int kHeadDim>
-struct ResultWriter {
-  const AttentionArguments& args;
-  int split;
-
-  __device__ int64_t item(int row, int head) const {
-    return (static_cast<int64_t>(split) * args.num_rows + row) * args.num_heads + head;
-  }
-  __device__ bool is_partial() const { return args.num_splits > 1; }
-  __device__ void pair(int row, int head, int column, float low, float high) const {
-    const int64_t at = item(row, head) * kHeadDim + column;
-    if (is_partial()) {
-      *reinterpret_cast<float2*>(static_cast<float*>(args.out) + at) = make_float2(low, high);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + at) = pack2<T>(low, high);
-    }
-  }
-  // log2 of the sum of exponentials; -inf: nothing was visible, and the partial result need not be written.
-  __device__ void log2_sum(int row, int head, float value) const {
-    if (!is_partial()) return;
-    const int64_t num_items = static_cast<int64_t>(args.num_splits) * args.num_rows * args.num_heads;
-    static_cast<float*>(args.out)[num_items * kHeadDim + item(row, head)] = value;
-  }
-};
-
-// Zeroes rows after the last request's: dummies of a bucket, which later ops must be able to read.
-template <typename Tiles, typename Writer>
-__device__ void fill_rows_of_nobody(const AttentionArguments& args, const Writer& writer, int group, int part,
-                                    int num_parts) {
-  const int first = args.batch_size > 0 ? clamp(args.cu_q_lens[args.batch_size], 0, args.num_rows) : 0;
-  const int num_items = (args.num_rows - first) * group;
-  for (int item = part; item < num_items; item += num_parts) {
-    const int row = first + item / group, head = static_cast<int>(blockIdx.y) * group + item % group;
-    if (writer.is_partial()) {
-      if (threadIdx.x == 0) writer.log2_sum(row, head, -INFINITY);
-    } else {
-      for (int column = 2 * threadIdx.x; column < Tiles::kHeadDim; column += 2 * Tiles::kNumThreads) {
-        writer.pair(row, head, column, 0.0f, 0.0f);
-      }
-    }
-  }
-}
-
 template <typename T, typename Kv, typename Tiles>
-__device__ void attend(const AttentionArguments& args) {
+__device__ void attend(const AttentionArguments& args, const Work& mine) {
   constexpr int kHeadDim = Tiles::kHeadDim, kStride = Tiles::kStride, kNumSlots = Tiles::kNumSlots;
   constexpr int kKSteps = kHeadDim / 16, kScoreTiles = Tiles::kWarpTokens / 8;
   __shared__ __align__(16) char pool[Tiles::kPoolBytes];
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int row_warp = warp % Tiles::kRowWarps, kv_warp = warp / Tiles::kRowWarps;
-  const int kv_head = blockIdx.y, split = blockIdx.z, group = args.num_heads / args.num_kv_heads;
-  const ResultWriter<T, kHeadDim> writer{args, split};
+  const int kv_head = blockIdx.y, group = args.group();
 
-  const RequestTile mine =
-      find_tile(args.cu_q_lens, args.batch_size, args.num_rows, group, Tiles::kTileRows, blockIdx.x);
-  if (mine.request < 0) {
-    fill_rows_of_nobody<Tiles>(args, writer, group, mine.tile, mine.tile + gridDim.x - blockIdx.x);
-    return;
-  }
-
-  // Positions visible to the tile's rows: row i of the request sees positions up to past + i, within the window.
-  const int past = clamp(args.kv_lens[mine.request], 0, kMaxPositions) - mine.num_rows;
-  const int64_t table_tokens = static_cast<int64_t>(args.max_blocks_per_seq) * args.tokens_per_block;
-  const int capacity = static_cast<int>(table_tokens < kMaxPositions ? table_tokens : kMaxPositions);
-  const int num_packed = mine.num_rows * group, first_packed = mine.tile * Tiles::kTileRows;
+  // Positions visible to the tile's rows, within the chunk.
+  const Context context(args, mine.request, mine.num_rows);
+  const int past = context.past, num_packed = mine.num_rows * group;
+  const bool is_split = mine.first_slot >= 0;
+  const int num_row_tiles = ceil_div(num_packed, Tiles::kTileRows);
+  const int chunk = is_split ? mine.item / num_row_tiles : 0;
+  const int first_packed = (mine.item - chunk * num_row_tiles) * Tiles::kTileRows;
   const int last_packed = clamp(first_packed + Tiles::kTileRows - 1, 0, num_packed - 1);
-  const int kv_end = clamp(past + last_packed / group + 1, 0, capacity);
+  const int kv_end = clamp(past + last_packed / group + 1, 0, context.kv_end);
   const int kv_begin = args.window > 0 ? clamp(past + first_packed / group + 1 - args.window, 0, kv_end) : 0;
-
-  const int begin_of_all = kv_begin / Tiles::kTileTokens;
-  const int end_of_all = ceil_div(kv_end, Tiles::kTileTokens);
-  const int tiles_per_split = ceil_div(end_of_all - begin_of_all, args.num_splits);
-  const int first_tile = begin_of_all + split * tiles_per_split;
-  const int num_tiles = clamp(end_of_all - first_tile, 0, tiles_per_split);
+  int begin = kv_begin, end = kv_end, num_chunks = 0;
+  if (is_split) {
+    const int from = (context.first_chunk(args.split_tokens) + chunk) * args.split_tokens;
+    num_chunks = context.num_chunks(args.split_tokens);
+    begin = clamp(begin, from, kMaxPositions);
+    end = clamp(end, 0, from + args.split_tokens);
+  }
+  const ResultWriter<T, kHeadDim> writer{args, mine.first_slot - mine.first_row * num_chunks + chunk, num_chunks};
+  const int first_tile = begin / Tiles::kTileTokens;
+  const int num_tiles = clamp(ceil_div(end, Tiles::kTileTokens) - first_tile, 0, kMaxPositions);
 
   const KvReader<Kv, Tiles> reader{args.block_table + static_cast<int64_t>(mine.request) * args.max_blocks_per_seq,
                                    FastDivision(args.tokens_per_block),
@@ -455,38 +277,23 @@ __device__ void attend(const AttentionArguments& args) {
   }
 }
 
-// One warp per (row, head).
-template <typename T>
-__device__ void combine(const float* partial, int num_rows, int num_heads, int head_dim, int num_splits, T* out) {
-  const int64_t num_items = static_cast<int64_t>(num_rows) * num_heads;
-  const int64_t item =
-      static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarpSize) + static_cast<int64_t>(threadIdx.x / kWarpSize);
-  if (item >= num_items) return;
-  const float* log2_sums = partial + num_splits * num_items * head_dim;
-  float highest = -INFINITY, total = 0.0f;
-  for (int s = 0; s < num_splits; s++) highest = fmaxf(highest, log2_sums[s * num_items + item]);
-  for (int s = 0; s < num_splits && highest > -INFINITY; s++) {
-    total += exp2_approx(log2_sums[s * num_items + item] - highest);
-  }
-  const float normalise = total > 0.0f ? 1.0f / total : 0.0f;
-  for (int column = 2 * (threadIdx.x % kWarpSize); column < head_dim; column += 2 * kWarpSize) {
-    float low = 0.0f, high = 0.0f;
-    for (int s = 0; s < num_splits; s++) {
-      const float log2_sum = log2_sums[s * num_items + item];
-      if (log2_sum == -INFINITY) continue;
-      const float weight = exp2_approx(log2_sum - highest);
-      const float2 pair = *reinterpret_cast<const float2*>(partial + (s * num_items + item) * head_dim + column);
-      low += pair.x * weight;
-      high += pair.y * weight;
-    }
-    *reinterpret_cast<uint32_t*>(out + item * head_dim + column) = pack2<T>(low * normalise, high * normalise);
+template <typename T, typename Kv, typename Tiles>
+__device__ void attend_all(const AttentionArguments& args) {
+  fill_rows_of_nobody<T, Tiles>(args);
+  for (int item = blockIdx.x;; item += gridDim.x) {
+    const Work mine = find_work<false>(args, Tiles::kTileRows, item);
+    if (mine.request < 0) return;
+    attend<T, Kv, Tiles>(args, mine);
+    if (args.max_slots == 0) return;  // there is a block for every tile
+    __syncthreads();                  // the pool is free
   }
 }
 
 }  // namespace faser
 
-// Grid (tiles, num_kv_heads, num_splits) with tiles = (num_rows * group + min(num_rows, batch_size) * (tile_rows - 1))
-// / tile_rows + 1, at least one more than there can be. scale_bits: the softmax scale times that of an e4m3 K.
+// Grid (blocks, num_kv_heads). Without slots there are more blocks than tiles: (num_rows * group + min(num_rows,
+// batch_size) * (tile_rows - 1)) / tile_rows + 1 at least; with slots any number does.
+// scale_bits: the softmax scale times that of an e4m3 K.
 #define FASER_VERIFY_ATTENTION(NAME, T, KV, HEAD_DIM, TILE_ROWS)                                                     \
   extern "C" __global__ void __launch_bounds__(faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kNumThreads,                  \
                                                faser::Tiling<KV, HEAD_DIM, TILE_ROWS>::kMinBlocks)                   \
@@ -494,26 +301,28 @@ __device__ void combine(const float* partial, int num_rows, int num_heads, int h
           const void* q, const void* k_cache, const void* v_cache, const int32_t* block_table,                       \
           const int32_t* cu_q_lens, const int32_t* kv_lens, int32_t num_rows, int32_t batch_size, int32_t num_heads, \
           int32_t num_kv_heads, int32_t num_blocks, int32_t tokens_per_block, int32_t max_blocks_per_seq,            \
-          int32_t window, int32_t num_splits, int32_t scale_bits, int32_t v_scale_bits, void* out) {                 \
-    const faser::AttentionArguments args = {q,                                                                       \
-                                            k_cache,                                                                 \
-                                            v_cache,                                                                 \
-                                            block_table,                                                             \
-                                            cu_q_lens,                                                               \
-                                            kv_lens,                                                                 \
-                                            num_rows,                                                                \
-                                            batch_size,                                                              \
-                                            num_heads,                                                               \
-                                            num_kv_heads,                                                            \
-                                            num_blocks,                                                              \
-                                            tokens_per_block,                                                        \
-                                            max_blocks_per_seq,                                                      \
-                                            window,                                                                  \
-                                            num_splits,                                                              \
-                                            faser::float_of_bits(scale_bits),                                        \
-                                            faser::float_of_bits(v_scale_bits),                                      \
-                                            out};                                                                    \
-    faser::attend<T, KV, faser::Tiling<KV, HEAD_DIM, TILE_ROWS>>(args);                                              \
+          int32_t window, int32_t split_tokens, int32_t max_slots, int32_t scale_bits, int32_t v_scale_bits,         \
+          void* out, float* workspace) {                                                                             \
+    faser::attend_all<T, KV, faser::Tiling<KV, HEAD_DIM, TILE_ROWS>>({q,                                             \
+                                                                      k_cache,                                       \
+                                                                      v_cache,                                       \
+                                                                      block_table,                                   \
+                                                                      cu_q_lens,                                     \
+                                                                      kv_lens,                                       \
+                                                                      num_rows,                                      \
+                                                                      batch_size,                                    \
+                                                                      num_heads,                                     \
+                                                                      num_kv_heads,                                  \
+                                                                      num_blocks,                                    \
+                                                                      tokens_per_block,                              \
+                                                                      max_blocks_per_seq,                            \
+                                                                      window,                                        \
+                                                                      split_tokens,                                  \
+                                                                      max_slots,                                     \
+                                                                      faser::float_of_bits(scale_bits),              \
+                                                                      faser::float_of_bits(v_scale_bits),            \
+                                                                      out,                                           \
+                                                                      workspace});                                   \
   }
 
 #define FASER_VERIFY_ATTENTION_OF_HEAD(HEAD_DIM)                            \
@@ -542,11 +351,33 @@ FASER_VERIFY_ATTENTION_OF_HEAD(128)
 FASER_VERIFY_ATTENTION_OF_HEAD(256)
 #endif
 
-// Grid (ceil(num_rows * num_heads / 4)), blocks of 128 threads.
-#define FASER_VERIFY_ATTENTION_COMBINE(NAME, T)                                                                  \
-  extern "C" __global__ void __launch_bounds__(128) verify_attention_combine_##NAME(                             \
-      const float* partial, int32_t num_rows, int32_t num_heads, int32_t head_dim, int32_t num_splits, T* out) { \
-    faser::combine<T>(partial, num_rows, num_heads, head_dim, num_splits, out);                                  \
+// Grid (num_rows, ceil(num_heads / 4)), blocks of 128 threads; sizes as those of the launch before.
+#define FASER_VERIFY_ATTENTION_COMBINE(NAME, T)                                                                        \
+  extern "C" __global__ void __launch_bounds__(128) verify_attention_combine_##NAME(                                   \
+      const T* whole, const float* workspace, const int32_t* cu_q_lens, const int32_t* kv_lens, int32_t num_rows,      \
+      int32_t batch_size, int32_t num_heads, int32_t num_kv_heads, int32_t tokens_per_block,                           \
+      int32_t max_blocks_per_seq, int32_t window, int32_t split_tokens, int32_t max_slots, int32_t head_dim, T* out) { \
+    faser::combine<T>({nullptr,                                                                                        \
+                       nullptr,                                                                                        \
+                       nullptr,                                                                                        \
+                       nullptr,                                                                                        \
+                       cu_q_lens,                                                                                      \
+                       kv_lens,                                                                                        \
+                       num_rows,                                                                                       \
+                       batch_size,                                                                                     \
+                       num_heads,                                                                                      \
+                       num_kv_heads,                                                                                   \
+                       0,                                                                                              \
+                       tokens_per_block,                                                                               \
+                       max_blocks_per_seq,                                                                             \
+                       window,                                                                                         \
+                       split_tokens,                                                                                   \
+                       max_slots,                                                                                      \
+                       0.0f,                                                                                           \
+                       0.0f,                                                                                           \
+                       nullptr,                                                                                        \
+                       const_cast<float*>(workspace)},                                                                 \
+                      whole, head_dim, out);                                                                           \
   }
 FASER_VERIFY_ATTENTION_COMBINE(bf16, faser::bf16)
 FASER_VERIFY_ATTENTION_COMBINE(fp16, faser::fp16)

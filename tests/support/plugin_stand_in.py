@@ -68,6 +68,8 @@ class StandInNetwork:
         elif op == "compact_rows":
             sizes = [inputs[0], inputs[2], inputs[2], inputs[3], inputs[4]]
             declared = [(tensor.dtype, tuple(tensor.shape)) for tensor in sizes]
+        elif op == "verify_attention":
+            declared = [(inputs[0].dtype, tuple(inputs[0].shape)), (self._float32, (-1,))]
         else:
             declared = [(inputs[0].dtype, tuple(inputs[0].shape))]
         outputs = [self._network.add_input(f"{op}_{number}_{i}", *item) for i, item in enumerate(declared)]
@@ -127,8 +129,8 @@ def append_kv(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache
     return rotate(q), k_cache, v_cache
 
 
-def verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens):
-    """Row i of n of request b sees the first kv_lens[b] - n + i + 1 keys of its blocks."""
+def verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens):
+    """Row i of n of request b sees the first kv_lens[b] - n + i + 1 keys of its blocks; nothing is split."""
     out = torch.full_like(q, float("nan"))
     group = q.shape[1] // k_cache.shape[1]
     for b in range(len(kv_lens)):
@@ -141,7 +143,11 @@ def verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens):
             end = int(kv_lens[b]) - len(rows) + i + 1
             scores = torch.einsum("hd,khd->hk", q[row].float(), k[:end]) * q.shape[2] ** -0.5
             out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v[:end]).to(q.dtype)
-    return (out,)
+    return out, torch.zeros(1)
+
+
+def verify_attention_combine(whole, workspace, cu_q_lens, kv_lens, **sizes):
+    return (whole.clone(),)
 
 
 def early_exit(hidden, rows, final_norm, lm_head, candidates, drafted_place, rms_norm_eps):
@@ -169,8 +175,14 @@ def compact_rows(hidden, positions, rows, cu_q_lens, kv_lens, max_seq_len):
 REFERENCES: dict[str, Callable[..., Any]] = {
     "append_kv": append_kv,
     "verify_attention": verify_attention,
+    "verify_attention_combine": verify_attention_combine,
     "early_exit": early_exit,
     "prune_rows": prune_rows,
     "compact_rows": compact_rows,
 }
-_ATTRIBUTES = {"early_exit": ("rms_norm_eps",), "compact_rows": ("max_seq_len",)}
+_ATTRIBUTES = {
+    "early_exit": ("rms_norm_eps",),
+    "compact_rows": ("max_seq_len",),
+    "verify_attention": ("split_tokens",),
+    "verify_attention_combine": ("num_kv_heads", "tokens_per_block", "max_blocks_per_seq", "split_tokens"),
+}

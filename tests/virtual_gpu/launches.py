@@ -38,7 +38,7 @@ from tests.virtual_gpu.process import VirtualGpuProcess
 Launches = Counter[str]
 NUM_REQUESTS = 3
 MAX_DRAFT_LEN = 4
-LONG_CONTEXT = 500  # tokens, that attention splits
+LONG_CONTEXT = 600  # tokens, that attention splits
 MODES = {"greedy": (0.0, None), "seeded": (0.8, 7), "unseeded": (0.8, None)}  # temperature, seed
 RMS_NORM = Counter(
     {
@@ -116,7 +116,8 @@ def of_layer(
     gpu: VirtualGpuProcess, folder: Path, quantization: Quantization = Quantization.NONE, context: int = 1, **model: Any
 ) -> tuple[Launches, Launches]:
     """A layer of a model, as what a third one adds to two; and what a pass has beside its layers."""
-    made = (build_pair(folder / str(n), num_layers=n, max_seq_len=512, **model) for n in (2, 3))
+    sizes = {"max_seq_len": 1024, "max_position_embeddings": 1024} | model
+    made = (build_pair(folder / str(n), num_layers=n, **sizes) for n in (2, 3))
     two, three = (gpu.run(of_pass, engines, quantization, context) for engines in made)
     return three - two, two - three + two
 

@@ -25,8 +25,10 @@ _EXIT = ExitModel(1, rank=-1.5, gap=-0.5, survival=1.0, intercept=-1.0, pays=Tru
 def build_plans(directory: Path, backend: str = "tensorrt", dtype: str = "float32", **options: Any) -> Path:
     """A target of three layers with an exit behind the first, which is its own draft; with a cost table that says that
     drafts cost little, that lanes overlap freely and that dropping rows pays."""
-    head_dim = 16 if dtype == "float32" else 64
-    target, _ = make_pair(directory / "checkpoints", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=head_dim)
+    sizes = {"num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16 if dtype == "float32" else 64}
+    if longest := options.pop("max_position_embeddings", None):
+        sizes["max_position_embeddings"] = longest
+    target, _ = make_pair(directory / "checkpoints", **sizes)
     path = build_engine_dir(target, target, directory / "engines", backend, dtype, **options)
     table = replace(toy_costs(), fingerprint=fingerprint_of(path, 1), exits=(_EXIT,))
     table.save(path / PROFILE)

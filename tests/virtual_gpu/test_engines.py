@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.sampling_params import SamplingParams
 from tests.engine.cuda.harness import build_pair
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 from tests.virtual_gpu.generation import generate_cuda
 from tests.virtual_gpu.process import VirtualGpuProcess
 
@@ -63,3 +64,18 @@ def test_speculation_changes_no_token(
         assert found.stats["num_pruned_rows"] > 0
         assert {"prune_rows", "compact_rows"} <= both[1].keys() | found.counters.kernels("whole").keys()
         assert min(found.stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")) > 0
+
+
+@ONLY_ALL
+def test_long_contexts_are_split_and_change_no_token(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    """A context of two chunks among short ones: in captured passes, and with rows pruned in between."""
+    sizes = {"max_seq_len": 1024, "max_position_embeddings": 1024, "num_layers": 2, "vocab_size": 300}
+    engines = build_pair(tmp_path, exit_layers=(1,), **sizes)
+    long = [3 + place % 290 for place in range(530)], SamplingParams(max_tokens=8, end_ids=(2,))
+    requests = [long, _request(1), _request(2)]
+    limits = {"max_seq_len": 1024, "num_blocks": 64, "max_num_tokens": 1024}
+    alone, pruned = (gpu.run(generate_cuda, engines, policy, requests, **limits) for policy in ("off", "erratic"))
+    assert pruned.tokens == alone.tokens
+    assert pruned.stats["num_pruned_rows"] > 0
+    kernels = pruned.counters.kernels(TARGET) | pruned.counters.kernels("whole")
+    assert "verify_attention_combine_bf16" in kernels

@@ -10,6 +10,7 @@ import pytest
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.engine.tensorrt.plans import check_requirements
 from faser_trtllm.errors import EngineFileError
+from tests.support.effort import ONLY_ALL
 from tests.support.networks import load_trt
 from tests.virtual_gpu.plan_engines import build_plans, generate_texts
 from tests.virtual_gpu.process import VirtualGpuProcess
@@ -50,3 +51,18 @@ def test_a_real_tensorrt_refuses_them(engine_dir: Path) -> None:
         f"was built with {needs.backend} 0 (a stand-in for tests), here is {needs.backend} 10.13.3.9; rebuild it with "
         f"faser build --backend {needs.backend}, or install that version"
     )
+
+
+@ONLY_ALL
+def test_long_contexts_are_split_by_two_plugins(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    """A context of two chunks and a short one, in plans whose attention is followed by the plugin that combines."""
+    sizes = {"max_num_tokens": 1024, "max_seq_len": 1024, "max_position_embeddings": 1024}
+    path = gpu.run(build_plans, tmp_path, dtype="bfloat16", **sizes)
+    with PlanFile.open(path / "target" / "rank0.engine") as file:
+        assert "faser::verify_attention_combine" in file.segments[0].info.plugins
+    prompts = ("a b c d " * 140, "The")
+    alone, found = (
+        gpu.run(generate_texts, path, policy, prompts, max_tokens=8) for policy in ("off", "price:prune=on")
+    )
+    assert found.tokens == alone.tokens
+    assert found.stats["num_accepted_tokens"] > 0

@@ -113,8 +113,8 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
     launcher = machine.launcher("verify_attention", {"FASER_HEAD_DIM": case.head_dim})
     shape = verify_attention.shape_of(*sets[0].arguments())
     tile_rows = verify_attention.choose_tile_rows(shape, case.num_rows)
-    num_splits = verify_attention.choose_num_splits(shape, tile_rows, case.context_len, machine.num_sms)
-    size = max(4, verify_attention.workspace_bytes(shape, num_splits))
+    max_slots = verify_attention.choose_max_slots(shape, case.context_len)
+    size = max(4, verify_attention.workspace_bytes(shape, max_slots))
     workspace = torch.empty(size // 4, device=machine.device)
 
     def launch(inputs: _Inputs) -> None:
@@ -124,7 +124,8 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
             *inputs.arguments(),
             inputs.out,
             tile_rows=tile_rows,
-            num_splits=num_splits,
+            max_slots=max_slots,
+            num_sms=machine.num_sms,
             workspace=workspace,
             stream=machine.stream(),
         )
@@ -142,7 +143,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
     seen = case.context_len - (case.num_rows - 1) / 2  # positions that a row attends to, on average
     return KernelCase(
         "verify_attention",
-        f"{case.label}, tile {tile_rows}, {num_splits} split(s)",
+        f"{case.label}, tile {tile_rows}, {max_slots} partial rows",
         check,
         _calls(launch, sets) if launcher is not None else None,
         cache_bytes + 4 * num_q,

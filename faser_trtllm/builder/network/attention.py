@@ -13,6 +13,7 @@ from faser_trtllm.builder.network.graph import Graph
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
+from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
 
 
 class Attention(Protocol):
@@ -137,12 +138,14 @@ class PluginAttention:
 
     faser::append_kv(qkv [rows, (num_heads + 2 * num_kv_heads) * head_dim], cos, sin fp32 [max_seq_len, head_dim / 2],
     positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache) -> q [rows, num_heads, head_dim], k_cache, v_cache;
-    faser::verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens) -> [rows, num_heads, head_dim], scaled
-    by head_dim ** -0.5. kv_lens includes the new rows. Each cache output is bound to its input's address.
+    faser::verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens) -> [rows, num_heads,
+    head_dim], scaled by head_dim ** -0.5, and a workspace fp32; where contexts can be longer than a chunk,
+    faser::verify_attention_combine(both, cu_q_lens, kv_lens, num_kv_heads, tokens_per_block, max_blocks_per_seq,
+    split_tokens) -> [rows, num_heads, head_dim]. kv_lens includes the new rows. Each cache output is bound to its
+    input's address.
     """
 
     flavour = "plugin"
-    plugins: tuple[str, ...] = ("faser::append_kv", "faser::verify_attention")
 
     def __init__(self, graph: Graph, config: ModelConfig) -> None:
         options = graph.options
@@ -151,6 +154,10 @@ class PluginAttention:
                 f"sliding_window is {config.sliding_window}, which faser::verify_attention does not have; lower "
                 f"max_seq_len ({options.max_seq_len}) to it, or build with --backend cpu or tensorrt_rtx"
             )
+        self._is_split = options.max_blocks_per_seq * options.tokens_per_block > SPLIT_TOKENS
+        self.plugins: tuple[str, ...] = ("faser::append_kv", "faser::verify_attention")
+        if self._is_split:
+            self.plugins += ("faser::verify_attention_combine",)
         try:
             self._ops = graph.trt.plugin.op.faser
         except AttributeError as error:
@@ -183,10 +190,18 @@ class PluginAttention:
         q, *updated = (layer.get_output(i) for i in range(3))
         for part, cache in zip("kv", updated, strict=True):
             graph.mark_output(cache, f"{part}_cache_out_{layer_index}", dtype, *shape)
-        call = self._ops.verify_attention(q, *updated, block_table, cu_q_lens, kv_lens)
+        split_tokens = SPLIT_TOKENS if self._is_split else 0
+        call = self._ops.verify_attention(q, *updated, block_table, cu_q_lens, kv_lens, split_tokens)
         layer = graph.network.add_plugin(call, aot=True)
         layer.name = f"layers.{layer_index}.verify_attention"
-        return graph.reshape(layer.get_output(0), -1, config.num_heads * config.head_dim)
+        attended = layer.get_output(0)
+        if self._is_split:
+            sizes = config.num_kv_heads, graph.options.tokens_per_block, graph.options.max_blocks_per_seq, split_tokens
+            call = self._ops.verify_attention_combine(attended, layer.get_output(1), cu_q_lens, kv_lens, *sizes)
+            layer = graph.network.add_plugin(call, aot=True)
+            layer.name = f"layers.{layer_index}.verify_attention_combine"
+            attended = layer.get_output(0)
+        return graph.reshape(attended, -1, config.num_heads * config.head_dim)
 
 
 def split_heads(graph: Graph, config: ModelConfig, qkv: Any) -> tuple[Any, Any, Any]:

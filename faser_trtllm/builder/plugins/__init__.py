@@ -9,7 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from faser_trtllm.builder.plugins import append_kv, compact_rows, early_exit, prune_rows, verify_attention
+from faser_trtllm.builder.plugins import (
+    append_kv,
+    compact_rows,
+    early_exit,
+    prune_rows,
+    verify_attention,
+    verify_attention_combine,
+)
 from faser_trtllm.builder.plugins.kernel_code import KernelCode
 from faser_trtllm.errors import ConfigError
 
@@ -18,6 +25,7 @@ __all__ = ["PLUGIN_IDS", "KernelCode", "register"]
 _DESCRIPTORS = {
     "faser::append_kv": append_kv,
     "faser::verify_attention": verify_attention,
+    "faser::verify_attention_combine": verify_attention_combine,
     "faser::early_exit": early_exit,
     "faser::prune_rows": prune_rows,
     "faser::compact_rows": compact_rows,

@@ -1,4 +1,8 @@
-"""The plugin faser::verify_attention: attention of ragged rows over a paged cache, in one launch."""
+"""The plugin faser::verify_attention: attention of ragged rows over a paged cache.
+
+With the attribute split_tokens, rows with long contexts are left as partial results in the second output, and
+faser::verify_attention_combine has to follow; with 0 nothing is split.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,16 @@ TILE_ROWS = {0: 64, 1: 64, 2: 16}
 
 def register(trt: Any, trtp: Any, code: KernelCode) -> None:
     """Register the descriptor with tensorrt.plugin."""
-    i32 = trt.DataType.INT32
+    i32, fp32 = trt.DataType.INT32, trt.DataType.FLOAT
 
-    def describe(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens):  # type: ignore[no-untyped-def]
+    def workspace_values(q: Any, k_cache: Any, block_table: Any, split_tokens: int) -> Any:
+        """verify_attention.choose_max_slots, symbolically, times what a slot holds."""
+        longest = block_table.shape_expr[1] * k_cache.shape_expr[2]
+        chunks = (longest + (split_tokens - 1)) // split_tokens
+        values = q.shape_expr[0] * chunks * q.shape_expr[1] * (q.shape_expr[2] + 1)
+        return trtp.min(values, verify_attention.MAX_WORKSPACE_BYTES // 4)
+
+    def describe(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens):  # type: ignore[no-untyped-def]
         type_name(trt, "q", q.dtype)
         expect(
             PLUGIN_ID,
@@ -30,18 +41,24 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
             cu_q_lens=(cu_q_lens, i32, 1),
             kv_lens=(kv_lens, i32, 1),
         )
-        return (q.like(),)
+        if split_tokens < 0 or split_tokens % verify_attention.SPLIT_MULTIPLE:
+            raise InvalidArgumentError(
+                f"split_tokens of {PLUGIN_ID} is {split_tokens}; it must be a multiple of "
+                f"{verify_attention.SPLIT_MULTIPLE}, or 0"
+            )
+        values = workspace_values(q, k_cache, block_table, split_tokens) if split_tokens else 1
+        return q.like(), trtp.from_shape_expr((values,), dtype=fp32)
 
-    def autotune(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, outputs):  # type: ignore[no-untyped-def]
+    def autotune(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens, outputs):  # type: ignore[no-untyped-def]
         # TensorRT would time tiles on arbitrary cu_q_lens, which may leave them nothing to do: the profile decides.
         num_rows, batch_size = (x.shape.opt[0] if x.shape.is_dynamic else x.shape[0] for x in (q, kv_lens))
         packed_rows = -(-num_rows // batch_size) * (q.shape[1] // k_cache.shape[1])
         values = type_name(trt, "q", q.dtype).upper()
-        types = [values] * 3 + ["INT32"] * 3 + [values]
+        types = [values] * 3 + ["INT32"] * 3 + [values, "FLOAT"]
         return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", [2 if packed_rows <= 16 else 1])]
 
     def implement(  # type: ignore[no-untyped-def]
-        q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, outputs, tactic
+        q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens, outputs, tactic
     ):
         num_rows, batch_size = q.shape_expr[0], kv_lens.shape_expr[0]
         num_blocks, num_kv_heads, tokens_per_block, head_dim = k_cache.shape_expr
@@ -68,12 +85,16 @@ def register(trt: Any, trtp: Any, code: KernelCode) -> None:
             kv_dtype=dtype,
         )
         tile_rows = TILE_ROWS[tactic]
-        # verify_attention.num_tiles, symbolically.
+        # verify_attention.grid, symbolically.
         padding = trtp.min(num_rows, batch_size) * (tile_rows - 1)
-        num_tiles = (num_rows * shape.group + padding) // tile_rows + 1
-        params = launch_params(trtp, (num_tiles, num_kv_heads, 1), verify_attention.block_threads(shape, tile_rows))
-        arguments = verify_attention.scalars(shape, 1, verify_attention.default_scale(head_dim), 1.0, 1.0)
+        more = verify_attention.more_blocks(shape) if split_tokens else 0
+        blocks = (num_rows * shape.group + padding) // tile_rows + (1 + more)
+        params = launch_params(trtp, (blocks, num_kv_heads, 1), verify_attention.block_threads(shape, tile_rows))
+        values = workspace_values(q, k_cache, block_table, split_tokens) if split_tokens else 0
+        slots, scale = values // (num_heads * (head_dim + 1)), verify_attention.default_scale(head_dim)
+        arguments = verify_attention.scalars(shape, split_tokens, slots, scale, 1.0, 1.0)
         kernel = verify_attention.kernel_name(shape, tile_rows)
         return kernel, code.of("verify_attention", FASER_HEAD_DIM=head_dim), params, scalars(trtp, arguments)
 
-    register_plugin(trtp, PLUGIN_ID, describe, implement, num_outputs=1, autotune=autotune)
+    attributes = {"split_tokens": int}
+    register_plugin(trtp, PLUGIN_ID, describe, implement, num_outputs=2, attributes=attributes, autotune=autotune)

@@ -131,12 +131,12 @@ class KernelOps(TorchOps):
         if shape is None:
             shape = self._shapes[sizes] = verify_attention.shape_of(*inputs, window)
         tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows)
-        num_splits = verify_attention.choose_num_splits(shape, tile_rows, max_kv_len, self._num_sms)
-        needed = verify_attention.workspace_bytes(shape, num_splits)
+        max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
+        needed = verify_attention.workspace_bytes(shape, max_slots)
         workspace = torch.empty(needed // 4, dtype=torch.float32, device=q.device) if needed else None
         launcher = self._launchers["verify_attention"]
         self._cache.launch(
-            ("verify_attention", *key_of(*inputs, out, workspace), window, tile_rows, num_splits),
+            ("verify_attention", *key_of(*inputs, out, workspace), window, tile_rows, max_slots),
             launcher,
             self._stream(),
             lambda to: verify_attention.launch(
@@ -145,7 +145,8 @@ class KernelOps(TorchOps):
                 out,
                 window=window,
                 tile_rows=tile_rows,
-                num_splits=num_splits,
+                max_slots=max_slots,
+                num_sms=self._num_sms,
                 workspace=workspace,
             ),
         )

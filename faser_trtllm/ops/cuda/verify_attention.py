@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 TILE_ROWS = (16, 64)
-MAX_SPLITS = 64
-# With fewer positions per split the second pass costs more than the split gains.
-MIN_SPLIT_TOKENS = 256
+SPLIT_TOKENS = 512  # positions of a chunk of a long context; fixed, so that a row's sums do not depend on its batch
+SPLIT_MULTIPLE = 64  # that those of any launch are a multiple of
+MAX_SPLIT_ROWS = 256  # rows times group of a request that is split: kMaxSplitRows
+MAX_WORKSPACE_BYTES = 64 << 20  # partial results; a request that finds no more room is not split
+BLOCKS_PER_SM = 3  # that the registers allow
 _COMBINE_WARPS = 4
-_WARP_SIZE = 32
+COMBINE_THREADS = 32 * _COMBINE_WARPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,28 @@ def num_tiles(shape: AttentionShape, tile_rows: int) -> int:
     return (shape.num_rows * shape.group + requests * (tile_rows - 1)) // tile_rows + 1
 
 
-def choose_num_splits(shape: AttentionShape, tile_rows: int, max_kv_len: int, num_sms: int) -> int:
-    """Splits of the context that fill the device twice; 1 where tiles and KV heads fill it, or the context is short.
+def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int = SPLIT_TOKENS) -> int:
+    """Partial results that any batch of this shape needs, one per row and chunk, as far as the workspace allows.
 
-    Uses host numbers only: max_kv_len is an upper bound, so nothing is read back from the device.
+    0: no context is longer than a chunk, and nothing is split. max_kv_len is the host's bound, so nothing is read back
+    from the device.
     """
-    blocks = max(1, (num_tiles(shape, tile_rows) - 1) * shape.num_kv_heads)
-    wanted = -(-2 * num_sms // blocks)
-    return max(1, min(wanted, -(-max_kv_len // MIN_SPLIT_TOKENS), MAX_SPLITS)) if blocks < num_sms else 1
+    longest = min(max_kv_len, shape.max_blocks_per_seq * shape.tokens_per_block)
+    if longest <= split_tokens:
+        return 0
+    chunks = -(-longest // split_tokens)
+    if shape.window:
+        chunks = min(chunks, (shape.window + MAX_SPLIT_ROWS // shape.group) // split_tokens + 2)
+    return min(shape.num_rows * chunks, MAX_WORKSPACE_BYTES // _slot_bytes(shape))
 
 
-def workspace_bytes(shape: AttentionShape, num_splits: int) -> int:
-    """Bytes of device memory that num_splits > 1 needs: float partial results and log2 sums."""
-    items = num_splits * shape.num_rows * shape.num_heads
-    return items * (shape.head_dim + 1) * 4 if num_splits > 1 else 0
+def workspace_bytes(shape: AttentionShape, max_slots: int) -> int:
+    """Bytes of device memory that so many slots need: float partial results and log2 sums."""
+    return max_slots * _slot_bytes(shape)
+
+
+def _slot_bytes(shape: AttentionShape) -> int:
+    return shape.num_heads * (shape.head_dim + 1) * 4
 
 
 def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
@@ -85,21 +95,45 @@ def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
     return f"verify_attention_{types}_h{shape.head_dim}_m{tile_rows}"
 
 
+def combine_name(shape: AttentionShape) -> str:
+    """The entry point that combines chunks."""
+    return f"verify_attention_combine_{shape.dtype}"
+
+
 def block_threads(shape: AttentionShape, tile_rows: int) -> int:
     """Threads per block of kernel_name()."""
     return 64 if tile_rows == 16 and shape.head_dim > 128 else 128
 
 
-def grid(shape: AttentionShape, tile_rows: int, num_splits: int = 1) -> Dim3:
-    """Blocks of kernel_name(): tiles, KV heads, splits."""
-    return (num_tiles(shape, tile_rows), shape.num_kv_heads, num_splits)
+def grid(shape: AttentionShape, tile_rows: int, max_slots: int = 0, num_sms: int = 132) -> Dim3:
+    """Blocks of kernel_name(): one per tile, and with slots as many more as run at a time, and KV heads."""
+    more = more_blocks(shape, num_sms) if max_slots else 0
+    return (num_tiles(shape, tile_rows) + more, shape.num_kv_heads, 1)
 
 
-def scalars(shape: AttentionShape, num_splits: int, scale: float, k_scale: float, v_scale: float) -> list[int]:
-    """The int32 arguments between the inputs and the output, floats as their bits."""
+def more_blocks(shape: AttentionShape, num_sms: int = 132) -> int:
+    """Along the grid's x, for the chunks of long contexts: as many as run at a time."""
+    return -(-BLOCKS_PER_SM * num_sms // shape.num_kv_heads)
+
+
+def combine_grid(shape: AttentionShape) -> Dim3:
+    """Blocks of verify_attention_combine: rows, and heads by four."""
+    return (shape.num_rows, -(-shape.num_heads // _COMBINE_WARPS), 1)
+
+
+def scalars(
+    shape: AttentionShape, split_tokens: int, max_slots: int, scale: float, k_scale: float, v_scale: float
+) -> list[int]:
+    """The int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.num_blocks]
-    sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window, num_splits]
+    sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window, split_tokens, max_slots]
     return [*sizes, float_bits(scale * k_scale), float_bits(v_scale)]
+
+
+def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int) -> list[int]:
+    """The int32 arguments of verify_attention_combine."""
+    sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.tokens_per_block]
+    return [*sizes, shape.max_blocks_per_seq, shape.window, split_tokens, max_slots, shape.head_dim]
 
 
 def float_bits(value: float) -> int:
@@ -123,15 +157,19 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tile_rows: int = 64,
-    num_splits: int = 1,
+    split_tokens: int = SPLIT_TOKENS,
+    max_slots: int = 0,
+    num_sms: int = 132,
     workspace: Tensor | None = None,
+    combine: bool = True,
     stream: int = 0,
 ) -> None:
     """Write out [num_rows, num_heads, head_dim]; asynchronous on `stream`.
 
-    As verify_attention_reference, into `out`, of q's type. tile_rows is choose_tile_rows(); num_splits > 1 needs a
-    `workspace` of workspace_bytes(). Only addresses, shapes and types of the tensors are used. Raises
-    InvalidArgumentError where no kernel fits.
+    As verify_attention_reference, into `out`, of q's type. tile_rows is choose_tile_rows(), max_slots is
+    choose_max_slots(); slots need a `workspace` of workspace_bytes() and a second launch. With fewer slots than chunks
+    some requests are not split. combine: False leaves rows that are split in the workspace, for launch_combine(). Only
+    addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
     shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window)
     expect("out", out, (shape.num_rows, shape.num_heads, shape.head_dim), shape.dtype)
@@ -141,27 +179,46 @@ def launch(
             raise InvalidArgumentError(f"{name} is {value}; it must be finite and above 0")
     if tile_rows not in TILE_ROWS:
         raise InvalidArgumentError(f"tile_rows is {tile_rows}; it must be one of {TILE_ROWS}")
-    if not 1 <= num_splits <= MAX_SPLITS:
-        raise InvalidArgumentError(f"num_splits is {num_splits}; it must be 1 to {MAX_SPLITS}")
-    needed = workspace_bytes(shape, num_splits)
+    if split_tokens <= 0 or split_tokens % SPLIT_MULTIPLE:
+        raise InvalidArgumentError(f"split_tokens is {split_tokens}; it must be a multiple of {SPLIT_MULTIPLE}")
+    needed = workspace_bytes(shape, max_slots)
+    if not 0 <= needed <= MAX_WORKSPACE_BYTES:
+        most = MAX_WORKSPACE_BYTES // _slot_bytes(shape)
+        raise InvalidArgumentError(f"max_slots is {max_slots}; it must be 0 to {most} for this shape")
     if needed and (workspace is None or workspace.numel() * workspace.element_size() < needed):
         held = 0 if workspace is None else workspace.numel() * workspace.element_size()
-        raise InvalidArgumentError(f"workspace holds {held} bytes; {num_splits} splits need {needed}")
+        raise InvalidArgumentError(f"workspace holds {held} bytes; {max_slots} slots need {needed}")
     if shape.num_rows == 0:
         return
-    target = address_of(workspace) if needed and workspace is not None else address_of(out)
-    inputs = [address_of(tensor) for tensor in (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)]
-    arguments: list[Argument] = [ctypes.c_void_p(address) for address in inputs]
-    arguments += [ctypes.c_int32(value) for value in scalars(shape, num_splits, scale, k_scale, v_scale)]
-    arguments.append(ctypes.c_void_p(target))
-    threads = (block_threads(shape, tile_rows), 1, 1)
-    module.launch(kernel_name(shape, tile_rows), grid(shape, tile_rows, num_splits), threads, arguments, stream)
-    if needed:
-        sizes = (shape.num_rows, shape.num_heads, shape.head_dim, num_splits)
-        arguments = [ctypes.c_void_p(target), *map(ctypes.c_int32, sizes), ctypes.c_void_p(address_of(out))]
-        blocks = -(-shape.num_rows * shape.num_heads // _COMBINE_WARPS)
-        threads = (_COMBINE_WARPS * _WARP_SIZE, 1, 1)
-        module.launch(f"verify_attention_combine_{shape.dtype}", (blocks, 1, 1), threads, arguments, stream)
+    inputs = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
+    pointers = [ctypes.c_void_p(address_of(tensor)) for tensor in inputs]
+    sizes = scalars(shape, split_tokens, max_slots, scale, k_scale, v_scale)
+    outputs = address_of(out), address_of(workspace) if needed and workspace is not None else 0
+    arguments: list[Argument] = [*pointers, *map(ctypes.c_int32, sizes), *map(ctypes.c_void_p, outputs)]
+    blocks = grid(shape, tile_rows, max_slots, num_sms)
+    module.launch(kernel_name(shape, tile_rows), blocks, (block_threads(shape, tile_rows), 1, 1), arguments, stream)
+    if combine and workspace is not None and needed:
+        launch_combine(module, shape, out, workspace, cu_q_lens, kv_lens, out, split_tokens, max_slots, stream)
+
+
+def launch_combine(
+    module: Launcher,
+    shape: AttentionShape,
+    whole: Tensor,
+    workspace: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    out: Tensor,
+    split_tokens: int,
+    max_slots: int,
+    stream: int = 0,
+) -> None:
+    """The second launch: what the first left in the workspace becomes rows of `out`; the other rows are copied from
+    `whole`, unless that is `out`."""
+    pointers = [ctypes.c_void_p(address_of(tensor)) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
+    sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots))
+    arguments: list[Argument] = [*pointers, *sizes, ctypes.c_void_p(address_of(out))]
+    module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments, stream)
 
 
 def verify_attention_reference(

@@ -27,11 +27,23 @@ TORCH_TYPES = {"BF16": torch.bfloat16, "HALF": torch.float16, "INT32": torch.int
 class Paged:
     """Three requests with paged caches of 64-wide heads: some rows of each are new."""
 
-    num_heads, num_kv_heads, head_dim, tokens_per_block, num_blocks, max_seq_len = 8, 2, 64, 16, 12, 64
+    num_kv_heads, tokens_per_block = 2, 16
 
-    def __init__(self, dtype=torch.bfloat16, seed=0, num_dummies=2):
+    def __init__(
+        self,
+        dtype=torch.bfloat16,
+        seed=0,
+        num_dummies=2,
+        num_heads=8,
+        head_dim=64,
+        max_seq_len=64,
+        past=(10, 0, 21),
+    ):
+        self.num_heads, self.head_dim, self.max_seq_len = num_heads, head_dim, max_seq_len
+        blocks_per_seq = max_seq_len // self.tokens_per_block
+        self.num_blocks = 3 * blocks_per_seq
         rng = torch.Generator().manual_seed(seed)
-        new, past = [3, 1, 6], [10, 0, 21]
+        new = [3, 1, 6]
         num_rows = sum(new) + num_dummies
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = torch.randn(num_rows, width, generator=rng).to(dtype)
@@ -41,7 +53,7 @@ class Paged:
         self.positions = torch.tensor(positions + [self.max_seq_len] * num_dummies, dtype=torch.int32)
         self.cu_q_lens = torch.tensor([0, *np.cumsum(new)], dtype=torch.int32)
         self.kv_lens = torch.tensor([n + p for n, p in zip(new, past, strict=True)], dtype=torch.int32)
-        self.block_table = torch.randperm(12, generator=rng).view(3, 4).int()
+        self.block_table = torch.randperm(self.num_blocks, generator=rng).view(3, blocks_per_seq).int()
         shape = (self.num_blocks, self.num_kv_heads, self.tokens_per_block, self.head_dim)
         self.k_cache, self.v_cache = (torch.randn(shape, generator=rng).to(dtype) for _ in range(2))
         self.q = torch.randn(num_rows, self.num_heads, self.head_dim, generator=rng).to(dtype)
@@ -127,11 +139,11 @@ def test_verify_attention(trt, dtype):
     for num_dummies, tactic, tile_rows in ((2, 2, 16), (20, 1, 64)):
         paged = Paged(dtype, num_dummies=num_dummies)
         inputs = paged.attention_inputs()
-        planned = plan(trt, "faser::verify_attention", inputs, dynamic=dynamic)
-        assert planned.output_shapes == [tuple(paged.q.shape)]
+        planned = plan(trt, "faser::verify_attention", inputs, dynamic=dynamic, split_tokens=0)
+        assert planned.output_shapes == [tuple(paged.q.shape), (1,)]
         assert planned.tactics == [tactic]
         launch = planned.launches[tactic]
-        assert check_code(launch) == 7
+        assert check_code(launch) == 8
         shape = verify_attention.shape_of(*inputs)
         assert launch.grid == verify_attention.grid(shape, tile_rows)
         assert launch.kernel == verify_attention.kernel_name(shape, tile_rows)
@@ -139,6 +151,38 @@ def test_verify_attention(trt, dtype):
         run(emulated("verify_attention", {"FASER_HEAD_DIM": 64}), launch, inputs, found)
         expected = verify_attention.verify_attention_reference(*inputs)
         torch.testing.assert_close(found[0].float(), expected.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_verify_attention_in_chunks(trt):
+    """Two plugins: the first leaves the long contexts' rows in its second output, the other makes them whole."""
+    paged = Paged(num_heads=4, head_dim=64, max_seq_len=256, past=(10, 0, 221))
+    inputs = paged.attention_inputs()
+    shape, split_tokens = verify_attention.shape_of(*inputs), 64
+    slots = verify_attention.choose_max_slots(shape, 256, split_tokens)
+    assert slots == 12 * 4
+    dynamic = ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))
+    planned = plan(trt, "faser::verify_attention", inputs, dynamic=dynamic, split_tokens=split_tokens)
+    assert planned.output_shapes == [tuple(paged.q.shape), (slots * 4 * 65,)]
+    assert [dtype.name for dtype in planned.output_types] == ["BF16", "FLOAT"]
+    launch = planned.launches[planned.tactics[0]]
+    assert launch.grid == verify_attention.grid(shape, {2: 16, 1: 64}[planned.tactics[0]], slots)
+    whole, workspace = outputs_of(planned)
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
+    run(module, launch, inputs, [whole, workspace])
+
+    sizes = {"num_kv_heads": 2, "tokens_per_block": 16, "max_blocks_per_seq": 16, "split_tokens": split_tokens}
+    inputs = [whole, workspace, paged.cu_q_lens, paged.kv_lens]
+    dynamic = ((0, 0), (1, 0), (2, 0), (3, 0))
+    planned = plan(trt, "faser::verify_attention_combine", inputs, dynamic=dynamic, **sizes)
+    assert planned.output_shapes == [tuple(paged.q.shape)]
+    launch = planned.launches[0]
+    assert check_code(launch) == 5
+    assert launch.grid == verify_attention.combine_grid(shape)
+    (out,) = outputs_of(planned)
+    run(module, launch, inputs, [out])
+    expected = verify_attention.verify_attention_reference(*paged.attention_inputs())
+    torch.testing.assert_close(out.float(), expected.float(), rtol=2e-2, atol=2e-2)
+    assert not whole[4:10].any(), "the long request's rows come from the workspace"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -213,7 +257,11 @@ class TestMistakes:
     def test_wrong_ranks_are_named(self, trt):
         inputs = Paged().attention_inputs()
         with pytest.raises(InvalidArgumentError, match="kv_lens of faser::verify_attention has 2 dimensions"):
-            plan(trt, "faser::verify_attention", [*inputs[:5], inputs[5][None]])
+            plan(trt, "faser::verify_attention", [*inputs[:5], inputs[5][None]], split_tokens=0)
+
+    def test_a_chunk_that_cuts_a_tile_is_refused(self, trt):
+        with pytest.raises(InvalidArgumentError, match="split_tokens of faser::verify_attention is 96"):
+            plan(trt, "faser::verify_attention", Paged().attention_inputs(), split_tokens=96)
 
     def test_dynamic_heads_are_refused(self, trt):
         with pytest.raises(InvalidArgumentError, match="head_dim is dynamic"):
@@ -223,7 +271,7 @@ class TestMistakes:
         inputs = Paged().attention_inputs()
         narrow = [inputs[0][..., :48], inputs[1][..., :48], inputs[2][..., :48], *inputs[3:]]
         with pytest.raises(InvalidArgumentError, match="head_dim is 48; faser::verify_attention has kernels for"):
-            plan(trt, "faser::verify_attention", narrow)
+            plan(trt, "faser::verify_attention", narrow, split_tokens=0)
 
     def test_too_many_candidates_are_refused(self, trt):
         inputs = early_exit_inputs(1, num_candidates=33)

@@ -66,6 +66,7 @@ def generate(
     max_batch_size=MAX_BATCH_SIZE,
     max_num_tokens=32,
     num_blocks=24,
+    max_seq_len=128,
     quantization=Quantization.NONE,
     collector=None,
     opened_all=lambda: None,
@@ -73,7 +74,7 @@ def generate(
 ):
     """-> tokens by request, and the executor's statistics. opened_all: called before the first request."""
     drafting = policy != "off"
-    limits = BuildConfig(max_batch_size, max_num_tokens, 128, MAX_DRAFT_LEN if drafting else 0, 32)
+    limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, MAX_DRAFT_LEN if drafting else 0, 32)
     clock, collector = ManualClock(), collector or Collector()
     with ExitStack() as stack:
         request = OpenRequest(engines, limits, num_blocks, drafting, quantization=quantization)
@@ -83,7 +84,7 @@ def generate(
             opened.draft,
             make(policy),
             ExecutorConfig(max_queue_size=10_000, **config),
-            max_seq_len=128,
+            max_seq_len=max_seq_len,
             max_draft_len=limits.max_draft_len,
             clock=clock,
             resources=stack.pop_all(),

@@ -50,12 +50,18 @@ def dense(case: PagedCase, window: int = 0) -> torch.Tensor:
     return out
 
 
-def run(module, case: PagedCase, tile_rows: int, num_splits: int = 1, **options) -> torch.Tensor:
-    """launch() into memory full of NaNs."""
-    shape = op.shape_of(*case.tensors())
+NEVER = 1 << 20  # positions of a chunk that no case here is longer than
+
+
+def run(module, case: PagedCase, tile_rows: int, split_tokens: int = NEVER, **options) -> torch.Tensor:
+    """launch() into memory full of NaNs; max_slots: enough for all, unless given."""
+    shape = op.shape_of(*case.tensors(), options.get("window", 0))
     out = torch.full_like(case.q, float("nan"))
-    workspace = torch.full((op.workspace_bytes(shape, num_splits) // 4,), float("nan"), device=case.q.device)
-    op.launch(module, *case.tensors(), out, tile_rows=tile_rows, num_splits=num_splits, workspace=workspace, **options)
+    options.setdefault("max_slots", op.choose_max_slots(shape, int(case.kv_lens.max()), split_tokens))
+    options.setdefault("num_sms", 2)
+    workspace = torch.full((op.workspace_bytes(shape, options["max_slots"]) // 4,), float("nan"), device=case.q.device)
+    options |= {"tile_rows": tile_rows, "split_tokens": split_tokens, "workspace": workspace}
+    op.launch(module, *case.tensors(), out, **options)
     return out
 
 
@@ -103,8 +109,8 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
             generator, *split_batch(batch), head_dim=head_dim, kv_dtype=kv_dtype, num_rows_of_nobody=1, num_heads=6
         )
         wanted = op.verify_attention_reference(*case.tensors(), **options)
-        for num_splits in (1, 3):
-            assert_close(run(module, case, tile_rows, num_splits, **options), wanted, "bf16", 3.0)
+        for split_tokens in (NEVER, 64):
+            assert_close(run(module, case, tile_rows, split_tokens, **options), wanted, "bf16", 3.0)
 
 
 @settings(max_examples=examples(25))
@@ -116,13 +122,15 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
     dtype=st.sampled_from(["bf16", "fp16"]),
     fp8=st.booleans(),
     tile_rows=st.sampled_from(op.TILE_ROWS),
-    num_splits=st.sampled_from([1, 1, 2, 5, 64]),
+    split_tokens=st.sampled_from([NEVER, 64, 64, 128]),
+    max_slots=st.sampled_from([None, None, 0, 1, 7]),
+    num_sms=st.sampled_from([1, 50]),
     window=st.sampled_from([0, 0, 1, 33, 1000]),
     order=st.integers(0, 9),
     spread=st.sampled_from([0.0, 1.0, 30.0]),
 )
 def test_any_batch_on_the_cpu(
-    batch, seed, heads, tokens_per_block, dtype, fp8, tile_rows, num_splits, window, order, spread
+    batch, seed, heads, tokens_per_block, dtype, fp8, tile_rows, split_tokens, max_slots, num_sms, window, order, spread
 ):
     case = paged_case(
         torch.Generator().manual_seed(seed),
@@ -137,13 +145,14 @@ def test_any_batch_on_the_cpu(
     )
     wanted = op.verify_attention_reference(*case.tensors(), window=window)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
-    found = run(module, case, tile_rows, num_splits, window=window)
+    slots = {} if max_slots is None else {"max_slots": max_slots}
+    found = run(module, case, tile_rows, split_tokens, window=window, num_sms=num_sms, **slots)
     assert_close(found, wanted, dtype, 2.0)
 
 
 @pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, num_splits):
+@pytest.mark.parametrize("split_tokens", [NEVER, 64])
+def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, split_tokens):
     case = paged_case(torch.Generator().manual_seed(3), [4, 2, 1], [100, 50, 30])
     for index, block in (((0, 1), -1), ((0, 3), case.k_cache.shape[0]), ((1, 0), 2**31 - 1), ((1, 1), -(2**31))):
         case.block_table[index] = block
@@ -153,13 +162,13 @@ def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, num_splits):
         cache.nan_to_num_(nan=2.0)
     wanted = op.verify_attention_reference(*case.tensors())
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
-    found = run(module, case, tile_rows, num_splits)
+    found = run(module, case, tile_rows, split_tokens)
     assert_close(found, wanted, "bf16", 2.0)
 
 
 @settings(max_examples=examples(40))
-@given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([1, 3]))
-def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, num_splits):
+@given(st.integers(0, 2**31), st.sampled_from(op.TILE_ROWS), st.sampled_from([0, 3, 24]))
+def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots):
     """What a builder may feed; memory around the outputs must not change, and the kernel must end."""
     generator = torch.Generator().manual_seed(seed)
     case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8)
@@ -168,9 +177,9 @@ def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, num_splits):
     shape = op.shape_of(*case.tensors())
     around = torch.full((case.q.numel() + 512,), 7.0, dtype=case.q.dtype)
     out = around[256:-256].view(case.q.shape)
-    scratch = torch.full((op.workspace_bytes(shape, num_splits) // 4 + 64,), 7.0)
+    scratch = torch.full((op.workspace_bytes(shape, max_slots) // 4 + 64,), 7.0)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
-    options = {"tile_rows": tile_rows, "num_splits": num_splits, "workspace": scratch[32:-32]}
+    options = {"tile_rows": tile_rows, "split_tokens": 64, "max_slots": max_slots, "workspace": scratch[32:-32]}
     op.launch(module, *case.tensors(), out, **options)
     for edge in (around[:256], around[-256:], scratch[:32], scratch[-32:]):
         assert (edge == 7.0).all()
@@ -185,35 +194,49 @@ BREAKAGES = {
     "a slot is taken too early": ("fetch(half + kNumSlots - 1);", "fetch(half + kNumSlots);"),
     "a row sees one position too few": ("position > last ||", "position >= last ||"),
     "stale positions are read": ("position < kv_end;", "position < kv_end + 15;"),
+    "a chunk is done twice": ("mine.item / num_row_tiles : 0", "mine.item / num_row_tiles / 2 : 0"),
+    "items share the pool": ("__syncthreads();                  // the pool is free", ""),
+    "a slot is another row's": ("(row - mine.first_row) * num_chunks", "(mine.num_rows - 1) * num_chunks"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("breakage", pick(["a barrier is missing", "stale positions are read"], BREAKAGES))
+@pytest.mark.parametrize(
+    "breakage", pick(["a barrier is missing", "stale positions are read", "items share the pool"], BREAKAGES)
+)
 def test_broken_kernels_are_found(breakage, tmp_path):
     """The emulator is no good if it computes the right thing from a wrong kernel."""
     sources = tmp_path / "cuda"
     shutil.copytree(source_dir(), sources)
     kernel = sources / "verify_attention.cu"
-    text, (right, wrong) = kernel.read_text(), BREAKAGES[breakage]
-    assert right in text
-    broken, num_left_out = re.subn(r"^  FASER_VERIFY_ATTENTION\((fp16|\w+_e4m3),.*\n", "\n", text, flags=re.MULTILINE)
+    right, wrong = BREAKAGES[breakage]
+    files = [path for path in (kernel, *sources.glob("attention/*.cuh")) if right in path.read_text()]
+    assert files
+    for path in files:
+        path.write_text(path.read_text().replace(right, wrong))
+    some_kernels = r"^  FASER_VERIFY_ATTENTION\((fp16|\w+_e4m3),.*\n"
+    broken, num_left_out = re.subn(some_kernels, "\n", kernel.read_text(), flags=re.MULTILINE)
     assert num_left_out == 6, "what is not run here need not be compiled"
-    kernel.write_text(broken.replace(right, wrong))
+    kernel.write_text(broken)
     case = paged_case(torch.Generator().manual_seed(4), *split_batch(BATCHES[1]))
-    wanted = op.verify_attention_reference(*case.tensors())
+    long = paged_case(torch.Generator().manual_seed(5), [3, 2, 0, 5], [40, 700, 7, 5])
     modules = [emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order, sources) for order in (0, 1, 5)]
-    found = torch.stack([run(module, case, 64) for module in modules])
+    found, wanted = [], []
+    for module in modules:
+        found += [run(module, case, 64), run(module, long, 64, 64, num_sms=1), run(module, long, 16, 64, num_sms=1)]
+        wanted += [op.verify_attention_reference(*each.tensors()) for each in (case, long, long)]
     with pytest.raises(AssertionError, match="not close"):
-        assert_close(found, wanted.expand_as(found), "bf16", 2.0)
+        assert_close(torch.cat(found), torch.cat(wanted), "bf16", 2.0)
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
-    """Bit for bit: a request alone and among others, as long as the tile and the splits are the same."""
+@pytest.mark.parametrize("split_tokens", [NEVER, 64])
+def test_a_row_does_not_depend_on_its_neighbours(split_tokens):
+    """Bit for bit: a request alone and among others, whose contexts are longer and shorter, as long as the tile is the
+    same."""
     generator = torch.Generator().manual_seed(9)
-    case = paged_case(generator, [2, 5, 1], [60, 70, 33])
+    case = paged_case(generator, [2, 5, 1], [60, 170, 333])
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
-    together = run(module, case, 16)
+    together = run(module, case, 16, split_tokens)
     alone = PagedCase(
         case.q[2:7].clone(),
         case.k_cache,
@@ -222,7 +245,38 @@ def test_a_row_does_not_depend_on_its_neighbours():
         torch.tensor([0, 5], dtype=torch.int32),
         case.kv_lens[1:2],
     )
-    assert torch.equal(run(module, alone, 16), together[2:7])
+    assert torch.equal(run(module, alone, 16, split_tokens), together[2:7])
+
+
+class Blocks:
+    """Launches, and remembers kernels and grids."""
+
+    def __init__(self, module) -> None:
+        self.module, self.grids = module, {}
+
+    def launch(self, kernel, grid, *rest) -> None:
+        self.grids[kernel] = grid
+        self.module.launch(kernel, grid, *rest)
+
+
+def test_a_long_context_among_short_ones_is_split():
+    """The chunks of one request are the items of many blocks; the short ones are not split at all."""
+    case = paged_case(torch.Generator().manual_seed(2), [1, 3, 1, 1], [40, 1200, 33, 64], num_rows_of_nobody=2)
+    shape = op.shape_of(*case.tensors())
+    module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
+    slots = 3 * 19  # rows times chunks of 64
+    wanted = run(module, case, 16, 64)
+    enough, too_few = (run(module, case, 16, 64, max_slots=most) for most in (slots, slots - 1))
+    assert torch.equal(enough, wanted)
+    assert torch.equal(too_few, run(module, case, 16))
+    assert not torch.equal(too_few[1:4], enough[1:4]), "sums of chunks have other bits than one long sum"
+    assert torch.equal(too_few[[0, 4, 5]], enough[[0, 4, 5]])
+    launched = Blocks(module)
+    run(launched, case, 16, 64, num_sms=4)
+    assert launched.grids == {
+        "verify_attention_bf16_h64_m16": (op.num_tiles(shape, 16) + 6, 2, 1),
+        "verify_attention_combine_bf16": (8, 1, 1),
+    }
 
 
 @given(
@@ -234,14 +288,18 @@ def test_the_grid_has_room_for_every_tile_and_one_more(num_rows, group, tile_row
     assert needed + 1 <= op.num_tiles(shape, tile_rows)
 
 
-def test_splits_fill_the_device_only_where_that_pays():
-    few, many = _shape(num_rows=4, batch_size=1), _shape(num_rows=4096, batch_size=64)
-    assert op.choose_num_splits(few, 16, 100_000, 132) == 33
-    assert op.choose_num_splits(few, 16, 300, 132) == 2
-    assert op.choose_num_splits(few, 16, 0, 132) == 1
-    assert op.choose_num_splits(many, 64, 100_000, 132) == 1
-    assert op.workspace_bytes(few, 1) == 0
-    assert op.workspace_bytes(few, 2) == 2 * 4 * 32 * 129 * 4
+def test_slots_are_for_every_row_and_chunk_as_far_as_the_workspace_goes():
+    few = _shape(num_rows=4, batch_size=1, max_blocks_per_seq=10_000)
+    assert op.choose_max_slots(few, 512) == 0
+    assert op.choose_max_slots(few, 513) == 8
+    assert op.choose_max_slots(few, 100_000) == 4 * 196
+    assert op.choose_max_slots(_shape(num_rows=4), 100_000) == 0, "the table has room for 80 tokens"
+    assert op.choose_max_slots(few, 100_000, split_tokens=128) == 4 * 782
+    windowed = _shape(num_rows=4, max_blocks_per_seq=10_000, window=4096)
+    assert op.choose_max_slots(windowed, 100_000) == 4 * 10
+    many = _shape(num_rows=4096, batch_size=64, max_blocks_per_seq=10_000)
+    assert op.workspace_bytes(many, op.choose_max_slots(many, 100_000)) == pytest.approx(64 << 20, rel=1e-3)
+    assert op.workspace_bytes(few, 2) == 2 * 32 * 129 * 4
     assert op.choose_tile_rows(few, 4) == 16
     assert op.choose_tile_rows(few, 5) == 64
 
@@ -271,9 +329,10 @@ def test_wrong_arguments_are_named():
         ("scale is 0", {}, {"scale": 0.0}),
         ("v_scale is nan", {}, {"v_scale": math.nan}),
         ("tile_rows is 32", {}, {"tile_rows": 32}),
-        ("num_splits is 65", {}, {"num_splits": 65}),
+        ("split_tokens is 96", {}, {"split_tokens": 96}),
+        ("max_slots is 1000000; it must be 0 to 64527", {}, {"max_slots": 1_000_000}),
         ("window is -1", {}, {"window": -1}),
-        ("workspace holds 0 bytes; 2 splits need", {}, {"num_splits": 2}),
+        ("workspace holds 0 bytes; 2 slots need", {}, {"max_slots": 2}),
     ]
     for message, tensors, options in wrong:
         changed = PagedCase(**(vars(case) | tensors))
@@ -313,9 +372,9 @@ def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
         ).to("cuda")
         for window in (0, 50):
             wanted = op.verify_attention_reference(*case.tensors(), window=window)
-            for num_splits in (1, 2, 7, 64):
+            for split_tokens in (NEVER, 64, 512):
                 stream = torch.cuda.current_stream().cuda_stream
-                found = run(gpu_module, case, tile_rows, num_splits, window=window, stream=stream)
+                found = run(gpu_module, case, tile_rows, split_tokens, window=window, stream=stream)
                 torch.cuda.synchronize()
                 assert_close(found, wanted, dtype, 2.0)
 
@@ -327,8 +386,8 @@ def test_a_long_context_on_a_gpu(gpu_module):
     for num_rows in (1, 16):
         case = paged_case(generator, [num_rows], [100_000], num_heads=8, head_dim=128).to("cuda")
         case.v_cache.fill_(1.0)
-        for num_splits in (1, 64):
-            found = run(gpu_module, case, 16, num_splits)
+        for split_tokens in (NEVER, 512):
+            found = run(gpu_module, case, 16, split_tokens)
             torch.cuda.synchronize()
             assert_close(found, torch.ones_like(found), "bf16")
 
@@ -341,5 +400,5 @@ def test_arbitrary_data_on_a_gpu(gpu_module):
         case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8, head_dim=op.HEAD_DIMS[seed % 5])
         for name in ("block_table", "cu_q_lens", "kv_lens"):
             setattr(case, name, garbage(generator, getattr(case, name)))
-        run(gpu_module, case.to("cuda"), op.TILE_ROWS[seed % 2], 1 + seed % 3)
+        run(gpu_module, case.to("cuda"), op.TILE_ROWS[seed % 2], (NEVER, 64)[seed % 3 % 2])
         torch.cuda.synchronize()

@@ -12,7 +12,10 @@ from torch import Tensor
 from faser_trtllm.builder.network.layers import Layer
 from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.interpreted.layers import Operation
+from faser_trtllm.ops.cuda import verify_attention
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.kv_cache import type_name
+from faser_trtllm.ops.cuda.module import Launcher
 from tests.ops.cuda.emulation import EmulatedModule
 from tests.support.plugin_stand_in import REFERENCES
 
@@ -25,8 +28,10 @@ def functions(head_dim: int) -> dict[str, Callable[..., Any]]:
     launchers: dict[str, Any] = {stem: EmulatedModule(stem) for stem in _STEMS}
     if head_dim % 16 == 0 and head_dim >= 64:
         launchers["verify_attention"] = EmulatedModule("verify_attention", {"FASER_HEAD_DIM": head_dim})
-    ops = KernelOps(launchers, lambda: 0, num_sms=1)  # one SM: attention is not split, as in the plugin
+    ops = KernelOps(launchers, lambda: 0, num_sms=1)
     kernels = {name: functools.partial(kernel, ops) for name, kernel in _KERNELS.items()}
+    for name, kernel in (("verify_attention", _attend), ("verify_attention_combine", _combine)):
+        kernels[name] = functools.partial(kernel, launchers.get("verify_attention"))
 
     def choose(name: str) -> Callable[..., Any]:
         if name not in _HALF_ONLY:
@@ -57,10 +62,36 @@ def _append_kv(ops: KernelOps, qkv: Tensor, *inputs: Tensor) -> tuple[Tensor, Te
     return q, k_cache, v_cache
 
 
-def _verify_attention(ops: KernelOps, q: Tensor, *inputs: Tensor) -> tuple[Tensor]:
-    out = torch.zeros_like(q)
+def _attend(launcher: Launcher, q: Tensor, *inputs: Tensor, split_tokens: int) -> tuple[Tensor, Tensor]:
+    shape = verify_attention.shape_of(q, *inputs)
+    longest = shape.max_blocks_per_seq * shape.tokens_per_block
+    max_slots = verify_attention.choose_max_slots(shape, longest, split_tokens) if split_tokens else 0
+    out, workspace = torch.zeros_like(q), torch.zeros(max(1, verify_attention.workspace_bytes(shape, max_slots) // 4))
     # One tile for all passes, as a plan has it: the tiles differ in the last bit.
-    ops.verify_attention(q, *inputs, out, window=0, max_query_rows=1, max_kv_len=int(inputs[-1].max()))
+    options = {"tile_rows": 16, "split_tokens": split_tokens or 64, "max_slots": max_slots, "num_sms": 1}
+    verify_attention.launch(launcher, q, *inputs, out, **options, workspace=workspace, combine=False)
+    return out, workspace
+
+
+def _combine(
+    launcher: Launcher,
+    whole: Tensor,
+    workspace: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    *,
+    num_kv_heads: int,
+    tokens_per_block: int,
+    max_blocks_per_seq: int,
+    split_tokens: int,
+) -> tuple[Tensor]:
+    num_rows, num_heads, head_dim = whole.shape
+    dtype = type_name("whole", whole)
+    cache = (num_kv_heads, head_dim, 0, tokens_per_block, max_blocks_per_seq)
+    shape = verify_attention.AttentionShape(num_rows, kv_lens.shape[0], num_heads, *cache, dtype, dtype)
+    max_slots = workspace.numel() // (num_heads * (head_dim + 1))
+    out = torch.zeros_like(whole)
+    verify_attention.launch_combine(launcher, shape, whole, workspace, cu_q_lens, kv_lens, out, split_tokens, max_slots)
     return (out,)
 
 
@@ -99,10 +130,9 @@ def _compact_rows(
     return kept.hidden, kept.positions, kept.request_ids, kept.cu_q_lens, kept.kv_lens
 
 
-_HALF_ONLY = ("append_kv", "verify_attention", "early_exit")
+_HALF_ONLY = ("append_kv", "verify_attention", "verify_attention_combine", "early_exit")
 _KERNELS: dict[str, Callable[..., Any]] = {
     "append_kv": _append_kv,
-    "verify_attention": _verify_attention,
     "early_exit": _early_exit,
     "prune_rows": _prune_rows,
     "compact_rows": _compact_rows,
