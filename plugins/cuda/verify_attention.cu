@@ -17,6 +17,7 @@
 // limits of *_h256_m64: registers <= 255, spill_bytes <= 96, shared_bytes <= 36864
 // limits of *_h256_m16: registers <= 255, spill_bytes <= 16, shared_bytes <= 36864
 // limits of *_h80_m64: registers <= 168, spill_bytes <= 32, shared_bytes <= 36864
+// limits of *_h128_m16: registers <= 168, spill_bytes <= 16, shared_bytes <= 36864
 // limits of *_h96_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
 // limits of *_h128_m64: registers <= 240, spill_bytes <= 0, shared_bytes <= 36864
 // limits of verify_attention_combine_*: registers <= 96, spill_bytes <= 0, shared_bytes <= 0
