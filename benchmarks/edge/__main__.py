@@ -1,8 +1,9 @@
 """CPU per streamed response: `python -m benchmarks.edge --engine_dir DIR`.
 
-Starts a server several times, streams greedy requests through a light gRPC client (no protobuf objects), and prints CPU
-us per response of each process and responses per second as a Markdown table. The numbers are the machine's: compare two
-versions by runs in turn. With `--fake` the engine process is the tests' one, whose executor computes nothing.
+Starts a server several times, streams greedy requests through a client that only counts (light_client.py), or with
+`--grpcio` through gRPC's for Python, and prints CPU us per response of each process and responses per second as a
+Markdown table. The numbers are the machine's: compare two versions by runs in turn. With `--fake` the engine process is
+the tests' one, whose executor computes nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
+from benchmarks.edge.light_client import run_streams
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions, default_repository
 from faser_trtllm.serving.worker.process import session_pids
@@ -46,7 +48,7 @@ def request_bytes(max_tokens: int) -> bytes:
     prompt = PROMPT.encode()
     for name, datatype, content in (
         ("text_input", "BYTES", len(prompt).to_bytes(4, "little") + prompt),
-        ("max_tokens", "INT32", max_tokens.to_bytes(4, "little")),
+        ("max_tokens", "INT32", max_tokens.to_bytes(4, "little", signed=True)),
         ("end_id", "INT32", (2**32 - 1).to_bytes(4, "little")),
         ("stream", "BOOL", b"\x01"),
     ):
@@ -55,10 +57,9 @@ def request_bytes(max_tokens: int) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def run_streams(port: int, num_streams: int, max_tokens: int) -> int:
-    """Stream num_streams requests at once; the number of responses."""
+def run_grpcio(port: int, num_streams: int, request: bytes) -> int:
+    """As light_client.run_streams, by gRPC's library, without protobuf's objects."""
     counts = [0] * num_streams
-    request = request_bytes(max_tokens)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
 
         def read(place: int) -> None:
@@ -93,6 +94,7 @@ def measure(options: argparse.Namespace) -> Sample:
         model_repo=repository,
         log_file=Path(os.devnull),
         settings={"stream_interval": interval},
+        speculation=getattr(options, "speculation", None),
         **ports,
     )
     with Launcher(serve) as launcher:
@@ -100,10 +102,11 @@ def measure(options: argparse.Namespace) -> Sample:
         launcher.wait_ready()
         assert launcher.pid is not None
         parts = parts_of(launcher.pid)
-        run_streams(ports["grpc_port"], options.streams, max(1, options.max_tokens // 10))
+        run = run_grpcio if options.grpcio else run_streams
+        run(ports["grpc_port"], options.streams, request_bytes(max(1, options.max_tokens // 10)))
         before = {part: cpu_s(pid) for part, pid in parts.items()}
         started_s, client_s = time.monotonic(), time.process_time()
-        num_responses = run_streams(ports["grpc_port"], options.streams, options.max_tokens)
+        num_responses = run(ports["grpc_port"], options.streams, request_bytes(options.max_tokens))
         seconds = time.monotonic() - started_s
         spent = {part: cpu_s(pid) - before[part] for part, pid in parts.items()}
         spent["client"] = time.process_time() - client_s
@@ -115,6 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
     parser.add_argument("--fake", action="store_true", help="an engine directory needs a tokenizer only")
+    parser.add_argument("--step_ms", type=float, default=10.0, help="of the fake executor: between two steps")
+    parser.add_argument("--grpcio", action="store_true", help="read by gRPC's library for Python")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
@@ -122,6 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.fake:
         os.environ["FASER_ENGINE_MODULE"] = "tests.support.fake_engine"
+        os.environ["FASER_FAKE_STEP_S"] = str(1e-3 * options.step_ms)
     runs = [measure(options) for _ in range(options.rounds)]
     parts = ("tritonserver", "engine", "client")
     cells = [f"{statistics.median(run.us(part) for run in runs):.0f}" for part in parts]

@@ -22,7 +22,7 @@ from faser_trtllm.serving.edge.process import main
 ENDLESS = 30_000  # output tokens that take 150 s or more: such a stream does not end by itself while a test looks at it
 CRASH_TOKEN = 319  # a prompt with it kills the process
 HANG_TOKEN = 318  # a prompt with it stops the executor's thread, and no other
-STEP_S = 0.01
+STEP_S = float(os.environ.get("FASER_FAKE_STEP_S", "0.01"))  # between two steps
 TOKENS_PER_STEP = 2
 
 

@@ -1,5 +1,6 @@
 """The backend `faser` in a real Triton server: models that share an engine process, and one that cannot be used."""
 
+import contextlib
 import os
 import queue
 import signal
@@ -20,6 +21,8 @@ from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.triton_server import REPOSITORY, Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
+
+KILLED_S = 2.0  # within which a process's death ends the streams of others
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -134,3 +137,18 @@ def test_an_engine_process_that_ends_before_it_is_ready_is_told(engine_dir, tmp_
     with Server(engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "the engine process ended before it was ready" in server.output()
+
+
+@pytest.mark.parametrize("killed", ["engine", "server"])
+def test_kill_9_ends_every_stream_with_an_error_within_two_seconds(server, killed):
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(GrpcClient(server.grpc_url)) for _ in range(8)]
+        for client in clients:
+            client.send(input_ids=(65, 66), max_tokens=ENDLESS, stream=True)
+            client.receive(PATIENCE_S)
+        os.kill(server.engine_pid() if killed == "engine" else server.triton_pid(), signal.SIGKILL)
+        killed_s = time.monotonic()
+        for client in clients:
+            with pytest.raises((ResponseError, UnavailableError)):
+                drain(client)
+        assert time.monotonic() - killed_s < KILLED_S
