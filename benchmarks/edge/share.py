@@ -1,7 +1,7 @@
 """What serving takes of an engine: `python -m benchmarks.edge.share --engine_dir DIR`.
 
-Rounds of the same greedy requests, in process (an executor and nothing else) and through a server with a client that only
-counts, in turn. Prints tokens per second and CPU us per token, the client's apart, and served over in process.
+Rounds of the same greedy requests, in process (an executor and nothing else) and through a server with a client that
+only counts, in turn. Prints tokens per second and CPU us per token, the client's apart, and served over in process.
 """
 
 from __future__ import annotations
