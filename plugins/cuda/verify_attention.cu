@@ -10,6 +10,8 @@
 // and the one gridDim.x further, until there are none. The positions of long contexts are cut into chunks: then a block
 // writes a normalised partial result and its log2 sum into the workspace, and verify_attention_combine merges them.
 //
+// A window below 0 hides the first position from all rows but its own: an EAGLE-3 head runs it without a hidden row.
+//
 // FASER_HEAD_DIM=H compiles a single head size.
 //
 // 64 rows of 256 values are more than the registers hold; there and where spills are allowed below, a few addresses are
@@ -129,7 +131,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
   // Every row of the warp sees [all_from, all_to) without a mask.
   const int warp_first = (first_packed + row_warp * 16) / group;
   const int warp_last = clamp(first_packed + row_warp * 16 + 15, 0, num_packed - 1) / group;
-  const int all_to = past + warp_first + 1, all_from = args.window > 0 ? past + warp_last + 1 - args.window : 0;
+  const int all_to = past + warp_first + 1;
+  const int all_from = args.window > 0 ? past + warp_last + 1 - args.window : args.window < 0 ? 1 : 0;
   const int none_from = past + warp_last + 1;
 
   for (int t = 0; t < num_tiles; t++) {
@@ -158,7 +161,8 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
           for (int i = 0; i < 4; i++) {
             const int position = first + 8 * n + 2 * (lane % 4) + i % 2, last = limit[i / 2];
             const bool in_window = args.window <= 0 || position > last - args.window;
-            if (position > last || position >= kv_end || !in_window) score[n][i] = -INFINITY;
+            const bool is_first = args.window < 0 && position == 0 && last > 0;
+            if (position > last || position >= kv_end || !in_window || is_first) score[n][i] = -INFINITY;
           }
         }
       }

@@ -21,6 +21,8 @@ from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
 if TYPE_CHECKING:
     from torch import Tensor
 
+BUT_FIRST = -1
+"""In place of a window: rows see all positions but the first, which only its own row sees."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
 TILE_ROWS = (16, 64)
 SPLIT_TOKENS = 512  # positions of a chunk of a long context; fixed, so that a row's sums do not depend on its batch
@@ -34,7 +36,7 @@ COMBINE_THREADS = 32 * _COMBINE_WARPS
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Sizes of one launch. window: number of positions a row sees, including its own; 0: all."""
+    """Sizes of one launch. window: number of positions a row sees, including its own; 0: all, or BUT_FIRST."""
 
     num_rows: int
     batch_size: int
@@ -261,6 +263,8 @@ def verify_attention_reference(
         seen = places <= limits[:, None]
         if window > 0:
             seen &= places > limits[:, None] - window
+        elif window == BUT_FIRST:
+            seen[:, 0] &= limits == 0
         scores = torch.einsum("rhd,phd->hrp", q[rows.start : rows.stop].float(), keys) * scale
         weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
         weights = torch.where(seen.any(-1)[None, :, None], weights, torch.zeros_like(weights))
@@ -297,8 +301,8 @@ def shape_of(
         raise InvalidArgumentError(f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, {num_kv_heads}")
     if tokens_per_block == 0:
         raise InvalidArgumentError("tokens_per_block is 0; it must be at least 1")
-    if window < 0:
-        raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none)")
+    if window < BUT_FIRST:
+        raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none), or {BUT_FIRST}")
     dtype, kv_dtype = type_name("q", q), type_name("k_cache", k_cache)
     if not any_shape and dtype not in ("bf16", "fp16"):
         raise InvalidArgumentError(f"q has type {dtype}; the kernels have bf16 and fp16")

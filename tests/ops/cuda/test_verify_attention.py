@@ -35,7 +35,10 @@ def dense(case: PagedCase, window: int = 0) -> torch.Tensor:
         first, end = case.cu_q_lens[b].item(), case.cu_q_lens[b + 1].item()
         for row in range(first, end):
             last = kv_len - (end - row)
-            places = range(max(0, last - window + 1) if window else 0, last + 1)
+            first_place = max(0, last - window + 1) if window > 0 else 0
+            if window == op.BUT_FIRST:
+                first_place = min(last, 1)
+            places = range(first_place, last + 1)
             for head in range(case.q.shape[1]):
                 at = [
                     (int(case.block_table[b, p // tokens_per_block]), head // group, p % tokens_per_block)
@@ -82,7 +85,7 @@ def split_batch(batch: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 @settings(max_examples=examples(15))
-@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from([0, 0, 1, 9]))
+@given(batches(), st.integers(0, 2**31), st.sampled_from([1, 7, 16]), st.sampled_from([0, 0, 1, 9, op.BUT_FIRST]))
 def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window):
     generator = torch.Generator().manual_seed(seed)
     case = paged_case(
@@ -125,7 +128,7 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
     split_tokens=st.sampled_from([NEVER, 64, 64, 128]),
     max_slots=st.sampled_from([None, None, 0, 1, 7]),
     num_sms=st.sampled_from([1, 50]),
-    window=st.sampled_from([0, 0, 1, 33, 1000]),
+    window=st.sampled_from([0, 0, 1, 33, 1000, op.BUT_FIRST, op.BUT_FIRST]),
     order=st.integers(0, 9),
     spread=st.sampled_from([0.0, 1.0, 30.0]),
 )
@@ -331,7 +334,7 @@ def test_wrong_arguments_are_named():
         ("tile_rows is 32", {}, {"tile_rows": 32}),
         ("split_tokens is 96", {}, {"split_tokens": 96}),
         ("max_slots is 1000000; it must be 0 to 64527", {}, {"max_slots": 1_000_000}),
-        ("window is -1", {}, {"window": -1}),
+        ("window is -2", {}, {"window": -2}),
         ("workspace holds 0 bytes; 2 slots need", {}, {"max_slots": 2}),
     ]
     for message, tensors, options in wrong:
