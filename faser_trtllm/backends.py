@@ -32,6 +32,8 @@ class Backend:
     has_integer_weights: bool = False  # quantization int8 and int4, when engines are built
     has_fp8: bool = False  # quantization fp8, when engines are opened
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
+    has_eagle3: bool = False  # drafts with an EAGLE-3 head
+    has_medusa: bool = False  # drafts with Medusa heads
     can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
 
 
@@ -44,6 +46,8 @@ BACKENDS = (
         dtypes=("bfloat16",),
         on_cpu=True,
         has_integer_weights=True,
+        has_eagle3=True,
+        has_medusa=True,
     ),
     Backend(
         "cuda",
@@ -52,6 +56,7 @@ BACKENDS = (
         draft_opener="faser_trtllm.engine.cuda.open:open_draft",
         dtypes=("bfloat16", "float16"),
         has_fp8=True,
+        has_eagle3=True,
     ),
     Backend(
         "tensorrt_rtx",

@@ -8,12 +8,13 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from faser_trtllm import __version__
-from faser_trtllm.backends import find_backend
+from faser_trtllm.backends import find_backend, names_with
 from faser_trtllm.builder.backend import EngineBuilder, Progress
 from faser_trtllm.builder.engine_config import engine_config
 from faser_trtllm.builder.engine_dir import (
@@ -102,10 +103,14 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
 
 
 def _check_head(options: BuildOptions, sources: list[Source]) -> None:
-    if sources[-1].head is not None and not find_backend(options.backend).on_cpu:
+    head = sources[-1].head
+    if head is None:
+        return
+    has_head = attrgetter("has_medusa" if isinstance(head, MedusaHeads) else "has_eagle3")
+    if not has_head(find_backend(options.backend)):
         raise InvalidArgumentError(
-            f"the draft checkpoint {options.draft_checkpoint_dir} is {sources[-1].head}, backend {options.backend} "
-            "drafts with a draft model only; build with --backend cpu"
+            f"the draft checkpoint {options.draft_checkpoint_dir} is {head}, which backend {options.backend} does not "
+            f"draft with; build with --backend {names_with(has_head)}"
         )
 
 

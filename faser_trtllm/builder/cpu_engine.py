@@ -44,14 +44,14 @@ class CpuBackend:
         entries: dict[str, Any] = {"engine_file_version": engine_file.VERSION}
         for source in sources:
             if source.head is not None:
-                kind, sizes = _head_json(source.head)
+                kind, sizes = head_json(source.head)
                 entries[kind] = {source.role: sizes}
         quantized = {source.role: self._quantization(source) for source in sources if source.role in self._schemes}
         return entries | ({"quantization": quantized} if quantized else {})
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
         quantized = {"quantization": self._quantization(source)} if source.role in self._schemes else {}
-        return quantized if source.head is None else dict([_head_json(source.head)])
+        return quantized if source.head is None else dict([head_json(source.head)])
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
         sizes = engine_file.tensor_sizes(_model(source, build_config), self._schemes.get(source.role))
@@ -113,11 +113,11 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     model = engine_model(source.config, build_config.max_seq_len)
     if source.head is None:
         return model
-    kind, sizes = _head_json(source.head)
+    kind, sizes = head_json(source.head)
     return model | ({"medusa": sizes, "tied": True} if kind == "medusa" else {"head": sizes})
 
 
-def _head_json(head: Eagle3Head | MedusaHeads) -> tuple[str, dict[str, Any]]:
+def head_json(head: Eagle3Head | MedusaHeads) -> tuple[str, dict[str, Any]]:
     """Which kind of head it is, and its object in an engine file's header."""
     if isinstance(head, MedusaHeads):
         return "medusa", {"num_heads": head.config.num_heads, "num_layers": head.config.num_layers}

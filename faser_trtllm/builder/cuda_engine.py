@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.builder.backend import Progress
-from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_model
+from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_model, head_json
 from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_shapes, write_cuda_file
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
-from faser_trtllm.builder.source import Source
+from faser_trtllm.builder.source import Eagle3Head, Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
@@ -40,17 +40,22 @@ class CudaBackend:
                     f"head_dim is {source.config.head_dim} in the {source.role} checkpoint, the CUDA kernels have "
                     f"{', '.join(map(str, HEAD_DIMS))}; use --backend cpu or another checkpoint"
                 )
-        return {"engine_file_version": VERSION}
+        entries: dict[str, Any] = {"engine_file_version": VERSION}
+        for source in sources:
+            if source.head is not None:
+                kind, sizes = head_json(source.head)
+                entries[kind] = {source.role: sizes}
+        return entries
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
-        return {}
+        return {} if source.head is None else dict([head_json(source.head)])
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
-        return num_bytes(_sizes(source.config, build_config), self._dtype)
+        return num_bytes(_sizes(source, build_config), self._dtype)
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
-        model = _sizes(source.config, build_config)
-        tensors = _Tensors(source.config, source.weights, self._dtype)
+        model = _sizes(source, build_config)
+        tensors = _Tensors(source, self._dtype)
         total = len(tensor_shapes(model))
         done = 0
 
@@ -69,21 +74,27 @@ def open_builder(options: BuildOptions) -> CudaBackend:
     return CudaBackend(options.dtype)
 
 
-def _sizes(config: ModelConfig, build_config: BuildConfig) -> dict[str, Any]:
-    return engine_model(config, build_config.max_seq_len) | {
+def _sizes(source: Source, build_config: BuildConfig) -> dict[str, Any]:
+    config, head = source.config, source.head
+    sizes = engine_model(config, build_config.max_seq_len) | {
         "qkv_bias": config.qkv_bias,
         "o_bias": config.o_bias,
         "mlp_bias": config.mlp_bias,
         "qk_norm": config.qk_norm,
     }
+    if isinstance(head, Eagle3Head):
+        own = {"fc_bias": head.config.fc_bias, "target_ids": head.target_ids is not None}
+        sizes["head"] = head_json(head)[1] | own
+    return sizes
 
 
 class _Tensors:
     """The file's tensors, made from those of a checkpoint."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: str) -> None:
-        self._config = config
-        self._weights = weights
+    def __init__(self, source: Source, dtype: str) -> None:
+        self._config: ModelConfig = source.config
+        self._weights: Weights = source.weights
+        self._head = source.head if isinstance(source.head, Eagle3Head) else None
         self._dtype = dtype
 
     def maker(self, name: str) -> Callable[[], Array]:
@@ -93,6 +104,9 @@ class _Tensors:
         config = self._config
         if name == "rope_inv_freq":
             return rope_frequencies(config.rope, config.head_dim)[0]
+        if name == "head.target_ids":
+            assert self._head is not None, "tensor_shapes() names it for heads"
+            return np.asarray(self._head.target_ids, np.int64)
         return np.concatenate([self._tensor(*part) for part in self._parts(name)])
 
     def _parts(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -105,6 +119,13 @@ class _Tensors:
             "lm_head": ("lm_head.weight", (vocab, hidden)),
             "final_norm": ("model.norm.weight", (hidden,)),
         }
+        width = hidden
+        if self._head is not None:
+            width, head = 2 * hidden, self._head.config
+            whole["lm_head"] = ("lm_head.weight", (head.draft_vocab_size, hidden))
+            whole["head.fc"], whole["head.fc_bias"] = ("fc.weight", (hidden, head.num_features)), ("fc.bias", (hidden,))
+            whole["head.input_norm"] = ("model.layers.0.input_layernorm.weight", (hidden,))
+            whole["head.hidden_norm"] = ("model.layers.0.hidden_norm.weight", (hidden,))
         if name in whole:
             yield whole[name]
             return
@@ -125,7 +146,7 @@ class _Tensors:
             "gate_up": (("mlp.gate_proj", inner), ("mlp.up_proj", inner)),
             "down": (("mlp.down_proj", hidden),),
         }
-        widths = {"qkv": hidden, "o": q_size, "gate_up": hidden, "down": inner}
+        widths = {"qkv": width, "o": q_size, "gate_up": hidden, "down": inner}
         linear, is_bias = part.removesuffix("_bias"), part.endswith("_bias")
         for source, size in linears[linear]:
             yield f"{layer}.{source}.{'bias' if is_bias else 'weight'}", (size,) if is_bias else (size, widths[linear])

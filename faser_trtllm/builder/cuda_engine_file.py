@@ -21,8 +21,9 @@ import numpy.typing as npt
 from faser_trtllm.errors import EngineFileError, reason_of
 
 VERSION = 1
-TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"}
+ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
+_OWN_TYPES = {"rope_inv_freq": "float32", "head.target_ids": "int64"}
 _ALIGNMENT = 4096
 _MAX_HEADER_BYTES = 64 << 20
 
@@ -31,7 +32,12 @@ Shape = tuple[int, ...]
 
 
 def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
-    """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is always fp32."""
+    """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is always fp32.
+
+    A model with the object `head` is an EAGLE-3 head: its qkv reads two rows of hidden_size, the normed embedding and
+    the normed hidden row, its LM head is over draft_vocab_size tokens, and head.target_ids are int64.
+    """
+    head: Mapping[str, Any] | None = model.get("head")
     hidden, head_dim, vocab, inner = (
         model[name] for name in ("hidden_size", "head_dim", "vocab_size", "intermediate_size")
     )
@@ -39,7 +45,9 @@ def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
     qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
     shapes: dict[str, Shape] = {"rope_inv_freq": (head_dim // 2,), "embedding": (vocab, hidden)}
     for i in range(model["num_layers"]):
-        layer: dict[str, Shape] = {"input_norm": (hidden,), "qkv": (qkv_size, hidden)}
+        layer: dict[str, Shape] = {"qkv": (qkv_size, 2 * hidden)}
+        if head is None:
+            layer = {"input_norm": (hidden,), "qkv": (qkv_size, hidden)}
         if model["qkv_bias"]:
             layer["qkv_bias"] = (qkv_size,)
         if model["qk_norm"]:
@@ -56,13 +64,20 @@ def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
     shapes["final_norm"] = (hidden,)
     if not model["tied"]:
-        shapes["lm_head"] = (vocab, hidden)
+        shapes["lm_head"] = (vocab if head is None else head["draft_vocab_size"], hidden)
+    if head is not None:
+        shapes |= {"head.fc": (hidden, head["num_features"]), "head.input_norm": (hidden,)}
+        shapes["head.hidden_norm"] = (hidden,)
+        if head["fc_bias"]:
+            shapes["head.fc_bias"] = (hidden,)
+        if head["target_ids"]:
+            shapes["head.target_ids"] = (head["draft_vocab_size"],)
     return shapes
 
 
 def type_of(name: str, dtype: str) -> str:
     """The dtype of a tensor of an engine of this dtype."""
-    return "float32" if name == "rope_inv_freq" else dtype
+    return _OWN_TYPES.get(name, dtype)
 
 
 def num_bytes(model: Mapping[str, Any], dtype: str) -> int:

@@ -106,10 +106,11 @@ class EngineDir:
         if self.draft_config is None:
             return target
         pretrained, ours = self.draft_config["pretrained_config"], self.draft_config["faser"]
+        itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # a CPU's lanes may be fp32
         if "medusa" in ours:  # which have no KV
-            return target + 4 * int(pretrained["hidden_size"])
+            return target + itemsize * int(pretrained["hidden_size"])
         kept = ours.get("eagle3", {}).get("num_features", 0)
-        return target + _kv_bytes_per_token(pretrained) + 4 * int(kept)
+        return target + _kv_bytes_per_token(pretrained) + itemsize * int(kept)
 
 
 def check_sizes(path: Path, files: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head
 from tests.support.executor_harness import Collector
 from tests.support.medusa import make_medusa
+from tests.support.networks import load_trt
 
 SIZES = {"max_seq_len": 96, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": 5, "tokens_per_block": 16}
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], list(range(3, 50))]
@@ -113,13 +114,21 @@ def test_what_cannot_be_built_is_refused(tmp_path):
         "an EAGLE-3 head": make_head(tmp_path / "head", target),
         "Medusa heads": make_medusa(tmp_path / "medusa", target),
     }
+    with pytest.raises(InvalidArgumentError, match="is Medusa heads, which backend cuda does not draft with; build w"):
+        build_engines(BuildOptions(target, heads["Medusa heads"], tmp_path / "a", backend="cuda", **SIZES))
     for kind, head in heads.items():
-        with pytest.raises(InvalidArgumentError, match=f"is {kind}, backend cuda drafts with a draft model only"):
-            build_engines(BuildOptions(target, head, tmp_path / "a", backend="cuda", dry_run=True, **SIZES))
         with pytest.raises(InvalidArgumentError, match=f"the draft is {kind}, which stays in bf16"):
             build_engines(BuildOptions(target, head, tmp_path / "a", draft_quantization="int8", **SIZES))
     with pytest.raises(InvalidArgumentError, match="eagle3_layers is 1,2, but the draft checkpoint is no EAGLE-3 head"):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
+
+
+def test_tensorrt_does_not_draft_with_heads(tmp_path):
+    load_trt()
+    target = make_checkpoint(tmp_path / "target", num_layers=3)
+    head = make_head(tmp_path / "head", target)
+    with pytest.raises(InvalidArgumentError, match="does not draft with; build with --backend cpu or cuda"):
+        build_engines(BuildOptions(target, head, tmp_path / "a", backend="tensorrt_rtx", **SIZES))
 
 
 def test_other_layers_are_another_build(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
@@ -13,22 +11,11 @@ import pytest
 
 from tests.support.checkpoints import make_pair
 from tests.support.networks import load_trt
+from tests.virtual_gpu.commands import run_faser
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 load_trt()
 LIMITS = ("--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "128", "--max_draft_len", "2")
-
-
-def _faser(*arguments: str) -> str:
-    """What a command prints; it must succeed."""
-    from faser_trtllm.cli import main
-
-    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["faser", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-    assert not end.value.code
-    return out.getvalue()
 
 
 @pytest.mark.parametrize("backend", ["cuda", "tensorrt", "tensorrt_rtx"])
@@ -39,14 +26,14 @@ def test_build_check_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backen
     directory = str(tmp_path / "engines")
     has_profile = backend == "tensorrt"
     options = ("--backend", backend, "--exit_layers", "1", *LIMITS, *([] if has_profile else ["--no_profile"]))
-    gpu.run(_faser, "build", *models, "--output_dir", directory, *options)
-    assert gpu.run(_faser, "check", "--engine_dir", directory).startswith("ok: every file has")
+    gpu.run(run_faser, "build", *models, "--output_dir", directory, *options)
+    assert gpu.run(run_faser, "check", "--engine_dir", directory).startswith("ok: every file has")
     if has_profile:
         profile = json.loads((tmp_path / "engines" / "profile.json").read_text())
         assert profile["fingerprint"]["cpu_model"] == "virtual GPU"
     generate = ("generate", "--engine_dir", directory, "--prompt", "The", "--max_tokens", "8", "--temperature", "0")
     alone, drafted = (
-        gpu.run(_faser, *generate, "--speculation", speculation)
+        gpu.run(run_faser, *generate, "--speculation", speculation)
         for speculation in ("off", "price:prune=on" if has_profile else "fixed:2")
     )
     assert alone.strip()

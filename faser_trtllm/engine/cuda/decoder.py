@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
-from faser_trtllm.engine.gpu.batch import DeviceBatch
+from faser_trtllm.engine.gpu.batch import DeviceBatch, TokenRows
 from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
@@ -32,16 +33,30 @@ class TorchDecoder:
     has_prune_plan = False
 
     def __init__(
-        self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, partition: GpuPartition
+        self,
+        weights: DeviceWeights,
+        ops: Ops,
+        spec: EngineSpec,
+        runtime: Runtime,
+        partition: GpuPartition,
+        hidden_rows: HiddenRows | None = None,
     ) -> None:
+        """hidden_rows: kept for a head by every pass."""
         runtime.wait()  # weights may come from the default stream, which other streams do not wait for
         with runtime.on(partition):
-            self._allocate(weights, ops, spec, runtime)
+            self._allocate(weights, ops, spec, runtime, None if hidden_rows is None else hidden_rows.own_rows)
+        self._hidden_rows = hidden_rows
 
-    def _allocate(self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime) -> None:
+    @property
+    def is_read(self) -> bool:
+        return self._hidden_rows is not None
+
+    def _allocate(
+        self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
+    ) -> None:
         import torch
 
-        self.batch = DeviceBatch(runtime, spec)
+        self.batch = DeviceBatch(runtime, spec, token_rows=token_rows)
         self._segments = spec.segments
 
         sizes = weights.sizes
@@ -49,6 +64,7 @@ class TorchDecoder:
         self._ops = ops
         self._num_heads, self._num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         self._head_dim, self._eps = sizes["head_dim"], sizes["rms_norm_eps"]
+        self._window: int = sizes["sliding_window"]
         device, dtype = weights.embedding.device, weights.embedding.dtype
         heads = (spec.max_num_tokens, self._num_heads, self._head_dim)
         self._hidden = torch.zeros((spec.max_num_tokens, sizes["hidden_size"]), dtype=dtype, device=device)
@@ -75,11 +91,17 @@ class TorchDecoder:
         if first == 0:
             torch.index_select(self.weights.embedding, 0, self.batch.token_ids[:rows], out=hidden)
         for index in range(self._segments[first], self._segments[last]):
+            self._keep(index, hidden)
             self._layer(self.weights.layers[index], self.cache[index], hidden, bounds)
+        if last == len(self._segments) - 1:
+            self._keep(self._segments[last], hidden)
         if logits is not None:
             kept = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
             x = self._ops.rms_norm(kept, self.weights.final_norm, self._eps)
             self._ops.logits(x, self.weights.lm_head, logits)
+
+    def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
+        self.run(rows, 0, len(self._segments) - 1, bounds, logits)
 
     def hidden(self, segment: int) -> Tensor:
         return self._hidden
@@ -92,14 +114,24 @@ class TorchDecoder:
         raise NotImplementedError("the cuda backend prunes kernel by kernel")
 
     def close(self) -> None:
-        del self.batch, self.weights, self._hidden, self.cache, self._q, self._attended
+        del self.batch, self.weights, self._hidden, self.cache, self._q, self._attended, self._hidden_rows
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        if self._hidden_rows is not None:
+            self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
     def _layer(self, layer: LayerWeights, cache: Tensor, hidden: Tensor, bounds: Bounds) -> None:
+        qkv = self._ops.linear(hidden, layer.qkv)
+        norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
+        self._finish_layer(layer, cache, qkv, norm, hidden, bounds)
+
+    def _finish_layer(
+        self, layer: LayerWeights, cache: Tensor, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
+    ) -> None:
+        """The layer behind its first product; hidden is the residual."""
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         q, attended = self._q[:rows], self._attended[:rows]
-        qkv = ops.linear(hidden, layer.qkv)
         where = (batch.positions[:rows], batch.cu_q_lens, batch.block_table, batch.kv_lens)
-        norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
         ops.append_kv(qkv, self._cos, self._sin, *where, q, cache[0], cache[1], norm)
         ops.verify_attention(
             q,
@@ -109,7 +141,7 @@ class TorchDecoder:
             batch.cu_q_lens,
             batch.kv_lens,
             attended,
-            window=self.weights.sizes["sliding_window"],
+            window=self._window,
             max_query_rows=bounds.max_query_rows,
             max_kv_len=bounds.max_kv_len,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
+from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import DeviceWeights
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -23,13 +25,17 @@ def make_engine(
     *,
     draft_probs: DraftProbs | None = None,
     keep_logits: bool = False,
+    hidden_rows: HiddenRows | None = None,
 ) -> GpuEngine:
     """Over weights on the runtime's device, which the caller owns; options as GpuEngine has them.
+
+    hidden_rows: a target keeps them there, and a head reads them.
 
     Raises ConfigError for limits that the weights cannot meet.
     """
     if limits.tokens_per_block < 16 or limits.tokens_per_block % 16:
         raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
     spec = limits.spec(weights.sizes, segments)
-    decoder = TorchDecoder(weights, ops, spec, runtime, partition)
+    kind = TorchDecoder if weights.head is None else Eagle3Decoder
+    decoder = kind(weights, ops, spec, runtime, partition, hidden_rows)
     return GpuEngine(decoder, spec, ops, runtime, partition, limits, draft_probs=draft_probs, keep_logits=keep_logits)

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from faser_trtllm.config import Quantization
 from faser_trtllm.engine.gpu.device import CudaGpu, Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
+from faser_trtllm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
     from faser_trtllm.engine.gpu.engine import GpuEngine
     from faser_trtllm.engine.gpu.ops import Ops
     from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
@@ -38,16 +41,58 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
 
     weights = {role: weight_bytes(path, request.quantization) for role, path in request.paths.items()}
     request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes()))
-    return open_pair(request, gpu, stack, partial(_open, request, gpu, stack))
+    return open_pair(request, gpu, stack, partial(_open, request, gpu, stack, _hidden_rows(request, gpu)))
 
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
-    """As open_draft_alone."""
-    return open_draft_alone(request, gpu, partial(_open, request, gpu, stack))
+    """As open_draft_alone; ConfigError for a head, which drafts for no target but its own."""
+    if "eagle3" in (request.engines.draft_config or {}).get("faser", {}):
+        raise ConfigError(
+            f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
+            "model to draft for another system"
+        )
+    return open_draft_alone(request, gpu, partial(_open, request, gpu, stack, None))
+
+
+def _hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
+    """Memory for what a head reads of its target; None without a head. ConfigError for quantization that heads do not
+    have."""
+    import torch
+
+    from faser_trtllm.builder.cuda_engine_file import CudaFile
+    from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+
+    if not request.drafting:
+        return None
+    with CudaFile.open(request.engines.draft_path) as file:
+        head = file.model.get("head")
+    if head is None:
+        return None
+    if request.quantization is not Quantization.NONE:
+        raise ConfigError(
+            f"quantization is {request.quantization.value}, but {request.engines.path} drafts with an EAGLE-3 head, "
+            "which runs in the dtype it was built in; set quantization to none"
+        )
+    with CudaFile.open(request.engines.target_path) as file:
+        hidden_size, dtype = file.model["hidden_size"], gpu.weights_dtype or getattr(torch, file.dtype)
+    return HiddenRows(
+        gpu.make_runtime(),
+        head["layers"],
+        hidden_size,
+        dtype,
+        num_blocks=request.num_blocks,
+        tokens_per_block=request.limits.tokens_per_block,
+    )
 
 
 def _open(
-    request: OpenRequest, gpu: Gpu, stack: ExitStack, role: str, draft_probs: DraftProbs | None, keep_logits: bool
+    request: OpenRequest,
+    gpu: Gpu,
+    stack: ExitStack,
+    hidden_rows: HiddenRows | None,
+    role: str,
+    draft_probs: DraftProbs | None,
+    keep_logits: bool,
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda.engine import make_engine
@@ -62,6 +107,14 @@ def _open(
         segments = file.segments
     limits = GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None)
     engine = make_engine(
-        weights, segments, ops, runtime, gpu.whole, limits, draft_probs=draft_probs, keep_logits=keep_logits
+        weights,
+        segments,
+        ops,
+        runtime,
+        gpu.whole,
+        limits,
+        draft_probs=draft_probs,
+        keep_logits=keep_logits,
+        hidden_rows=hidden_rows,
     )
     return stack.enter_context(engine), ops

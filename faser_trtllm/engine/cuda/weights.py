@@ -41,8 +41,20 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """What an EAGLE-3 head has beside a layer: fc [hidden, num_features], norms [hidden] of the embedding and of fc's
+    product; target_ids int64 [draft_vocab_size]: tokens of the LM head's outputs, None: the same."""
+
+    fc: Tensor
+    input_norm: Tensor
+    hidden_norm: Tensor
+    fc_bias: Tensor | None = None
+    target_ids: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """sizes: the `model` object of the engine file. cos, sin: fp32 [max_seq_len, head_dim / 2]."""
+    """sizes: the `model` object of the engine file. cos, sin: fp32 [max_seq_len, head_dim / 2]. head: of one only."""
 
     sizes: Mapping[str, Any]
     embedding: Tensor
@@ -51,6 +63,7 @@ class DeviceWeights:
     lm_head: Tensor
     cos: Tensor
     sin: Tensor
+    head: HeadWeights | None = None
 
     @classmethod
     def load(
@@ -74,19 +87,20 @@ class DeviceWeights:
             data, shape, kind = file.bytes_of(name)
             # A bytearray, since torch warns about read-only memory; it lives until the copy is done.
             tensor = torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)).reshape(shape)
-            tensor = tensor.to(device) if name == "rope_inv_freq" else tensor.to(device, wanted)
+            tensor = tensor.to(device) if kind != file.dtype else tensor.to(device, wanted)
             if not name.startswith("layers."):
                 tensors[name] = tensor
                 continue
             _, index, part = name.split(".")
             layer = layers[int(index)]
-            if part in FOLDED_NORMS:
+            if FOLDED_NORMS.get(part) in layer:
                 tensor.mul_(layer.pop(FOLDED_NORMS[part]))  # the file has it before the matrix
             if part in MATRICES and quantization is Quantization.FP8:
                 check_matrix(name, shape, file.dtype)
                 layer[part] = quantize_rows(tensor)
             else:
                 layer[part] = tensor
+        own = {name.removeprefix("head."): tensor for name, tensor in tensors.items() if name.startswith("head.")}
         # Computed on the host like the CPU engine's tables: a GPU's cos and sin differ in the last bits.
         positions = torch.arange(sizes["max_seq_len"], dtype=torch.float32)
         angles = torch.outer(positions, tensors["rope_inv_freq"].cpu())
@@ -99,6 +113,7 @@ class DeviceWeights:
             tensors.get("lm_head", tensors["embedding"]),
             (angles.cos() * factor).to(device),
             (angles.sin() * factor).to(device),
+            HeadWeights(**own) if own else None,
         )
 
     @property
@@ -106,8 +121,9 @@ class DeviceWeights:
         """Bytes of device memory of the weights; a tied embedding counts once."""
         own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.lm_head is self.embedding else [self.lm_head]
-        for layer in self.layers:
-            own += [tensor for name in LayerWeights.__slots__ if (tensor := getattr(layer, name)) is not None]
+        parts: list[LayerWeights | HeadWeights] = [*self.layers, *([] if self.head is None else [self.head])]
+        for part in parts:
+            own += [tensor for name in part.__slots__ if (tensor := getattr(part, name)) is not None]
         return sum(
             held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
         )

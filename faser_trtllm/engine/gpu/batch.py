@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.builder.network.inputs import plugin_inputs
 from faser_trtllm.core.batch import Int32Array, RaggedBatch
@@ -44,6 +46,10 @@ class PassInputs(Protocol):
         """Set up a draft step of n requests, on the device, as ops/cuda/take_step.py has it."""
 
 
+TokenRows = Callable[[RaggedBatch, npt.NDArray[np.int64]], None]
+"""Writes, for each row of a batch and then for dummies, which row of a memory by token is its own."""
+
+
 class DeviceBatch:
     """The int32 inputs of a pass: cu_q_lens [max_batch_size + 1], kv_lens [max_batch_size], block_table
     [max_batch_size, max_blocks_per_seq], token_ids, positions and logit_rows [max_num_tokens].
@@ -53,17 +59,29 @@ class DeviceBatch:
 
     row_of: Int32Array | None = None
 
-    def __init__(self, runtime: Runtime, spec: EngineSpec, max_blocks_per_seq: int | None = None) -> None:
-        """max_blocks_per_seq: columns of the block table; default: what max_seq_len needs."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        spec: EngineSpec,
+        max_blocks_per_seq: int | None = None,
+        token_rows: TokenRows | None = None,
+    ) -> None:
+        """max_blocks_per_seq: columns of the block table; default: what max_seq_len needs. token_rows: fills
+        self.token_rows, int64 [max_num_tokens], with an upload."""
+        import torch
+
         batch, rows = spec.max_batch_size, spec.max_num_tokens
         self._spec = spec
+        self._token_rows = token_rows
         self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
-        sizes = (batch + 1, batch, batch * self.max_blocks_per_seq, rows, rows, rows)
+        num_kept = 0 if token_rows is None else rows
+        sizes = (batch + 1, batch, batch * self.max_blocks_per_seq, rows, rows, rows, 2 * num_kept)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows = views
+        self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows, kept = views
+        self.token_rows = kept.view(torch.int64)
         self.block_table = table.view(batch, self.max_blocks_per_seq)
         self._step_inputs = StepInputs(
             self.token_ids, self.positions, self.logit_rows, self.kv_lens, self.cu_q_lens, self.block_table
@@ -77,7 +95,7 @@ class DeviceBatch:
         inputs = plugin_inputs(batch, self._spec.max_seq_len).arrays
         filled = self._staging.fill()
         sections = [filled[start : start + size] for start, size in self._sections]
-        cu_q_lens, kv_lens, table, token_ids, positions, logit_rows = sections
+        cu_q_lens, kv_lens, table, token_ids, positions, logit_rows, kept = sections
         n, num_rows = batch.num_requests, batch.num_rows
         cu_q_lens[: n + 1] = inputs["cu_q_lens"]
         cu_q_lens[n + 1 :] = num_rows
@@ -90,6 +108,8 @@ class DeviceBatch:
             section[num_rows:] = 0
         logit_rows[: batch.logit_rows.size] = batch.logit_rows
         logit_rows[batch.logit_rows.size :] = 0
+        if self._token_rows is not None:
+            self._token_rows(batch, kept.view(np.int64))
         self._staging.send(self._staging.size)
 
     def take_step(self, ops: Ops, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor) -> None:

@@ -50,6 +50,14 @@ class Decoder(Protocol):
         logits: fp32 [n, vocab_size], filled for the first n of batch.logit_rows; only behind the last segment.
         """
 
+    def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
+        """A whole pass of one row per request behind the last pass, with logits of each; a head goes on from its own
+        output of the request's row before."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a head reads what the passes keep of their hidden rows."""
+
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
         """LM head scores behind a segment that left num_hidden rows -> out fp32 [n, num_candidates].
 

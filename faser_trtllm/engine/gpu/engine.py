@@ -212,7 +212,10 @@ class GpuEngine(HostPruning):
 
     def run_step(self, rows: int) -> None:
         """A draft step over the batch on the device, by the graph of such a pass if there is one."""
-        if not self.graphs.replay(self._key(WHOLE_PASS, rows, self._decoder.query_rows(1, rows))):
+        key = ("step", rows, self.partition.name)
+        if not self._spec.is_head:
+            key = self._key(WHOLE_PASS, rows, self._decoder.query_rows(1, rows))
+        if not self.graphs.replay(key):
             self._step(rows)
 
     def host_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
@@ -283,6 +286,8 @@ class GpuEngine(HostPruning):
                 self._run_part(part, rows, rows if is_padded else num_logits, Bounds(widest, longest))
             if has_logits:
                 self._ended = self.runtime.now()
+                if not num_logits and self._decoder.is_read:
+                    self.runtime.wait()  # nobody reads its logits, so nothing else tells the head's stream when it ends
 
     def _run_part(self, part: int, rows: int, num_logits: int, bounds: Bounds) -> None:
         num_segments = len(self._spec.segments) - 1
@@ -292,7 +297,7 @@ class GpuEngine(HostPruning):
 
     def _step(self, rows: int) -> None:
         """A draft step: a whole pass with one row per request over the batch on the device."""
-        self._run_part(WHOLE_PASS, rows, rows, Bounds(1, self._spec.max_seq_len))
+        self._decoder.step(rows, Bounds(1, self._spec.max_seq_len), self._logits[:rows])
 
     def _work(self, part: int, rows: int, query_rows: int) -> Callable[[], None]:
         bounds = Bounds(query_rows, self._spec.max_seq_len)

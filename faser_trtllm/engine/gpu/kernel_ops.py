@@ -97,7 +97,7 @@ class KernelOps(TorchOps):
         q_rotated: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        norm: QkvNorm | None = None,
+        norm: QkvNorm | None,
     ) -> None:
         where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
         outputs = (q_rotated, k_cache, v_cache)

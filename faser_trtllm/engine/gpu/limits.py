@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.engine.base import EngineSpec
@@ -44,7 +45,7 @@ class GpuLimits:
             max_draft_len=limits.max_draft_len if has_drafts else 0,
         )
 
-    def spec(self, sizes: Mapping[str, int], segments: tuple[int, ...]) -> EngineSpec:
+    def spec(self, sizes: Mapping[str, Any], segments: tuple[int, ...]) -> EngineSpec:
         """Of a model with these sizes (vocab_size, num_layers, max_seq_len); ConfigError for limits that it cannot
         meet."""
         for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
@@ -61,4 +62,5 @@ class GpuLimits:
             max_num_tokens=self.max_num_tokens,
             max_batch_size=self.max_batch_size,
             segments=segments,
+            is_head="head" in sizes,
         )

@@ -46,7 +46,7 @@ class Ops(Protocol):
         q_rotated: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        norm: QkvNorm,
+        norm: QkvNorm | None,
     ) -> None:
         """ops/cuda/append_kv.py."""
 

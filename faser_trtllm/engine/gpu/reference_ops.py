@@ -62,7 +62,7 @@ class ReferenceOps(TorchOps):
         q_rotated: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        norm: QkvNorm,
+        norm: QkvNorm | None,
     ) -> None:
         where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
         append_kv.append_kv_reference(qkv, *where, q_rotated, k_cache, v_cache, norm=norm)

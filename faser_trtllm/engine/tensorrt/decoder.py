@@ -36,6 +36,7 @@ class PlanDecoder:
     """
 
     has_fixed_shapes = True
+    is_read = False
 
     def __init__(
         self,
@@ -97,6 +98,9 @@ class PlanDecoder:
             self._plans.run(segment, shape, stream, lambda number=segment: self._bound(number, number, shape))  # type: ignore[misc]
         if logits is not None:
             logits.copy_(self._tensors["logits"][: logits.shape[0]])
+
+    def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
+        self.run(rows, 0, len(self._file.segments), bounds, logits)
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
         n, width = candidates.shape

@@ -15,6 +15,7 @@ from faser_trtllm.ops.cuda.append_kv import normed_qkv
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.kv_cache import kv_values
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
 
 
 class ExactOps(ReferenceOps):
@@ -45,7 +46,8 @@ class ExactOps(ReferenceOps):
     def append_kv(self, qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache, norm):
         num_rows, num_heads, head_dim = q_rotated.shape
         num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
-        heads = normed_qkv(qkv.double(), num_heads, num_kv_heads, norm).view(num_rows, -1, head_dim)
+        values = qkv.double() if norm is None else normed_qkv(qkv.double(), num_heads, num_kv_heads, norm)
+        heads = values.view(num_rows, -1, head_dim)
         angles = positions.long().clamp(0, cos.shape[0] - 1)
         c, s = cos[angles][:, None].double(), sin[angles][:, None].double()
         low, high = heads.chunk(2, -1)
@@ -79,7 +81,9 @@ class ExactOps(ReferenceOps):
             limits = kv_len - (end - begin) + torch.arange(end - begin)
             places = torch.arange(kv_len)
             seen = places <= limits[:, None]
-            if window:
+            if window == BUT_FIRST:
+                seen[:, 0] &= limits == 0
+            elif window:
                 seen &= places > limits[:, None] - window
             scores = torch.einsum("rhd,phd->hrp", q[begin:end].double(), keys) / math.sqrt(head_dim)
             weights = scores.masked_fill(~seen, -math.inf).softmax(-1)

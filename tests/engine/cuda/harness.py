@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.ops.cuda.emulation import emulated
-from tests.support.checkpoints import make_pair
+from tests.support.checkpoints import make_checkpoint, make_pair
 
 WHOLE = GpuPartition("whole", 1, 132)
 MAX_BATCH_SIZE = 6
@@ -58,6 +59,28 @@ def build_pair(
             dtype=dtype,
             exit_layers=exit_layers,
             max_seq_len=max_seq_len,
+        )
+    )
+    assert engines is not None
+    return engines
+
+
+def build_with_head(
+    directory: Path, make: Callable[..., Path], dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **head
+) -> EngineDir:
+    """A random target of four layers (directory/t) and a head that `make` writes (directory/h)."""
+    sizes = {"vocab_size": 320, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+    target = make_checkpoint(directory / "t", **sizes)
+    limits = {"max_seq_len": 128, "max_batch_size": 4, "max_num_tokens": 128, "max_draft_len": 5}
+    engines = build_engines(
+        BuildOptions(
+            target,
+            make(directory / "h", target, **head),
+            directory / "e",
+            backend="cuda",
+            dtype=dtype,
+            exit_layers=exit_layers,
+            **limits,
         )
     )
     assert engines is not None

@@ -20,6 +20,7 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
+from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
 from faser_trtllm.engine.gpu.sampler.stop import StopRule
 from faser_trtllm.engine.gpu.sampler.table import has_edits
 from faser_trtllm.errors import InvalidArgumentError
@@ -82,7 +83,8 @@ class DraftLoop:
 
     The first pass is the caller's batch; the following steps have one row per drafting request: draw a token and run
     it. Graphs of 1, 2, 4, ... steps are captured, so that a draft of n tokens takes a few launches. With a stop rule
-    steps are launched one by one, and the host reads how many requests go on. If a request has penalties, bias, bad
+    steps are launched one by one, and the host reads how many requests go on. A head runs its pending drafts between
+    the first pass and the first draw (PendingSteps). If a request has penalties, bias, bad
     words or a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is tested.
     """
 
@@ -114,6 +116,7 @@ class DraftLoop:
         self._stop = StopRule(runtime, spec.max_batch_size, max_draft_len)
         self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
+        self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
         self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs.tensor)
 
     def capture(self, partition: str) -> None:
@@ -121,6 +124,8 @@ class DraftLoop:
         sizes = [size for size in self._buckets.sizes() if size < self._spec.max_batch_size]
         for size in (*sizes, self._size(self._spec.max_batch_size)):
             self._state.clear()
+            if self._pending is not None:
+                self._graphs.capture(("step", size, partition), lambda b=size: self._run_step(b))  # type: ignore[misc]
             self._graphs.capture(("draw", size, partition), lambda b=size: self._draw(b))  # type: ignore[misc]
             for count in _powers(self.max_draft_len - 1):
                 self._state.clear()
@@ -136,7 +141,8 @@ class DraftLoop:
         known = (num_tokens + num_drafts)[:n].astype(np.int32)
         wanted = draft_batch.num_new_drafts[:n].astype(np.int32)
         active = np.flatnonzero(wanted > 0)
-        self._check(batch, active, known, num_drafts, wanted, max_draft_len)
+        run = known if self._pending is None else num_tokens[:n]
+        self._check(batch, active, run, num_drafts, wanted, max_draft_len)
         rows = (batch.cu_rows[1:] - 1)[active].astype(np.int32)
         first = RaggedBatch(batch.slots, batch.cu_rows, batch.token_ids, batch.positions, rows, batch.block_table)
         drafted: Int32Array = np.zeros(n, np.int32)
@@ -151,6 +157,11 @@ class DraftLoop:
                 entries = self._state.without_edits(call.entries)
             self._state.upload(entries, slots, call.known, call.wanted, batch.block_table[slots])
             self._upload_stop(call, draft_batch.stop)
+            if self._pending is not None:
+                size = self._size(slots.size)
+                for step in self._pending.upload(call.entries, call.known, call.pending):
+                    self._state.give_tokens(self._batch, self._ops, size, step)
+                    engine.run_step(size)
             if is_edited:
                 drafted[active] = self._edited_loop(engine, call, draft_batch.stop)
             else:
@@ -250,14 +261,16 @@ class DraftLoop:
         self,
         batch: RaggedBatch,
         active: npt.NDArray[np.intp],
-        known: Int32Array,
+        run: Int32Array,
         num_drafts: Int32Array,
         wanted: Int32Array,
         max_draft_len: int,
     ) -> None:
+        """run: tokens that the rows must reach."""
         last_rows = batch.cu_rows[1:][active] - 1
-        if (batch.positions[last_rows] != known[active] - 1).any():
-            raise InvalidArgumentError("a request that drafts must run the row of its last known token")
+        if (batch.positions[last_rows] != run[active] - 1).any():
+            last = "known" if self._pending is None else "committed"
+            raise InvalidArgumentError(f"a request that drafts must run the row of its last {last} token")
         if (num_drafts[active] + wanted[active] > max_draft_len).any():
             raise InvalidArgumentError(f"a request may have at most {max_draft_len} pending drafts")
 

@@ -102,6 +102,11 @@ class DraftState:
         draws = self.draws
         batch.take_step(ops, draws.newest[:size], draws.known[:size], draws.remaining[:size], self._block_table[:size])
 
+    def give_tokens(self, batch: PassInputs, ops: Ops, size: int, step: tuple[Tensor, Tensor, Tensor]) -> None:
+        """As give_to, of newest, known and remaining that are given."""
+        newest, known, remaining = (values[:size] for values in step)
+        batch.take_step(ops, newest, known, remaining, self._block_table[:size])
+
     def read(self, count: int, num_requests: int) -> tuple[Int32Array, npt.NDArray[np.float32], Int32Array]:
         """Tokens, margins [count, num_requests] and candidates [..., NUM_CANDIDATES] of the first steps; waits."""
         for host, output in zip(self._host, self._outputs, strict=True):

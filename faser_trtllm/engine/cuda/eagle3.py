@@ -1,0 +1,107 @@
+"""An EAGLE-3 head's one layer in device memory, over the hidden rows that its target keeps there.
+
+Its row of the token at position t takes the target's hidden rows of position t - 1, or, in a step, its own output of
+that position. Position 0 has no hidden row before it, so no other row sees it. As the CPU engine's
+(plugins/cpu/engine/draft_head.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.cuda.decoder import TorchDecoder
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.gpu.batch import TokenRows
+from faser_trtllm.engine.gpu.decoder import Bounds
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Eagle3Decoder(TorchDecoder):
+    """Decoder (engine/gpu/decoder.py) over a head's weights."""
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        ops: Ops,
+        spec: EngineSpec,
+        runtime: Runtime,
+        partition: GpuPartition,
+        hidden_rows: HiddenRows | None = None,
+    ) -> None:
+        """hidden_rows: the target's."""
+        assert hidden_rows is not None, "a head reads its target's hidden rows"
+        assert weights.head is not None, "these are no head's weights"
+        self._read, self._head = hidden_rows, weights.head
+        super().__init__(weights, ops, spec, runtime, partition)
+
+    def _allocate(
+        self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
+    ) -> None:
+        super()._allocate(weights, ops, spec, runtime, self._read.rows_before)
+        self._window = BUT_FIRST
+        self._takes_normed = bool(weights.sizes["head"]["norm_before_residual"])
+        self._outputs = self._hidden.new_zeros((spec.max_batch_size, self._hidden.shape[1]))
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+        kept = self._read.tensor.index_select(0, self.batch.token_rows[:rows])
+        self._run_layer(self._product(kept, self._head.fc, self._head.fc_bias), bounds)
+        if logits is not None:
+            outputs = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
+            num_kept = min(outputs.shape[0], self._outputs.shape[0])
+            self._outputs[:num_kept].copy_(outputs[:num_kept])
+            self._draft_logits(outputs, logits)
+
+    def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
+        """As Decoder.step; requests without a row keep their output, and their logits are made of it again."""
+        import torch
+
+        outputs = self._outputs[:rows]
+        self._run_layer(outputs, bounds)
+        has_row = (self.batch.kv_lens[:rows] > 0)[:, None]
+        outputs.copy_(torch.where(has_row, self._hidden[:rows], outputs))
+        self._draft_logits(outputs, logits)
+
+    def close(self) -> None:
+        super().close()
+        del self._read, self._head, self._outputs
+
+    def _run_layer(self, features: Tensor, bounds: Bounds) -> None:
+        """features [rows, hidden] -> the batch's hidden rows."""
+        import torch
+
+        ops, weights, rows = self._ops, self.weights, features.shape[0]
+        layer, hidden = weights.layers[0], self._hidden[:rows]
+        embedded = torch.index_select(weights.embedding, 0, self.batch.token_ids[:rows])
+        normed = ops.rms_norm(features, self._head.hidden_norm, self._eps)
+        x = torch.cat((ops.rms_norm(embedded, self._head.input_norm, self._eps), normed), -1)
+        hidden.copy_(normed if self._takes_normed else features)
+        qkv = self._product(x, layer.qkv, layer.qkv_bias)
+        self._finish_layer(layer, self.cache[0], qkv, None, hidden, bounds)
+
+    def _product(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
+        """Of x's dtype: whoever reads it norms nothing."""
+        found = self._ops.linear(x, weight).to(x.dtype)
+        return found if bias is None else found.add_(bias)
+
+    def _draft_logits(self, outputs: Tensor, logits: Tensor) -> None:
+        """Over the target's vocabulary: -inf for tokens that the head does not know."""
+        import torch
+
+        x, ids = self._ops.rms_norm(outputs, self.weights.final_norm, self._eps), self._head.target_ids
+        if ids is None:
+            self._ops.logits(x, self.weights.lm_head, logits)
+            return
+        drafted = torch.empty((x.shape[0], ids.shape[0]), dtype=torch.float32, device=x.device)
+        self._ops.logits(x, self.weights.lm_head, drafted)
+        logits.fill_(-math.inf)
+        logits.index_copy_(1, ids, drafted)

@@ -1,0 +1,69 @@
+"""The target's hidden rows of some layers, kept on the device for a draft head, by block and offset as KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.gpu.runtime import Runtime
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class HiddenRows:
+    """tensor [KV tokens + 2, layers * hidden_size] in the target's dtype: a row per token, then one that dummies write
+    to, and one of zeros.
+
+    A row holds the target's hidden row on entering each layer, in their order; the target's num_layers: on leaving the
+    last. The target's passes write it, the head's read it; both know a row's place when a batch is uploaded.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        layers: Sequence[int],
+        hidden_size: int,
+        dtype: torch.dtype,
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+    ) -> None:
+        """layers: ascending. hidden_size, dtype: the target's, whose KV blocks the head shares."""
+        import torch
+
+        self._layers = tuple(layers)
+        self._hidden_size = hidden_size
+        self._tokens_per_block = tokens_per_block
+        self._num_tokens = num_blocks * tokens_per_block
+        shape = (self._num_tokens + 2, len(self._layers) * hidden_size)
+        self.tensor = torch.zeros(shape, dtype=dtype, device=runtime.device)
+
+    def keep(self, layer: int, rows: Tensor, hidden: Tensor) -> None:
+        """Write hidden [n, hidden_size], which enters a layer, to `rows` int64 [n]; nothing for a layer not named."""
+        if layer in self._layers:
+            first = self._layers.index(layer) * self._hidden_size
+            self.tensor[:, first : first + self._hidden_size].index_copy_(0, rows, hidden)
+
+    def own_rows(self, batch: RaggedBatch, out: Int64Array) -> None:
+        """TokenRows (engine/gpu/batch.py) of the target: dummies have the spare row."""
+        out[batch.num_rows :] = self._num_tokens
+        out[: batch.num_rows] = self._rows(batch, batch.positions)
+
+    def rows_before(self, batch: RaggedBatch, out: Int64Array) -> None:
+        """TokenRows of the head: of the position before; zeros where there is none, and for dummies."""
+        out[batch.num_rows :] = self._num_tokens + 1
+        found = self._rows(batch, np.maximum(batch.positions - 1, 0))
+        out[: batch.num_rows] = np.where(batch.positions > 0, found, self._num_tokens + 1)
+
+    def _rows(self, batch: RaggedBatch, positions: npt.NDArray[np.int32]) -> Int64Array:
+        slots, size = np.repeat(batch.slots, np.diff(batch.cu_rows)), self._tokens_per_block
+        rows: Int64Array = batch.block_table[slots, positions // size].astype(np.int64) * size + positions % size
+        return rows
