@@ -77,7 +77,7 @@ def choose_max_slots(shape: AttentionShape, max_kv_len: int, split_tokens: int =
     if longest <= split_tokens:
         return 0
     chunks = -(-longest // split_tokens)
-    if shape.window:
+    if shape.window > 0:
         chunks = min(chunks, (shape.window + MAX_SPLIT_ROWS // shape.group) // split_tokens + 2)
     return min(shape.num_rows * chunks, MAX_WORKSPACE_BYTES // _slot_bytes(shape))
 
