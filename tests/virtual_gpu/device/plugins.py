@@ -58,7 +58,7 @@ def _append_kv(ops: KernelOps, qkv: Tensor, *inputs: Tensor) -> tuple[Tensor, Te
     k_cache, v_cache = inputs[-2:]
     num_heads = qkv.view(qkv.shape[0], -1, k_cache.shape[3]).shape[1] - 2 * k_cache.shape[1]
     q = torch.zeros((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype)
-    ops.append_kv(qkv, *inputs[:-2], q, k_cache, v_cache)
+    ops.append_kv(qkv, *inputs[:-2], q, k_cache, v_cache, None)
     return q, k_cache, v_cache
 
 
