@@ -241,7 +241,7 @@ def test_overlap_that_breaks_its_promise_is_given_up(twins_dir, mode):
     clock, collector = ManualClock(), Collector()
     config = ExecutorConfig(speculation="price:prune=off", num_threads=1)
     with open_simulation(twins_dir, config, costs, clock, believed=believed) as executor:
-        for part in range(2):
+        for part in range(3):  # each ends with batches of few requests, for which lanes are tried by themselves
             for i in range(150):
                 name = f"{part}-{i}"
                 executor.submit(name, [1 + i % 7, 2], SamplingParams(max_tokens=40), collector.sink(name))
@@ -252,4 +252,4 @@ def test_overlap_that_breaks_its_promise_is_given_up(twins_dir, mode):
             steps = after["num_steps"] - before["num_steps"]
             shares.append((after[f"num_steps_{mode}"] - before[f"num_steps_{mode}"]) / steps)
     assert shares[0] > 0.0, shares
-    assert shares[1] < 0.1, shares
+    assert shares[-1] < 0.1, shares
