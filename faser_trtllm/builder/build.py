@@ -186,7 +186,7 @@ def _write(
         directory.mkdir()
         backend.write_engine(directory / ENGINE_FILE, source, build_config, progress)
         extra = backend.engine_config(source, build_config)
-        config = engine_config(source, build_config, options.backend, options.dtype, options.expand, extra)
+        config = engine_config(source, build_config, options, extra)
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2))
         for name, entry in manifest["checkpoints"][source.role].items():
             entry["sha256"] = sha256_of(source.checkpoint.files[name])

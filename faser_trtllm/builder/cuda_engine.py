@@ -13,6 +13,7 @@ from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_mod
 from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_shapes, write_cuda_file
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
+from faser_trtllm.builder.shard import check_tp_size
 from faser_trtllm.builder.source import Eagle3Head, Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
@@ -24,8 +25,9 @@ from faser_trtllm.ops.cuda.verify_attention import HEAD_DIMS
 class CudaBackend:
     """EngineBuilder (builder/backend.py) of the cuda engine. Needs no GPU, no CUDA and no torch."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, tp_size: int = 1) -> None:
         self._dtype = dtype
+        self._tp_size = tp_size
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         size = wanted if wanted is not None else DEFAULT_TOKENS_PER_BLOCK
@@ -41,6 +43,9 @@ class CudaBackend:
                     f"{', '.join(map(str, HEAD_DIMS))}; use --backend cpu or another checkpoint"
                 )
         entries: dict[str, Any] = {"engine_file_version": VERSION}
+        if self._tp_size > 1:
+            check_tp_size(self._tp_size, sources[0].config)
+            entries["tp_size"] = self._tp_size
         for source in sources:
             if source.head is not None:
                 kind, sizes = head_json(source.head)
@@ -71,7 +76,7 @@ class CudaBackend:
 
 def open_builder(options: BuildOptions) -> CudaBackend:
     """The cuda backend's builder."""
-    return CudaBackend(options.dtype)
+    return CudaBackend(options.dtype, options.tp_size)
 
 
 def _sizes(source: Source, build_config: BuildConfig) -> dict[str, Any]:

@@ -7,19 +7,21 @@ from typing import Any
 
 from faser_trtllm import __version__
 from faser_trtllm.builder.engine_dir import BuildConfig
+from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.source import Source
 
 
 def engine_config(
-    source: Source, build_config: BuildConfig, backend: str, dtype: str, expand: int, extra: dict[str, Any]
+    source: Source, build_config: BuildConfig, options: BuildOptions, extra: dict[str, Any]
 ) -> dict[str, Any]:
     """extra: the backend's own entries under "faser"."""
-    config = source.config
+    config, is_target = source.config, source.role == "target"
+    tp_size = options.tp_size if is_target else 1
     return {
         "version": __version__,
         "pretrained_config": {
             "architecture": config.architecture,
-            "dtype": dtype,
+            "dtype": options.dtype,
             "logits_dtype": "float32",
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
@@ -38,7 +40,7 @@ def engine_config(
             "attn_bias": config.qkv_bias,
             "mlp_bias": config.mlp_bias,
             "share_embedding_table": config.tie_word_embeddings,
-            "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+            "mapping": {"world_size": tp_size, "tp_size": tp_size, "pp_size": 1},
         },
         "build_config": {
             "max_batch_size": build_config.max_batch_size,
@@ -52,9 +54,9 @@ def engine_config(
         },
         "faser": {
             "role": source.role,
-            "backend": backend,
+            "backend": options.backend,
             "segments": list(source.segments),
-            "expand": expand if source.role == "target" else 1,
+            "expand": options.expand if is_target else 1,
             "sliding_window": config.sliding_window,
         }
         | extra,

@@ -100,9 +100,15 @@ class EngineDir:
         return int(self.target_config["pretrained_config"]["vocab_size"])
 
     @property
+    def tp_size(self) -> int:
+        """Ranks that the target is split over, a GPU each."""
+        return int(self.target_config["pretrained_config"]["mapping"]["tp_size"])
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache per token, target and draft together, and of hidden rows that are kept for a head."""
-        target = _kv_bytes_per_token(self.target_config["pretrained_config"])
+        """Bytes of KV cache per token of rank 0, target and draft together, and of hidden rows that are kept for a
+        head."""
+        target = _kv_bytes_per_token(self.target_config["pretrained_config"]) // self.tp_size
         if self.draft_config is None:
             return target
         pretrained, ours = self.draft_config["pretrained_config"], self.draft_config["faser"]

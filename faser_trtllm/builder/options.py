@@ -24,7 +24,7 @@ class BuildOptions:
     EAGLE-3 head reads; default: as the head's config.json says. expand: times the target's layers (models/expand.py).
     compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
     quantization, draft_quantization: as Scheme.parse reads them, of the target's and of the draft's layers;
-    quantize_lm_head: of their LM heads too.
+    quantize_lm_head: of their LM heads too. tp_size: ranks that the target is split over, a GPU each.
     """
 
     checkpoint_dir: Path
@@ -45,6 +45,7 @@ class BuildOptions:
     quantization: str = "none"
     draft_quantization: str = "none"
     quantize_lm_head: bool = False
+    tp_size: int = 1
     dry_run: bool = False
     force: bool = False
 
@@ -84,9 +85,14 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.quantize_lm_head and not schemes:
         raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")
-    for name in ("max_batch_size", "max_num_tokens", "expand"):
+    for name in ("max_batch_size", "max_num_tokens", "expand", "tp_size"):
         if getattr(options, name) < 1:
             raise InvalidArgumentError(f"{name} is {getattr(options, name)}, it must be at least 1")
+    if options.tp_size > 1 and not backend.has_ranks:
+        raise InvalidArgumentError(
+            f"tp_size is {options.tp_size}, and only {names_with(lambda b: b.has_ranks)} engines are split over GPUs, "
+            f"not those of {options.backend}; leave it out or use --backend cuda"
+        )
     if options.max_num_tokens < options.max_batch_size:
         raise InvalidArgumentError(
             f"max_num_tokens is {options.max_num_tokens}, it must be at least max_batch_size "

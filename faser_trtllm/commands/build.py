@@ -101,6 +101,10 @@ def build(
             "--quantize_lm_head", help="quantize the LM heads too, and embeddings that are one matrix with them"
         ),
     ] = False,
+    tp_size: Annotated[
+        int,
+        typer.Option("--tp_size", help="GPUs that the target is split over, on the cuda backend; the draft is on one"),
+    ] = 1,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -148,6 +152,7 @@ def build(
         quantization=quantization,
         draft_quantization=draft_quantization,
         quantize_lm_head=quantize_lm_head,
+        tp_size=tp_size,
         dry_run=dry_run,
         force=force,
     )

@@ -116,7 +116,7 @@ def test_an_engines_config_json_becomes_build_options() -> None:
         ({"max_beam_width": 4}, "beam search is not supported"),
         ({"enable_lora": True}, "LoRA is not supported"),
         ({"lora_config": {"lora_dir": ["x"]}}, "LoRA is not supported"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, one device runs a model here"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, the GPUs of a model are counted by faser build"),
         ({"quant_config": {"quant_algo": "FP8"}}, "quantized weights are not supported"),
         (
             {"pretrained_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}},

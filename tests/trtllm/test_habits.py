@@ -41,7 +41,7 @@ SERVE = {
 }
 SERVE_REFUSED = {
     "--max_beam_width 4": "--max_beam_width is 4, beam search is not supported",
-    "--tp_size 2": "--tp_size is 2, one device runs a model here",
+    "--tp_size 2": "--tp_size is 2, the GPUs of a model are counted by faser build --backend cuda --tp_size",
     "--pp_size 2": "--pp_size is 2, one device",
     "--ep_size 2": "--ep_size is 2, one device",
     "--kv_cache_dtype fp8": "the KV cache has the engine's type",
@@ -90,7 +90,7 @@ BUILD_REFUSED = {
     "--weight_streaming": "weights stay on the device",
     "--model_cls_file x.py": "model families are part of faser_trtllm",
     "--logits_dtype float16": "logits are float32",
-    "--auto_parallel 2": "one device runs a model here",
+    "--auto_parallel 2": "the GPUs of a model are counted by",
     "--gpt_atention_plugin auto": "did you mean --gpt_attention_plugin?",
     "--max_encoder_input_len 512": "--max_encoder_input_len is 512, encoder-decoder models are not served",
 }

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from faser_trtllm.errors import ConfigError
 from tests.support.checkpoints import make_pair
 from tests.support.networks import load_trt
 from tests.virtual_gpu.commands import run_faser
+from tests.virtual_gpu.plan_engines import generate_texts
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 load_trt()
@@ -46,3 +48,15 @@ def test_the_command_line_runs_a_command() -> None:
     assert (done.returncode, done.stdout.startswith("faser")) == (0, True), done.stderr
     done = subprocess.run(run, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (1, "usage: python -m tests.virtual_gpu faser COMMAND ...\n")
+
+
+def test_one_gpu_is_too_few_for_two_ranks(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+    target, draft = make_pair(tmp_path / "checkpoints", num_layers=1, num_heads=2, num_kv_heads=2, head_dim=64)
+    models = ("--checkpoint_dir", str(target), "--draft_checkpoint_dir", str(draft))
+    options = ("--output_dir", str(tmp_path / "engines"), "--backend", "cuda", "--tp_size", "2", "--no_profile")
+    gpu.run(run_faser, "build", *models, *options, *LIMITS)
+    with pytest.raises(
+        ConfigError,
+        match=r"^rank 1 needs a GPU of its own, and this machine has 1; build with a --tp_size of at most 1",
+    ):
+        gpu.run(generate_texts, tmp_path / "engines", "off", ["The"])

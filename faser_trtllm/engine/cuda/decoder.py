@@ -17,6 +17,7 @@ from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class TorchDecoder:
         if logits is not None:
             kept = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
             x = self._ops.rms_norm(kept, self.weights.final_norm, self._eps)
-            self._ops.logits(x, self.weights.lm_head, logits)
+            self._write_logits(x, logits)
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
         self.run(rows, 0, len(self._segments) - 1, bounds, logits)
@@ -145,8 +146,13 @@ class TorchDecoder:
             max_query_rows=bounds.max_query_rows,
             max_kv_len=bounds.max_kv_len,
         )
-        ops.add_linear(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
+        self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
         gate_up = ops.linear(hidden, layer.gate_up)
-        ops.add_linear(
-            hidden, ops.gated_silu(gate_up, hidden, layer.gate_up_bias, self._eps), layer.down, layer.down_bias
-        )
+        inner = ops.gated_silu(gate_up, hidden, layer.gate_up_bias, self._eps)
+        self._add_product(hidden, inner, layer.down, layer.down_bias)
+
+    def _add_product(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
+        self._ops.add_linear(hidden, x, weight, bias)
+
+    def _write_logits(self, x: Tensor, logits: Tensor) -> None:
+        self._ops.logits(x, self.weights.lm_head, logits)

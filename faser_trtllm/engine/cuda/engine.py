@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.cuda.parallel.decoder import ShardDecoder
+from faser_trtllm.engine.cuda.parallel.leader import LeadingEngine
+from faser_trtllm.engine.cuda.parallel.ranks import Membership
 from faser_trtllm.engine.cuda.weights import DeviceWeights
 from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
@@ -26,16 +32,24 @@ def make_engine(
     draft_probs: DraftProbs | None = None,
     keep_logits: bool = False,
     hidden_rows: HiddenRows | None = None,
+    membership: Membership | None = None,
 ) -> GpuEngine:
     """Over weights on the runtime's device, which the caller owns; options as GpuEngine has them.
 
-    hidden_rows: a target keeps them there, and a head reads them.
+    hidden_rows: a target keeps them there, and a head reads them. membership: of the rank whose weights these are.
 
     Raises ConfigError for limits that the weights cannot meet.
     """
     if limits.tokens_per_block < 16 or limits.tokens_per_block % 16:
         raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
     spec = limits.spec(weights.sizes, segments)
-    kind = TorchDecoder if weights.head is None else Eagle3Decoder
-    decoder = kind(weights, ops, spec, runtime, partition, hidden_rows)
-    return GpuEngine(decoder, spec, ops, runtime, partition, limits, draft_probs=draft_probs, keep_logits=keep_logits)
+    options: dict[str, Any] = {"draft_probs": draft_probs, "keep_logits": keep_logits}
+    if membership is None:
+        kind = TorchDecoder if weights.head is None else Eagle3Decoder
+        decoder = kind(weights, ops, spec, runtime, partition, hidden_rows)
+        return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
+    decoder = ShardDecoder(weights, ops, spec, runtime, partition, hidden_rows, membership.group)
+    options["graphs"] = GraphStore(runtime, limits.graph_bytes, membership.group.least)
+    if membership.ranks is None:
+        return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
+    return LeadingEngine(decoder, spec, ops, runtime, partition, limits, ranks=membership.ranks, **options)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from faser_trtllm.builder.cuda_engine_file import ITEMSIZES, CudaFile, num_bytes, tensor_shapes
+from faser_trtllm.builder.cuda_engine_file import ITEMSIZES, CudaFile, tensor_shapes, type_of
+from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
-from faser_trtllm.engine.cuda.weights import FOLDED_NORMS, MATRICES
+from faser_trtllm.engine.cuda.weights import FOLDED_NORMS, MATRICES, WHOLE
 
 _SCALE_BYTES = 4
 
 
-def weight_bytes(path: Path, quantization: Quantization) -> int:
-    """Bytes of device memory for an engine file's weights, without small tables such as rope's."""
+def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -> int:
+    """Bytes of device memory for what a rank has of an engine file's weights, without small tables such as rope's."""
     with CudaFile.open(path) as file:
-        total = num_bytes(file.model, file.dtype)
-        for name, shape in tensor_shapes(file.model).items():
+        total = 0
+        for name, whole in tensor_shapes(file.model).items():
+            rows = sum(own.stop - own.start for own in shard.rows(name, whole[0], file.model))
+            shape = (rows, *whole[1:])
+            total += ITEMSIZES[type_of(name, file.dtype)] * prod(shape)
             part = name.rpartition(".")[2]
             if part in FOLDED_NORMS.values():
                 total -= ITEMSIZES[file.dtype] * prod(shape)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
+from faser_trtllm.engine.cuda.parallel.group import RankGroup
+from faser_trtllm.engine.cuda.parallel.ranks import Membership, Ranks
 from faser_trtllm.engine.gpu.device import CudaGpu, Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
@@ -37,11 +40,41 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
     Raises EngineFileError for files that cannot be used, ConfigError for limits, for too little memory and for what the
     GPU cannot multiply, FaserError of the driver.
     """
+    shard = Shard(0, request.engines.tp_size)
+    num_blocks, membership = blocks_of(request, gpu, shard), None
+    if shard.size > 1:
+        ranks = stack.enter_context(Ranks(request, gpu))
+        num_blocks = min(num_blocks, ranks.num_blocks)
+        ranks.open(num_blocks)
+        membership = Membership(stack.enter_context(_join(shard, ranks.directory, gpu)), ranks)
+    request = replace(request, num_blocks=num_blocks)
+    hidden_rows = _hidden_rows(request, gpu)
+
+    def open_one(role: str, draft_probs: DraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
+        if role == "draft":  # whole, on rank 0
+            return _open(request, gpu, stack, role, hidden_rows, draft_probs)
+        return _open(request, gpu, stack, role, hidden_rows, keep_logits=keep_logits, membership=membership)
+
+    return open_pair(request, gpu, stack, open_one)
+
+
+def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
+    """KV blocks that a rank has room for, as fit_blocks has them; the draft is rank 0's."""
     from faser_trtllm.engine.cuda.memory import weight_bytes
 
-    weights = {role: weight_bytes(path, request.quantization) for role, path in request.paths.items()}
-    request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes()))
-    return open_pair(request, gpu, stack, partial(_open, request, gpu, stack, _hidden_rows(request, gpu)))
+    shards = {"target": shard, "draft": Shard()}
+    weights = {role: weight_bytes(path, request.quantization, shards[role]) for role, path in request.paths.items()}
+    return fit_blocks(request, weights, gpu.free_bytes())
+
+
+def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
+    """A rank's part of the target, behind rank 0; raises as open_cuda_engines."""
+    membership = Membership(stack.enter_context(_join(shard, directory, gpu)))
+    return _open(request, gpu, stack, "target", None, keep_logits=True, membership=membership)[0]
+
+
+def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
+    return RankGroup(shard, directory, gpu.collectives, gpu.make_runtime().device)
 
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
@@ -51,7 +84,7 @@ def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngi
             f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
             "model to draft for another system"
         )
-    return open_draft_alone(request, gpu, partial(_open, request, gpu, stack, None))
+    return open_draft_alone(request, gpu, lambda role, probs, _: _open(request, gpu, stack, role, None, probs))
 
 
 def _hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
@@ -89,10 +122,11 @@ def _open(
     request: OpenRequest,
     gpu: Gpu,
     stack: ExitStack,
-    hidden_rows: HiddenRows | None,
     role: str,
-    draft_probs: DraftProbs | None,
-    keep_logits: bool,
+    hidden_rows: HiddenRows | None,
+    draft_probs: DraftProbs | None = None,
+    keep_logits: bool = False,
+    membership: Membership | None = None,
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda.engine import make_engine
@@ -100,10 +134,11 @@ def _open(
     from faser_trtllm.engine.gpu.limits import GpuLimits
 
     engines, runtime = request.engines, gpu.make_runtime()
+    shard = Shard() if membership is None else membership.group.shard
     with CudaFile.open(engines.target_path if role == "target" else engines.draft_path) as file:
         ops = gpu.make_ops(runtime, file.model["head_dim"])
         gpu.check_quantization(runtime, request.quantization)
-        weights = DeviceWeights.load(file, runtime.device, gpu.weights_dtype, request.quantization)
+        weights = DeviceWeights.load(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
         segments = file.segments
     limits = GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None)
     engine = make_engine(
@@ -116,5 +151,6 @@ def _open(
         draft_probs=draft_probs,
         keep_logits=keep_logits,
         hidden_rows=hidden_rows,
+        membership=membership,
     )
     return stack.enter_context(engine), ops

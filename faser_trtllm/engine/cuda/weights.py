@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
+from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
 from faser_trtllm.engine.gpu.fp8 import check_matrix
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+WHOLE = Shard()
 MATRICES = ("qkv", "o", "gate_up", "down")
 """The layer matrices that quantization applies to; embedding, LM head, norms and biases are not quantised."""
 FOLDED_NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
@@ -54,7 +56,8 @@ class HeadWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """sizes: the `model` object of the engine file. cos, sin: fp32 [max_seq_len, head_dim / 2]. head: of one only."""
+    """sizes: the `model` object of the engine file, or a rank's (builder/shard.py). cos, sin: fp32 [max_seq_len,
+    head_dim / 2]. head: of one only."""
 
     sizes: Mapping[str, Any]
     embedding: Tensor
@@ -72,21 +75,27 @@ class DeviceWeights:
         device: torch.device,
         dtype: torch.dtype | None = None,
         quantization: Quantization = Quantization.NONE,
+        shard: Shard = WHOLE,
     ) -> DeviceWeights:
         """Copy a file's tensors to the device, tensor by tensor, and quantise a matrix as soon as it is there.
 
-        dtype: another one than the file's, for tests. Raises ConfigError for matrices that cannot be quantised.
+        shard: of the rank whose part is read. dtype: another one than the file's, for tests. Raises ConfigError for
+        matrices that cannot be quantised.
         """
         import torch
 
-        sizes = file.model
+        sizes = shard.sizes(file.model)
         wanted = getattr(torch, file.dtype) if dtype is None else dtype
         tensors: dict[str, Tensor] = {}
         layers: list[dict[str, Any]] = [{} for _ in range(sizes["num_layers"])]
-        for name in tensor_shapes(sizes):
+        for name in tensor_shapes(file.model):
             data, shape, kind = file.bytes_of(name)
-            # A bytearray, since torch warns about read-only memory; it lives until the copy is done.
-            tensor = torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)).reshape(shape)
+            row_bytes, own = len(data) // shape[0], shard.rows(name, shape[0], file.model)
+            read = bytearray()  # since torch warns about read-only memory; it lives until the copy is done
+            for rows in own:
+                read += data[rows.start * row_bytes : rows.stop * row_bytes]
+            shape = (sum(rows.stop - rows.start for rows in own), *shape[1:])
+            tensor = torch.frombuffer(read, dtype=getattr(torch, kind)).reshape(shape)
             tensor = tensor.to(device) if kind != file.dtype else tensor.to(device, wanted)
             if not name.startswith("layers."):
                 tensors[name] = tensor
@@ -100,7 +109,7 @@ class DeviceWeights:
                 layer[part] = quantize_rows(tensor)
             else:
                 layer[part] = tensor
-        own = {name.removeprefix("head."): tensor for name, tensor in tensors.items() if name.startswith("head.")}
+        head = {name.removeprefix("head."): tensor for name, tensor in tensors.items() if name.startswith("head.")}
         # Computed on the host like the CPU engine's tables: a GPU's cos and sin differ in the last bits.
         positions = torch.arange(sizes["max_seq_len"], dtype=torch.float32)
         angles = torch.outer(positions, tensors["rope_inv_freq"].cpu())
@@ -110,17 +119,17 @@ class DeviceWeights:
             tensors["embedding"],
             tuple(LayerWeights(**layer) for layer in layers),
             tensors["final_norm"],
-            tensors.get("lm_head", tensors["embedding"]),
+            tensors["embedding"][shard.part(sizes["vocab_size"])] if sizes["tied"] else tensors["lm_head"],
             (angles.cos() * factor).to(device),
             (angles.sin() * factor).to(device),
-            HeadWeights(**own) if own else None,
+            HeadWeights(**head) if head else None,
         )
 
     @property
     def num_bytes(self) -> int:
         """Bytes of device memory of the weights; a tied embedding counts once."""
         own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
-        own += [] if self.lm_head is self.embedding else [self.lm_head]
+        own += [] if self.sizes["tied"] else [self.lm_head]
         parts: list[LayerWeights | HeadWeights] = [*self.layers, *([] if self.head is None else [self.head])]
         for part in parts:
             own += [tensor for name in part.__slots__ if (tensor := getattr(part, name)) is not None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from faser_trtllm.config import Quantization
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, PartitionPair
 
 if TYPE_CHECKING:
@@ -21,13 +23,18 @@ class Gpu(Protocol):
     """The GPU that engines are opened on.
 
     pair: for overlapping modes; whole: for serial mode. compute_capability: like "9.0". weights_dtype: instead of the
-    engine file's, for tests.
+    engine file's, for tests. collectives: torch.distributed's backend between ranks.
     """
 
     whole: GpuPartition
     pair: PartitionPair
     compute_capability: str
     weights_dtype: torch.dtype | None
+    collectives: str
+
+    def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
+        """What makes another rank's GPU in that rank's process, can be pickled, and the environment it needs;
+        ConfigError where there is none."""
 
     def make_runtime(self) -> Runtime:
         """One per engine."""
@@ -50,6 +57,7 @@ class CudaGpu:
     """
 
     weights_dtype: torch.dtype | None = None
+    collectives = "nccl"
 
     def __init__(self, ordinal: int = 0, draft_sms: Sequence[int] | None = None) -> None:
         from faser_trtllm.builder.plan_file import arch_capability
@@ -69,6 +77,19 @@ class CudaGpu:
         from faser_trtllm.engine.gpu.runtime import CudaRuntime
 
         return CudaRuntime(self._ordinal)
+
+    def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
+        """As Gpu.of_rank: a rank's process sees one GPU, of those that this one sees."""
+        from faser_trtllm.ops.cuda.module import num_devices
+
+        count = num_devices()
+        if rank >= count:
+            raise ConfigError(
+                f"rank {rank} needs a GPU of its own, and this machine has {count}; build with a --tp_size of at most "
+                f"{count}, or use a machine with more"
+            )
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        return CudaGpu, {"CUDA_VISIBLE_DEVICES": seen.split(",")[rank].strip()}
 
     def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
         from faser_trtllm.engine.gpu.fp8 import check_capability, check_product

@@ -57,10 +57,11 @@ class GpuEngine(HostPruning):
         *,
         draft_probs: DraftProbs | None = None,
         keep_logits: bool = False,
+        graphs: GraphStore | None = None,
     ) -> None:
         """decoder: made on this runtime, closed with the engine. draft_probs: where the distributions of unseeded
         drafts are kept for a test on the device; without it they are copied to the sampling table. keep_logits:
-        forward() and run_segment() return DeviceLogits, not arrays.
+        forward() and run_segment() return DeviceLogits, not arrays. graphs: an empty store; default: one of its own.
         """
         import torch
 
@@ -76,7 +77,7 @@ class GpuEngine(HostPruning):
         self._buckets = Buckets(graph_rows, limits.max_num_tokens if decoder.has_fixed_shapes else 0)
         runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for
         with runtime.on(partition), torch.no_grad():
-            self.graphs = GraphStore(runtime, limits.graph_bytes)
+            self.graphs = GraphStore(runtime, limits.graph_bytes) if graphs is None else graphs
             logits = (self._max_logit_rows, spec.vocab_size)
             self._logits = torch.zeros(logits, dtype=torch.float32, device=runtime.device)
             self._boundary = Boundary(decoder, ops, runtime, self._buckets, spec)
@@ -113,10 +114,7 @@ class GpuEngine(HostPruning):
 
     def use(self, partition: GpuPartition) -> None:
         """Switch to another partition from the next call on; waits for pending work on the old one."""
-        if partition != self.partition:
-            with self.runtime.on(self.partition):
-                self.runtime.wait()
-            self.partition = partition
+        self._move(partition)
 
     def capture_graphs(self, partitions: Iterable[GpuPartition]) -> int:
         """Capture the graphs of all passes up to max_graph_rows on each partition -> number of graphs that did not fit
@@ -136,14 +134,14 @@ class GpuEngine(HostPruning):
             self._batch.clear()
         for rows in self._buckets.sizes():
             for partition in partitions:
-                self.use(partition)
+                self._move(partition)
                 with self.runtime.on(partition), torch.no_grad():
                     for part in parts:
                         for query_rows in self._query_buckets(rows):
                             self.graphs.capture(self._key(part, rows, query_rows), self._work(part, rows, query_rows))
         for rows in self._buckets.large_sizes():
             for partition in partitions:
-                self.use(partition)
+                self._move(partition)
                 with self.runtime.on(partition), torch.no_grad():
                     for query_rows in self._query_buckets(rows):
                         for part in parts:
@@ -151,10 +149,10 @@ class GpuEngine(HostPruning):
                     self.runtime.wait()
         if self._draft_loop is not None:
             for partition in partitions:
-                self.use(partition)
+                self._move(partition)
                 with self.runtime.on(partition), torch.no_grad():
                     self._draft_loop.capture(partition.name)
-        self.use(current)
+        self._move(current)
         return self.graphs.num_left_out - before
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
@@ -260,6 +258,12 @@ class GpuEngine(HostPruning):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _move(self, partition: GpuPartition) -> None:
+        if partition != self.partition:
+            with self.runtime.on(self.partition):
+                self.runtime.wait()
+            self.partition = partition
 
     def _run(self, batch: RaggedBatch, part: int, has_logits: bool) -> None:
         import torch

@@ -10,11 +10,20 @@ DEFAULT_GRAPH_BYTES = 2 << 30
 
 
 class GraphStore:
-    """Graphs of one engine. budget_bytes: capturing stops once the graphs take this much device memory."""
+    """Graphs of one engine. budget_bytes: capturing stops once the graphs take this much device memory.
 
-    def __init__(self, runtime: Runtime, budget_bytes: int = DEFAULT_GRAPH_BYTES) -> None:
+    least_of_ranks: of a number, where engines on several GPUs must capture the same graphs.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        budget_bytes: int = DEFAULT_GRAPH_BYTES,
+        least_of_ranks: Callable[[int], int] = lambda number: number,
+    ) -> None:
         self._runtime = runtime
         self._budget_bytes = budget_bytes
+        self._least_of_ranks = least_of_ranks
         self._graphs: dict[Hashable, Replay] = {}
         self.num_bytes = 0
         self.num_left_out = 0
@@ -30,7 +39,7 @@ class GraphStore:
 
         `work` may depend only on the contents of device memory at replay.
         """
-        if self.num_bytes >= self._budget_bytes:
+        if self._least_of_ranks(self._budget_bytes - self.num_bytes) <= 0:
             self.num_left_out += 1
             return False
         before = self._runtime.memory_bytes()

@@ -40,7 +40,7 @@ def fit_blocks(request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes
         raise ConfigError(
             f"the engines need {sum(needed.values()) / _GIB:.2f} GiB of GPU memory ({listed}), the GPU has "
             f"{free_bytes / _GIB:.2f} free{share}; lower kv_cache_config.max_tokens, max_seq_len or max_batch_size"
-            f"{smaller} or take a larger GPU, a model is not split over several"
+            f"{smaller}, build with a larger --tp_size (cuda) or take a larger GPU"
         )
     num_blocks = min(request.num_blocks, left // block_bytes)
     log.info(

@@ -131,6 +131,12 @@ def num_sms(ordinal: int = 0) -> int:
     return int(call_driver(driver, driver.cuDeviceGetAttribute, attribute, device))
 
 
+def num_devices() -> int:
+    """GPUs that this process sees; ConfigError without a driver."""
+    driver = load_driver()
+    return int(call_driver(driver, driver.cuDeviceGetCount))
+
+
 def free_bytes() -> int:
     """Free memory of the current context's device; ConfigError without a driver."""
     driver = load_driver()

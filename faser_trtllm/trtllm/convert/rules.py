@@ -29,6 +29,7 @@ from faser_trtllm.trtllm.convert.verdict import (
 )
 
 _ONE_DEVICE = "one device runs a model here; leave it at 1 and start a replica per device"
+_RANKS = "the GPUs of a model are counted by faser build --backend cuda --tp_size; leave it out here"
 _HERE = ignored("files are read from this machine")
 _NO_ENCODER = ignored("decoder-only models have no encoder")
 _OWN_SAMPLING = ignored("sampling is our own")
@@ -114,7 +115,8 @@ def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
         elif name == "mapping" and isinstance(value, Mapping):
             sizes = {part: size for part, size in value.items() if str(part).endswith("_size")}
             for part, size in sizes.items():
-                yield only(1, -1, otherwise=_ONE_DEVICE)(join(path, part), size)
+                otherwise = _RANKS if part in ("tp_size", "world_size") else _ONE_DEVICE
+                yield only(1, -1, otherwise=otherwise)(join(path, part), size)
             if not sizes:
                 yield Verdict(path, value, Outcome.IGNORED, "that is what happens here")
         else:
@@ -190,14 +192,13 @@ LLM_API: Rules = {
     "tokenizer_revision": _HERE,
     "dtype": _dtype,
     "model_kwargs": refused("a checkpoint's config.json is taken as it is; change it there"),
-    **dict.fromkeys(
-        ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), only(1, otherwise=_ONE_DEVICE)
-    ),
+    "tensor_parallel_size": only(1, otherwise=_RANKS),
+    **dict.fromkeys(("pipeline_parallel_size", "context_parallel_size"), only(1, otherwise=_ONE_DEVICE)),
     **dict.fromkeys(
         ("moe_cluster_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
         only(1, -1, otherwise=_ONE_DEVICE),
     ),
-    "gpus_per_node": ignored("one device runs a model here"),
+    "gpus_per_node": ignored("all GPUs of a model are in one machine"),
     **dict.fromkeys(("enable_attention_dp", "enable_lm_head_tp_in_adp", "attention_dp_config"), _ALONE),
     "pp_partition": refused(_ONE_DEVICE),
     "cp_config": refused(_ONE_DEVICE),
@@ -257,7 +258,7 @@ LLM_API: Rules = {
         _NO_ENCODER,
     ),
     **dict.fromkeys(("hostname", "port", "context_servers", "generation_servers", "disagg_cluster"), _SERVERS),
-    "world_size": only(0, 1, otherwise=_ONE_DEVICE),
+    "world_size": only(0, 1, otherwise=_RANKS),
     "skip_loading_weights": only(False, otherwise="weights are read from the checkpoint; leave it out"),
     "speculative_model_kwargs": refused("a checkpoint's config.json is taken as it is; change it there"),
     **dict.fromkeys(

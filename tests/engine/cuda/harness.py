@@ -45,7 +45,12 @@ def emulated_rows(stem: str) -> SmallBlocks:
 
 
 def build_pair(
-    directory: Path, dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), max_seq_len: int = 256, **options
+    directory: Path,
+    dtype: str = "bfloat16",
+    exit_layers: tuple[int, ...] = (),
+    max_seq_len: int = 256,
+    tp_size: int = 1,
+    **options,
 ) -> EngineDir:
     """A random pair of tiny models with 64-wide heads, built for the cuda backend."""
     sizes = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "vocab_size": 320}
@@ -59,6 +64,7 @@ def build_pair(
             dtype=dtype,
             exit_layers=exit_layers,
             max_seq_len=max_seq_len,
+            tp_size=tp_size,
         )
     )
     assert engines is not None
@@ -66,7 +72,12 @@ def build_pair(
 
 
 def build_with_head(
-    directory: Path, make: Callable[..., Path], dtype: str = "bfloat16", exit_layers: tuple[int, ...] = (), **head
+    directory: Path,
+    make: Callable[..., Path],
+    dtype: str = "bfloat16",
+    exit_layers: tuple[int, ...] = (),
+    tp_size: int = 1,
+    **head,
 ) -> EngineDir:
     """A random target of four layers (directory/t) and a head that `make` writes (directory/h)."""
     sizes = {"vocab_size": 320, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
@@ -80,6 +91,7 @@ def build_with_head(
             backend="cuda",
             dtype=dtype,
             exit_layers=exit_layers,
+            tp_size=tp_size,
             **limits,
         )
     )

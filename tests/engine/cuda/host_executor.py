@@ -32,7 +32,11 @@ class HostGpu:
     whole = GpuPartition("whole", 1, 132)
     compute_capability = "9.0"
     weights_dtype = torch.float32
+    collectives = "gloo"
     pair = PartitionPair(GpuPartition("draft", 2, 32), GpuPartition("target", 3, 100))
+
+    def of_rank(self, rank):
+        return type(self), {"OMP_NUM_THREADS": "1"}
 
     def make_runtime(self):
         return HostRuntime()
@@ -45,6 +49,12 @@ class HostGpu:
 
     def make_ops(self, runtime, head_dim):
         return ExactOps()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
 
 
 def make(policy: str):
@@ -70,9 +80,11 @@ def generate(
     quantization=Quantization.NONE,
     collector=None,
     opened_all=lambda: None,
+    on_step=lambda executor, step: None,
     **config,
 ):
-    """-> tokens by request, and the executor's statistics. opened_all: called before the first request."""
+    """-> tokens by request, and the executor's statistics. opened_all: called before the first request; on_step: after
+    each step."""
     drafting = policy != "off"
     limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, MAX_DRAFT_LEN if drafting else 0, 32)
     clock, collector = ManualClock(), collector or Collector()
@@ -95,8 +107,10 @@ def generate(
             opened_all()
             for index, (prompt, params) in enumerate(requests):
                 executor.submit(str(index), prompt, params, collector.sink(str(index)))
+            step = 0
             while executor.step():
                 clock.advance(0.001)
+                on_step(executor, step := step + 1)
             executor.check_integrity()
             found = executor.stats()
     return [collector.tokens[str(i)] for i in range(len(requests))], found

@@ -272,4 +272,4 @@ def test_a_pair_that_does_not_fit_is_refused_before_it_is_loaded(engines) -> Non
     assert message.startswith(
         "the engines need 0.00 GiB of GPU memory (weights of the target 0.00, weights of the draft"
     )
-    assert "set quantization to fp8 or take a larger GPU, a model is not split over several" in message
+    assert "set quantization to fp8, build with a larger --tp_size (cuda) or take a larger GPU" in message

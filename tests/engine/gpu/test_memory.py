@@ -38,10 +38,8 @@ def test_all_blocks_fit_to_the_byte_or_are_refused() -> None:
     assert message.startswith(
         "the engines need 0.00 GiB of GPU memory (weights of the target 0.00, weights of the draft"
     )
-    assert (
-        "max_seq_len or max_batch_size, set quantization to fp8 or take a larger GPU, a model is not split" in message
-    )
-    with pytest.raises(ConfigError, match="max_batch_size or take a larger GPU"):
+    assert "max_seq_len or max_batch_size, set quantization to fp8, build with a larger --tp_size (cuda)" in message
+    with pytest.raises(ConfigError, match="max_batch_size, build with a larger --tp_size"):
         fit_blocks(replace(REQUEST, quantization=Quantization.FP8), WEIGHTS, exact - 1)
 
 

@@ -1,0 +1,65 @@
+"""The part of a model that one rank holds.
+
+Every matrix is split by its outputs: a rank computes some elements of a product whole, so each is the same sum for any
+number of ranks. Query and KV heads go together; embedding and norms are on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.models.config import ModelConfig
+
+_MULTIPLES = {"num_heads": 1, "num_kv_heads": 1, "intermediate_size": 8, "hidden_size": 8, "vocab_size": 1}
+"""What a rank's part of a size is a multiple of; kernels read eight values at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Of rank `rank` among `size` ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+    def sizes(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's, with the heads and the inner width of this rank; hidden_size and vocab_size are the model's."""
+        own = {name: model[name] // self.size for name in ("num_heads", "num_kv_heads", "intermediate_size")}
+        return dict(model) | own
+
+    def part(self, count: int) -> slice:
+        """This rank's of so many outputs."""
+        each = count // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def rows(self, name: str, count: int, model: Mapping[str, Any]) -> list[slice]:
+        """Which of a tensor's `count` rows (builder/cuda_engine_file.py) this rank reads, in their order."""
+        matrix = name.rpartition(".")[2].removesuffix("_bias")
+        if self.size == 1 or matrix not in ("qkv", "o", "gate_up", "down", "lm_head"):
+            return [slice(0, count)]
+        counts = [count]
+        if matrix == "qkv":
+            heads = (model["num_heads"], model["num_kv_heads"], model["num_kv_heads"])
+            counts = [number * model["head_dim"] for number in heads]
+        elif matrix == "gate_up":
+            counts = [count // 2, count // 2]
+        found, first = [], 0
+        for number in counts:
+            own = self.part(number)
+            found.append(slice(first + own.start, first + own.stop))
+            first += number
+        return found
+
+
+def check_tp_size(tp_size: int, config: ModelConfig) -> None:
+    """InvalidArgumentError where a model cannot be split over so many ranks."""
+    for name, multiple in _MULTIPLES.items():
+        size = getattr(config, name)
+        if size % (tp_size * multiple):
+            equal = "an equal part" if multiple == 1 else f"an equal part, a multiple of {multiple}"
+            raise InvalidArgumentError(
+                f"tp_size is {tp_size}, but the target's {name} is {size}, of which each rank needs {equal}; take a "
+                "smaller tp_size"
+            )

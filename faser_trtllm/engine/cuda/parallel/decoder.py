@@ -1,0 +1,58 @@
+"""One rank's layers: its heads, its columns of every product, and gathers of what all ranks have computed.
+
+A layer gathers four times: what was attended, the rows behind o, the inner rows and the rows behind down. Hidden rows
+are the same on all ranks, so norms, early exit and compaction need nothing of the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.cuda.decoder import TorchDecoder
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.cuda.parallel.group import RankGroup
+from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ShardDecoder(TorchDecoder):
+    """Decoder (engine/gpu/decoder.py) over a rank's weights. All ranks run the same passes in the same order."""
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        ops: Ops,
+        spec: EngineSpec,
+        runtime: Runtime,
+        partition: GpuPartition,
+        hidden_rows: HiddenRows | None,
+        group: RankGroup,
+    ) -> None:
+        super().__init__(weights, ops, spec, runtime, partition, hidden_rows)
+        self._group = group
+
+    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
+        part = self._group.shard.part(self.weights.sizes["vocab_size"])
+        known = (candidates >= part.start) & (candidates < part.stop)
+        super().early_exit(segment, num_hidden, rows, (candidates - part.start).where(known, -1), out)
+        self._group.maximum(out)  # a token that a rank does not know has -inf there
+
+    def _add_product(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
+        shard = self._group.shard
+        whole = x.new_empty((x.shape[0], shard.size * x.shape[1]))
+        self._group.gather(x, whole)
+        part = hidden[:, shard.part(hidden.shape[1])].contiguous()
+        super()._add_product(part, whole, weight, bias)
+        self._group.gather(part, hidden)
+
+    def _write_logits(self, x: Tensor, logits: Tensor) -> None:
+        part = logits.new_empty((logits.shape[0], logits.shape[1] // self._group.shard.size))
+        super()._write_logits(x, part)
+        self._group.gather(part, logits)

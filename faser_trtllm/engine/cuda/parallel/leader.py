@@ -1,0 +1,83 @@
+"""Rank 0's engine of a tensor-parallel target: the executor's, as any other, and it takes the other ranks along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.cuda.parallel.ranks import Ranks
+from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.ops.prune_rows import HostPruning, PruneBatch
+from faser_trtllm.partition.green_context import GpuPartition
+
+WRONG_USE = (InvalidArgumentError, ConfigError, ValueError)
+"""Of a call that is wrong on all ranks alike, and after which all go on."""
+
+
+class LeadingEngine(GpuEngine):
+    """As GpuEngine. What a pass is made of is told to the other ranks first; what only reads its results is not.
+
+    FaserError from every call once a rank has ended.
+    """
+
+    def __init__(self, *arguments: Any, ranks: Ranks, **options: Any) -> None:
+        self._ranks = ranks
+        self._told: RaggedBatch | None = None  # which the other ranks have
+        super().__init__(*arguments, **options)
+
+    def use(self, partition: GpuPartition) -> None:
+        if partition != self.partition:
+            with self._leading("use", partition.name):
+                super().use(partition)
+
+    def capture_graphs(self, partitions: Iterable[GpuPartition]) -> int:
+        partitions = tuple(partitions)
+        with self._leading("capture_graphs", [partition.name for partition in partitions]):
+            return super().capture_graphs(partitions)
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+        is_known = segment > 0 and batch is self._told
+        self._told = batch
+        with self._leading("run_segment", None if is_known else _packed(batch), segment):
+            return super().run_segment(batch, segment)
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        with self._leading("forward", _packed(batch)):
+            return super().forward(batch)
+
+    def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        with self._leading("compact_rows", rows):
+            super().compact_rows(rows)
+
+    def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        with self._leading("early_exit", rows, candidates):
+            return super().early_exit(rows, candidates)
+
+    def prune(self, batch: PruneBatch) -> npt.NDArray[np.int32]:
+        if batch.rule.record is not None:  # by early_exit and compact_rows
+            return HostPruning.prune(self, batch)
+        with self._leading("prune", batch):
+            return super().prune(batch)
+
+    @contextmanager
+    def _leading(self, name: str, *arguments: object) -> Iterator[None]:
+        self._ranks.tell(name, *arguments)
+        try:
+            yield
+        except WRONG_USE:
+            raise
+        except Exception as error:
+            raise self._ranks.cause_of(error) from error
+
+
+def _packed(batch: RaggedBatch) -> RaggedBatch:
+    """With a block table of the batch's requests alone, which is what an engine reads of it."""
+    table = batch.block_table[batch.slots]
+    slots = np.arange(batch.num_requests, dtype=np.int32)
+    return RaggedBatch(slots, batch.cu_rows, batch.token_ids, batch.positions, batch.logit_rows, table)
