@@ -32,6 +32,7 @@ class Backend:
     has_integer_weights: bool = False  # quantization int8 and int4, when engines are built
     has_fp8: bool = False  # quantization fp8, when engines are opened
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
+    has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
     has_ranks: bool = False  # a target that is split over several GPUs
     has_eagle3: bool = False  # drafts with an EAGLE-3 head
     has_medusa: bool = False  # drafts with Medusa heads
@@ -57,6 +58,7 @@ BACKENDS = (
         draft_opener="faser_trtllm.engine.cuda.open:open_draft",
         dtypes=("bfloat16", "float16"),
         has_fp8=True,
+        has_fp8_kv=True,
         has_ranks=True,
         has_eagle3=True,
     ),

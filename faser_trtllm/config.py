@@ -29,6 +29,11 @@ BRANCHES = (
 )
 
 
+class KvCacheDtype(str, enum.Enum):
+    AUTO = "auto"
+    FP8 = "fp8"
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,6 +71,10 @@ class KvCacheConfig(_Strict):
         0.9, gt=0.0, le=1.0, description="of GPU memory beside weights and buffers; max_tokens is an upper limit"
     )
     enable_block_reuse: bool = Field(True, description="off where scheduler is trtllm")
+    dtype: KvCacheDtype = Field(
+        KvCacheDtype.AUTO,
+        description="auto: the engine's; fp8: e4m3 without scales, on cuda engines, in half the memory",
+    )
 
 
 class SchedulerConfig(_Strict):

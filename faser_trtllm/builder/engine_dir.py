@@ -104,19 +104,18 @@ class EngineDir:
         """Ranks that the target is split over, a GPU each."""
         return int(self.target_config["pretrained_config"]["mapping"]["tp_size"])
 
-    @property
-    def kv_bytes_per_token(self) -> int:
+    def kv_bytes_per_token(self, itemsize: int | None = None) -> int:
         """Bytes of KV cache per token of rank 0, target and draft together, and of hidden rows that are kept for a
-        head."""
-        target = _kv_bytes_per_token(self.target_config["pretrained_config"]) // self.tp_size
+        head. itemsize: bytes of a value of KV, default: as the engines have them."""
+        target = _kv_bytes_per_token(self.target_config["pretrained_config"], itemsize) // self.tp_size
         if self.draft_config is None:
             return target
         pretrained, ours = self.draft_config["pretrained_config"], self.draft_config["faser"]
-        itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # a CPU's lanes may be fp32
+        row_itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # a CPU's lanes may be fp32
         if "medusa" in ours:  # which have no KV
-            return target + itemsize * int(pretrained["hidden_size"])
+            return target + row_itemsize * int(pretrained["hidden_size"])
         kept = ours.get("eagle3", {}).get("num_features", 0)
-        return target + _kv_bytes_per_token(pretrained) + itemsize * int(kept)
+        return target + _kv_bytes_per_token(pretrained, itemsize) + row_itemsize * int(kept)
 
 
 def check_sizes(path: Path, files: Mapping[str, Any]) -> None:
@@ -185,6 +184,6 @@ def _read_object(path: Path, name: str, remedy: str) -> dict[str, Any]:
     return data
 
 
-def _kv_bytes_per_token(config: Mapping[str, Any]) -> int:
+def _kv_bytes_per_token(config: Mapping[str, Any], itemsize: int | None) -> int:
     values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_size"]
-    return int(values) * _KV_ITEMSIZES[config["dtype"]]
+    return int(values) * (itemsize or _KV_ITEMSIZES[config["dtype"]])

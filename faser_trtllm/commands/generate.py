@@ -52,6 +52,9 @@ def generate(
         str,
         typer.Option("--quantization", help="none, or fp8 for cuda engines on GPUs of compute capability 8.9 or more"),
     ] = "none",
+    kv_cache_dtype: Annotated[
+        str, typer.Option("--kv_cache_dtype", help="auto, or fp8 for cuda engines: KV caches in half the memory")
+    ] = "auto",
     trace: Annotated[Path | None, typer.Option("--trace", help="write a Chrome/Perfetto trace of the steps")] = None,
     interpret: Annotated[
         bool,
@@ -83,6 +86,7 @@ def generate(
             "num_branches": num_branches,
             "num_threads": num_threads,
             "quantization": quantization,
+            "kv_cache_config": {"dtype": kv_cache_dtype},
             "trace_file": trace and str(trace),
         },
     )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from faser_trtllm.backends import Backend, find_backend, names_with
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import Quantization
+from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
@@ -40,7 +40,8 @@ class OpenRequest:
     of each engine, where its cache is paged. drafting: open the draft too. core_set: of backends that run on cores.
     quantization: of both models. ordinal: the GPU of a draft alone (open_draft); engines of ours run on the first.
     kv_memory_fraction: on a GPU fewer blocks will do, as many as fit this share of the memory that weights and buffers
-    leave free; None: num_blocks must fit. num_branches: of each request of a pass; for engines that give a copy_kv.
+    leave free; None: num_blocks must fit. kv_dtype: of the KV caches of both models. num_branches: of each request of a
+    pass; for engines that give a copy_kv.
     """
 
     engines: EngineDir
@@ -52,6 +53,7 @@ class OpenRequest:
     quantization: Quantization = Quantization.NONE
     ordinal: int = 0
     kv_memory_fraction: float | None = None
+    kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
     num_branches: int = 0
 
     @property
@@ -59,6 +61,11 @@ class OpenRequest:
         """The engine files to open, by role."""
         paths = {"target": self.engines.target_path}
         return paths | {"draft": self.engines.draft_path} if self.drafting else paths
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """As EngineDir.kv_bytes_per_token, with the KV caches that are asked for."""
+        return self.engines.kv_bytes_per_token(1 if self.kv_dtype is KvCacheDtype.FP8 else None)
 
 
 class DeviceTester(RowTester, ProbsMemory, Protocol):
@@ -101,6 +108,11 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
         raise ConfigError(
             f"quantization is {request.quantization.value}, {path} holds {backend.name} engines, which run as "
             f"they were built; set it to none or build with --backend {names_with(lambda b: b.has_fp8)}"
+        )
+    if request.kv_dtype is not KvCacheDtype.AUTO and not backend.has_fp8_kv:
+        raise ConfigError(
+            f"kv_cache_config.dtype is {request.kv_dtype.value}, {path} holds {backend.name} engines, whose KV cache "
+            f"has their own type; set it to auto or build with --backend {names_with(lambda b: b.has_fp8_kv)}"
         )
     if request.interpretation is not None and not backend.can_interpret:
         raise ConfigError(

@@ -121,6 +121,7 @@ def open_executor(
                 interpretation=interpretation,
                 quantization=config.quantization,
                 kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
+                kv_dtype=config.kv_cache_config.dtype,
                 num_branches=config.num_branches if drafting else 0,
             ),
             stack,
@@ -330,5 +331,5 @@ def _num_blocks(
     wanted = max_batch_size * max_blocks_per_seq
     if not backend_of(engines).on_cpu:
         return wanted
-    affordable = DEFAULT_KV_BYTES // (engines.kv_bytes_per_token * tokens_per_block)
+    affordable = DEFAULT_KV_BYTES // (engines.kv_bytes_per_token() * tokens_per_block)
     return max(max_blocks_per_seq, min(wanted, affordable))

@@ -244,4 +244,6 @@ FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
     faser::append<true, T, KV, SOURCE>(args, {hidden, bias, q_norm, k_norm, hidden_size, eps});                        \
   }
 FASER_APPEND_KV_NORMED(bf16, faser::bf16, faser::bf16, faser::bf16)
+FASER_APPEND_KV_NORMED(bf16_e4m3, faser::bf16, faser::e4m3, faser::bf16)
 FASER_APPEND_KV_NORMED(fp16, faser::fp16, faser::fp16, float)
+FASER_APPEND_KV_NORMED(fp16_e4m3, faser::fp16, faser::e4m3, float)

@@ -48,7 +48,7 @@ def test_a_built_directory_has_all_that_serving_needs(options: BuildOptions) -> 
     assert engines.build_config == BuildConfig(32, 2048, 512, 8, 32)
     assert engines.has_draft
     assert engines.vocab_size == 320
-    assert engines.kv_bytes_per_token == (4 + 1) * 2 * 2 * 16 * 2
+    assert engines.kv_bytes_per_token() == (4 + 1) * 2 * 2 * 16 * 2
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     assert tokenizer.first_difference(Tokenizer.load(options.checkpoint_dir)) is None
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (0,))

@@ -157,9 +157,9 @@ def test_there_are_no_more_drafts_than_medusa_heads(tmp_path):
 
 def test_medusa_heads_take_a_row_of_each_token_and_no_kv(tmp_path):
     target = make_checkpoint(tmp_path / "target", num_layers=3)
-    alone = build_engines(BuildOptions(target, None, tmp_path / "a", **SIZES)).kv_bytes_per_token
+    alone = build_engines(BuildOptions(target, None, tmp_path / "a", **SIZES)).kv_bytes_per_token()
     heads = make_medusa(tmp_path / "heads", target)
-    with_heads = build_engines(BuildOptions(target, heads, tmp_path / "b", **SIZES)).kv_bytes_per_token
+    with_heads = build_engines(BuildOptions(target, heads, tmp_path / "b", **SIZES)).kv_bytes_per_token()
     assert with_heads == alone + 4 * 64  # hidden_size values of 4 bytes at most
 
 

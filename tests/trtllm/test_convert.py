@@ -123,7 +123,7 @@ def test_an_engines_config_json_becomes_build_options() -> None:
             "quantized weights are not supported",
         ),
         ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
-        ({"kv_cache_config": {"dtype": "fp8"}}, "the KV cache has the engine's type"),
+        ({"kv_cache_config": {"dtype": "nvfp4"}}, "the KV cache has the engine's type or fp8"),
         ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),
         ({"scheduler_config": {"context_chunking_policy": "LONGEST"}}, "one of FIRST_COME_FIRST_SERVED, EQUAL_PROG"),
         ({"scheduler_config": 3}, "it must be a mapping"),

@@ -21,6 +21,7 @@ BECAME = {
     "dtype": "bfloat16",
     "enable_chunked_prefill": True,
     "free_gpu_memory_fraction": 0.8,
+    "kv_cache_config.dtype": "fp8",
     "kv_cache_config.enable_block_reuse": True,
     "kv_cache_config.free_gpu_memory_fraction": 0.8,
     "kv_cache_free_gpu_memory_fraction": 0.8,
@@ -37,7 +38,6 @@ IGNORED = {
 }
 REFUSED = {
     "checkpoint_format": "Other",
-    "kv_cache_config.dtype": "fp8",
     "speculative_config.decoding_type": "MTP",
 }
 """Values that lead to a verdict; 16 where nothing is said, and 1 to be ignored."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import KvCacheDtype
 from faser_trtllm.core.sampling_params import SamplingParams
 from tests.engine.cuda.harness import build_pair
 from tests.support.effort import ONLY_ALL, pick
@@ -79,3 +80,11 @@ def test_long_contexts_are_split_and_change_no_token(gpu: VirtualGpuProcess, tmp
     assert pruned.stats["num_pruned_rows"] > 0
     kernels = pruned.counters.kernels(TARGET) | pruned.counters.kernels("whole")
     assert "verify_attention_combine_bf16" in kernels
+
+
+@pytest.mark.parametrize("policy", ["price:prune=on", *pick([], ["erratic"])])
+def test_speculation_changes_no_token_over_fp8_caches(gpu: VirtualGpuProcess, engines: EngineDir, policy: str) -> None:
+    alone = gpu.run(generate_cuda, engines, "off", REQUESTS, kv_dtype=KvCacheDtype.FP8)
+    found = gpu.run(generate_cuda, engines, policy, REQUESTS, kv_dtype=KvCacheDtype.FP8)
+    assert found.tokens == alone.tokens
+    assert "append_kv_normed_bf16_e4m3" in alone.counters.kernels("whole")

@@ -21,6 +21,7 @@ from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -41,8 +42,10 @@ class TorchDecoder:
         runtime: Runtime,
         partition: GpuPartition,
         hidden_rows: HiddenRows | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_rows: kept for a head by every pass."""
+        """hidden_rows: kept for a head by every pass. kv_dtype: of the KV cache; None: the weights'."""
+        self._kv_dtype = kv_dtype
         runtime.wait()  # weights may come from the default stream, which other streams do not wait for
         with runtime.on(partition):
             self._allocate(weights, ops, spec, runtime, None if hidden_rows is None else hidden_rows.own_rows)
@@ -73,7 +76,7 @@ class TorchDecoder:
         self._attended = torch.zeros(heads, dtype=dtype, device=device)
         cache = (spec.num_layers, 2, spec.num_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
         # Zeroed, since kernels multiply masked positions by zero, and NaN would survive that.
-        self.cache = torch.zeros(cache, dtype=dtype, device=device)
+        self.cache = torch.zeros(cache, dtype=self._kv_dtype or dtype, device=device)
         self._cos, self._sin = weights.cos[: spec.max_seq_len], weights.sin[: spec.max_seq_len]
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:

@@ -23,6 +23,7 @@ from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -37,12 +38,13 @@ class Eagle3Decoder(TorchDecoder):
         runtime: Runtime,
         partition: GpuPartition,
         hidden_rows: HiddenRows | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """hidden_rows: the target's."""
         assert hidden_rows is not None, "a head reads its target's hidden rows"
         assert weights.head is not None, "these are no head's weights"
         self._read, self._head = hidden_rows, weights.head
-        super().__init__(weights, ops, spec, runtime, partition)
+        super().__init__(weights, ops, spec, runtime, partition, kv_dtype=kv_dtype)
 
     def _allocate(
         self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None

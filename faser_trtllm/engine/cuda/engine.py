@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from faser_trtllm.config import KvCacheDtype
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
@@ -32,6 +33,7 @@ def make_engine(
     draft_probs: DraftProbs | None = None,
     keep_logits: bool = False,
     hidden_rows: HiddenRows | None = None,
+    kv_dtype: KvCacheDtype = KvCacheDtype.AUTO,
     membership: Membership | None = None,
 ) -> GpuEngine:
     """Over weights on the runtime's device, which the caller owns; options as GpuEngine has them.
@@ -40,15 +42,18 @@ def make_engine(
 
     Raises ConfigError for limits that the weights cannot meet.
     """
+    import torch
+
     if limits.tokens_per_block < 16 or limits.tokens_per_block % 16:
         raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
     spec = limits.spec(weights.sizes, segments)
+    kv_type = torch.float8_e4m3fn if kv_dtype is KvCacheDtype.FP8 else None
     options: dict[str, Any] = {"draft_probs": draft_probs, "keep_logits": keep_logits}
     if membership is None:
         kind = TorchDecoder if weights.head is None else Eagle3Decoder
-        decoder = kind(weights, ops, spec, runtime, partition, hidden_rows)
+        decoder = kind(weights, ops, spec, runtime, partition, hidden_rows, kv_type)
         return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
-    decoder = ShardDecoder(weights, ops, spec, runtime, partition, hidden_rows, membership.group)
+    decoder = ShardDecoder(weights, ops, spec, runtime, partition, hidden_rows, kv_type, membership.group)
     options["graphs"] = GraphStore(runtime, limits.graph_bytes, membership.group.least)
     if membership.ranks is None:
         return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)

@@ -151,6 +151,7 @@ def _open(
         draft_probs=draft_probs,
         keep_logits=keep_logits,
         hidden_rows=hidden_rows,
+        kv_dtype=request.kv_dtype,
         membership=membership,
     )
     return stack.enter_context(engine), ops

@@ -126,7 +126,7 @@ class KernelOps(TorchOps):
         import torch
 
         inputs = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
-        sizes = (q.dtype, window, *(tensor.shape for tensor in inputs))
+        sizes = (q.dtype, k_cache.dtype, window, *(tensor.shape for tensor in inputs))
         shape = self._shapes.get(sizes)
         if shape is None:
             shape = self._shapes[sizes] = verify_attention.shape_of(*inputs, window)

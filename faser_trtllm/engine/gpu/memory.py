@@ -27,7 +27,7 @@ def fit_blocks(request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
     left = free_bytes - sum(needed.values())
-    block_bytes = limits.tokens_per_block * engines.kv_bytes_per_token
+    block_bytes = limits.tokens_per_block * request.kv_bytes_per_token
     fraction, least = request.kv_memory_fraction, request.num_blocks
     if fraction is not None:
         left = int(left * fraction)

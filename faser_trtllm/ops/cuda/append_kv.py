@@ -229,9 +229,8 @@ def shape_of(
     dtype, kv_dtype = type_name("q_rotated", q_rotated), type_name("k_cache", k_cache)
     if dtype not in ("bf16", "fp16"):
         raise InvalidArgumentError(f"q_rotated has type {dtype}; it must be bf16 or fp16")
-    if kv_dtype not in (dtype, *(() if is_normed else ("e4m3",))):
-        wanted = f"q_rotated's, {dtype}" if is_normed else f"q_rotated's, {dtype}, or e4m3"
-        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be {wanted}")
+    if kv_dtype not in (dtype, "e4m3"):
+        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be q_rotated's, {dtype}, or e4m3")
     width = (num_heads + 2 * num_kv_heads) * head_dim
     expect("qkv", qkv, (num_rows, width), "fp32" if is_normed and dtype == "fp16" else dtype)
     expect("cos", cos, (max_seq_len, head_dim // 2), "fp32")

@@ -33,7 +33,7 @@ def _requirements(engines: EngineDir) -> Iterator[str]:
         f"{limits.max_seq_len} tokens in a request, {limits.max_draft_len} drafts, "
         f"KV blocks of {limits.tokens_per_block} tokens"
     )
-    per_token = engines.kv_bytes_per_token
+    per_token = engines.kv_bytes_per_token()
     whole = per_token * limits.max_batch_size * limits.max_seq_len
     yield f"KV cache: {_size(per_token)} per token, {_size(whole)} for all requests at full length"
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from faser_trtllm.trtllm.convert.verdict import BOOLEAN, FRACTION, Rules, became, ignored, only, refused, whole
+from typing import Any
+
+from faser_trtllm.trtllm.convert.verdict import (
+    BOOLEAN,
+    FRACTION,
+    TEXT,
+    Rules,
+    Verdict,
+    became,
+    ignored,
+    only,
+    refused,
+    whole,
+)
 
 DENSE = ignored("only dense models are served")
 METRICS = ignored("metrics are always on, at the metrics port")
@@ -15,6 +28,13 @@ MEMORY = became(
     note="on a GPU; on a CPU the KV cache is sized in tokens, up to 4 GiB",
 )
 _NO_OFFLOAD = ignored("blocks are not moved to the host")
+
+
+def _dtype(key: str, value: Any) -> Verdict:
+    if value == "fp8":
+        return became(TEXT, serve="kv_cache_config.dtype", note="on cuda engines")(key, value)
+    return only("auto", "bfloat16", otherwise="the KV cache has the engine's type or fp8; leave it at auto")(key, value)
+
 
 KV_CACHE: Rules = {
     "enable_block_reuse": became(BOOLEAN, serve="kv_cache_config.enable_block_reuse"),
@@ -52,7 +72,7 @@ KV_CACHE: Rules = {
     "enable_partial_reuse": ignored("whole blocks are reused"),
     "copy_on_partial_reuse": ignored("whole blocks are reused"),
     "use_uvm": ignored("the KV cache is in device memory"),
-    "dtype": only("auto", "bfloat16", otherwise="the KV cache has the engine's type; leave it at auto"),
+    "dtype": _dtype,
     **dict.fromkeys(
         (
             *("mamba_ssm_cache_dtype", "mamba_ssm_stochastic_rounding", "mamba_ssm_philox_rounds"),

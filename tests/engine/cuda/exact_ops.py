@@ -13,9 +13,14 @@ import torch
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.ops.cuda.append_kv import normed_qkv
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
-from faser_trtllm.ops.cuda.kv_cache import kv_values
+from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX, kv_values
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
+
+
+def stored(values, cache):
+    """As a cache holds them: e4m3 saturates."""
+    return (values.clamp(-E4M3_MAX, E4M3_MAX) if cache.dtype is torch.float8_e4m3fn else values).to(cache.dtype)
 
 
 class ExactOps(ReferenceOps):
@@ -60,8 +65,8 @@ class ExactOps(ReferenceOps):
                 if position < kv_len:
                     block, offset = int(block_table[b, position // tokens_per_block]), position % tokens_per_block
                     assert 0 <= block < num_blocks
-                    k_cache[block, :, offset] = rotated[row, num_heads : num_heads + num_kv_heads]
-                    v_cache[block, :, offset] = heads[row, num_heads + num_kv_heads :].to(q_rotated.dtype)
+                    k_cache[block, :, offset] = stored(rotated[row, num_heads : num_heads + num_kv_heads], k_cache)
+                    v_cache[block, :, offset] = stored(heads[row, num_heads + num_kv_heads :], v_cache)
 
     def verify_attention(
         self, q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, out, *, window, max_query_rows, max_kv_len

@@ -11,7 +11,7 @@ import torch
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import Quantization
+from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.weights import DeviceWeights
 from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -107,6 +107,7 @@ def open_engine(
     draft_probs=None,
     keep_logits=False,
     quantization=Quantization.NONE,
+    kv_dtype=KvCacheDtype.AUTO,
     **limits,
 ):
     """An engine on the host: exact in float32 unless told otherwise."""
@@ -130,6 +131,7 @@ def open_engine(
         GpuLimits(**(sizes | limits)),
         draft_probs=draft_probs,
         keep_logits=keep_logits,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import ExecutorConfig, Quantization
+from faser_trtllm.config import ExecutorConfig, KvCacheDtype, Quantization
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -78,6 +78,7 @@ def generate(
     num_blocks=24,
     max_seq_len=128,
     quantization=Quantization.NONE,
+    kv_dtype=KvCacheDtype.AUTO,
     collector=None,
     opened_all=lambda: None,
     on_step=lambda executor, step: None,
@@ -89,7 +90,7 @@ def generate(
     limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, MAX_DRAFT_LEN if drafting else 0, 32)
     clock, collector = ManualClock(), collector or Collector()
     with ExitStack() as stack:
-        request = OpenRequest(engines, limits, num_blocks, drafting, quantization=quantization)
+        request = OpenRequest(engines, limits, num_blocks, drafting, quantization=quantization, kv_dtype=kv_dtype)
         opened = open_cuda_engines(request, gpu or HostGpu(), stack)
         executor = assemble(
             opened.target,

@@ -269,4 +269,4 @@ def test_what_a_head_cannot_do_is_refused(engines: EngineDir) -> None:
 def test_hidden_rows_are_counted_with_the_kv(engines: EngineDir) -> None:
     """What a KV token takes: keys and values of all layers of both, and three hidden rows, of 2 bytes each."""
     num_values = (NUM_LAYERS + 1) * 2 * 2 * 64 + 3 * 64
-    assert engines.kv_bytes_per_token == 2 * num_values
+    assert engines.kv_bytes_per_token() == 2 * num_values

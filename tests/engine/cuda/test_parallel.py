@@ -237,7 +237,7 @@ def test_a_directory_says_its_ranks(built) -> None:
         mapping = {"world_size": size, "tp_size": size, "pp_size": 1}
         assert engines.target_config["pretrained_config"]["mapping"] == mapping
         assert engines.draft_config["pretrained_config"]["mapping"]["tp_size"] == 1
-    assert built[1].kv_bytes_per_token > built[2].kv_bytes_per_token > built[4].kv_bytes_per_token
+    assert built[1].kv_bytes_per_token() > built[2].kv_bytes_per_token() > built[4].kv_bytes_per_token()
 
 
 @given(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faser_trtllm.builder.engine_dir import BuildConfig
-from faser_trtllm.config import Quantization
+from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
@@ -21,9 +21,11 @@ BUFFERS = 4 * VOCAB_SIZE * (2 * 20 + 4 * 4)  # logits of 4 x 5 rows on both engi
 @dataclass(frozen=True)
 class Directory:
     vocab_size: int = VOCAB_SIZE
-    kv_bytes_per_token: int = 100
     target_path: Path = Path("target")
     draft_path: Path = Path("draft")
+
+    def kv_bytes_per_token(self, itemsize: int | None = None) -> int:
+        return 50 * (itemsize or 2)
 
 
 REQUEST = OpenRequest(Directory(), BuildConfig(4, 32, 128, 4, BLOCK), 16, drafting=True)
@@ -41,6 +43,12 @@ def test_all_blocks_fit_to_the_byte_or_are_refused() -> None:
     assert "max_seq_len or max_batch_size, set quantization to fp8, build with a larger --tp_size (cuda)" in message
     with pytest.raises(ConfigError, match="max_batch_size, build with a larger --tp_size"):
         fit_blocks(replace(REQUEST, quantization=Quantization.FP8), WEIGHTS, exact - 1)
+
+
+def test_an_fp8_cache_holds_twice_the_blocks() -> None:
+    beside = sum(WEIGHTS.values()) + BUFFERS
+    half = replace(REQUEST, kv_memory_fraction=0.5)
+    assert fit_blocks(replace(half, kv_dtype=KvCacheDtype.FP8), WEIGHTS, beside + 2 * 6 * BLOCK * 100) == 12
 
 
 def test_a_fraction_of_what_is_left_holds_as_many_blocks_as_it_can() -> None:

@@ -19,6 +19,7 @@ from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -33,9 +34,10 @@ class ShardDecoder(TorchDecoder):
         runtime: Runtime,
         partition: GpuPartition,
         hidden_rows: HiddenRows | None,
+        kv_dtype: torch.dtype | None,
         group: RankGroup,
     ) -> None:
-        super().__init__(weights, ops, spec, runtime, partition, hidden_rows)
+        super().__init__(weights, ops, spec, runtime, partition, hidden_rows, kv_dtype)
         self._group = group
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
