@@ -69,10 +69,11 @@ def judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
         if request.message in answer.error:
             return Ending.REFUSED, ""
     elif plan.has_deadline and is_late(answer):
-        # A character cut by the deadline ends in replacement characters.
-        if request.text.startswith(answer.text.rstrip("\ufffd")):
+        if _is_beginning(answer, request.text):
             return Ending.LATE, ""
         return Ending.FAILED, f"other text: {answer.text[-80:]!r}"
+    elif answer.was_cancelled and answer.finish_reason == "cancelled" and _is_beginning(answer, request.text):
+        return Ending.CANCELLED, ""
     elif not request.text.startswith(answer.text):
         return Ending.FAILED, f"other text: {answer.text[-80:]!r}"
     elif answer.was_cancelled:
@@ -86,6 +87,11 @@ def judge(plan: Plan, answer: Answer, was_down: bool) -> tuple[Ending, str]:
     if was_down and is_loss(answer):
         return Ending.LOST, ""
     return Ending.FAILED, str(answer.error)
+
+
+def _is_beginning(answer: Answer, text: str) -> bool:
+    """Whether the server ended the text early; a character that this cut ends in replacement characters."""
+    return text.startswith(answer.text.rstrip("\ufffd"))
 
 
 def is_loss(answer: Answer) -> bool:

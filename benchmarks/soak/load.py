@@ -1,4 +1,8 @@
-"""The load of a soak: workers that each keep one request in flight, most over gRPC streams, some over HTTP."""
+"""The load of a soak: workers that each keep one request in flight, most over gRPC streams, some over HTTP.
+
+gRPC clients cancel as TensorRT-LLM's do, by a second request with `stop`; HTTP clients drop their connections. A gRPC
+stream that its client cancels while a response is under way can end Triton 2.51 by a signal (docs/edge.md).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import http.client
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -53,45 +58,54 @@ class GrpcLoad:
     async def _ask(self, client: Any, plan: Plan) -> Answer:
         import grpc
 
-        request = _grpc_request(plan.fields)
         answer = Answer(time.monotonic())
+        is_stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # Without the header triton_grpc_error: streams that end in errors then crash Triton 2.51.
-        answers = client.stream_infer(_once(request), stream_timeout=self._timeout_s)
+        answers = client.stream_infer(_requests(plan.fields, is_stopped), stream_timeout=self._timeout_s)
         timer = None
         if plan.cancellation is not None and plan.cancellation.after_s is not None:
-            timer = asyncio.get_running_loop().call_later(plan.cancellation.after_s, _cancel, answers, answer)
+            timer = asyncio.get_running_loop().call_later(plan.cancellation.after_s, _stop, is_stopped, answer)
         try:
-            await self._read(answers, answer, plan.cancellation)
+            await self._read(answers, answer, plan.cancellation, is_stopped)
         except grpc.aio.AioRpcError as error:
-            if not answer.was_cancelled:
-                answer.error = f"{error.code().name} {' '.join((error.details() or '').split())}"
-        except asyncio.CancelledError:  # the call was cancelled by us, perhaps too late; the task never is
-            if not answer.was_cancelled and answer.finish_reason is None:
-                raise
+            answer.error = f"{error.code().name} {' '.join((error.details() or '').split())}"
         finally:
             if timer is not None:
                 timer.cancel()
+            if not is_stopped.done():
+                is_stopped.set_result(False)
         answer.ended_s = time.monotonic()
         return answer
 
-    async def _read(self, answers: Any, answer: Answer, cancellation: Cancellation | None) -> None:
+    async def _read(
+        self, answers: Any, answer: Answer, cancellation: Cancellation | None, is_stopped: asyncio.Future[bool]
+    ) -> None:
         num_responses = 0
         async for result, error in answers:
             if error is not None:
                 answer.error = str(error.message())
-                return
-            if answer.first_s is None:
-                answer.first_s = time.monotonic()
-                self._ledger.first_token(answer)
-            answer.text += result.as_numpy("text_output").reshape(-1)[0].decode()
-            answer.num_tokens += result.as_numpy("output_ids").size
-            reason = result.as_numpy("finish_reason")
-            if reason is not None:
-                answer.finish_reason = reason.reshape(-1)[0].decode()
-                answer.was_cancelled = False  # too late
+                is_over = True
+            else:
+                is_over = self._take(result, answer)
             num_responses += 1
-            if cancellation is not None and num_responses == cancellation.after_responses:
-                _cancel(answers, answer)
+            if is_over and not is_stopped.done():
+                is_stopped.set_result(False)
+            elif cancellation is not None and num_responses == cancellation.after_responses:
+                _stop(is_stopped, answer)
+
+    def _take(self, result: Any, answer: Answer) -> bool:
+        """Add a response to the answer -> whether it is the last."""
+        if answer.first_s is None:
+            answer.first_s = time.monotonic()
+            self._ledger.first_token(answer)
+        answer.text += result.as_numpy("text_output").reshape(-1)[0].decode()
+        answer.num_tokens += result.as_numpy("output_ids").size
+        reason = result.as_numpy("finish_reason")
+        if reason is None:
+            return False
+        answer.finish_reason = reason.reshape(-1)[0].decode()
+        answer.was_cancelled &= answer.finish_reason == "cancelled"  # else the stop came too late
+        return True
 
 
 class HttpWorker:
@@ -141,13 +155,21 @@ class HttpWorker:
                 return
 
 
-def _cancel(answers: Any, answer: Answer) -> None:
-    if answer.finish_reason is None:
+def _stop(is_stopped: asyncio.Future[bool], answer: Answer) -> None:
+    if not is_stopped.done():
         answer.was_cancelled = True
-        answers.cancel()
+        is_stopped.set_result(True)
 
 
-def _grpc_request(fields: Mapping[str, Any]) -> dict[str, Any]:
+async def _requests(fields: Mapping[str, Any], is_stopped: asyncio.Future[bool]) -> AsyncIterator[dict[str, Any]]:
+    """The request, and one that stops it if that is asked for; the stream stays open until then, or until the end."""
+    request_id = uuid.uuid4().hex
+    yield _grpc_request(fields, request_id)
+    if await is_stopped:
+        yield _grpc_request({"text_input": "", "stop": True}, request_id)
+
+
+def _grpc_request(fields: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     import tritonclient.grpc as grpcclient
 
     inputs = []
@@ -155,8 +177,4 @@ def _grpc_request(fields: Mapping[str, Any]) -> dict[str, Any]:
         array = to_tensor(name, value)
         inputs.append(grpcclient.InferInput(name, list(array.shape), INPUT_DTYPES[name]))
         inputs[-1].set_data_from_numpy(array)
-    return {"model_name": MODEL_NAME, "inputs": inputs}
-
-
-async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    yield request
+    return {"model_name": MODEL_NAME, "inputs": inputs, "request_id": request_id}

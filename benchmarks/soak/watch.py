@@ -58,7 +58,7 @@ class ServiceProcesses:
         return self.pids().get(ENGINE)
 
     def sample(self, num_tokens: int = 0) -> Sample:
-        processes = {role: found for role, pid in self.pids().items() if (found := _sample(pid)) is not None}
+        processes = {role: found for role, pid in self.pids().items() if (found := process_sample(pid)) is not None}
         return Sample(time.monotonic(), processes, num_tokens)
 
     def _server_pid(self) -> int | None:
@@ -94,7 +94,7 @@ class Watch:
             self.samples.append(self._processes.sample(self._num_tokens()))
 
 
-def _sample(pid: int) -> ProcessSample | None:
+def process_sample(pid: int) -> ProcessSample | None:
     try:
         rss_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         num_fds, num_threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _DTYPES: Mapping[type, tuple[str, Any]] = {
 }
 _TOO_LONG = re.compile(r" tokens, the engine takes at most \d| characters, max_seq_len \d+ leaves room ")
 _CODE = re.compile(r"\[([A-Z_]+)\] ")
+_END_TIMEOUT_S = 30.0
+"""How long a stream that was left may take to end once the model was asked to stop."""
 _UINT64_INPUTS = ("seed",)
 _FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
 """Input names that start an error message of the model -> field names of this API."""
@@ -55,8 +58,12 @@ class Model:
         self._grpc = grpcclient
         self._client = grpcclient.InferenceServerClient(url)
         self._name = name
+        self._left: set[asyncio.Task[None]] = set()  # they end the streams that were left
 
     async def close(self) -> None:
+        """Close the connection once the streams that were left have ended, or do not."""
+        if self._left:
+            await asyncio.wait(self._left, timeout=_END_TIMEOUT_S)
         await self._client.close()
 
     async def is_ready(self) -> bool:
@@ -71,46 +78,70 @@ class Model:
     async def generate(
         self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
     ) -> AsyncIterator[Delta]:
-        """Yield the deltas of one sequence; leaving the iteration or cancelling the task cancels it in the server.
+        """Yield the deltas of one sequence; leaving the iteration or cancelling the task stops it in the server.
 
-        The last delta, or the error, comes once the stream has ended: Triton 2.51 never frees a stream that is
-        cancelled after its last response, and waits for it when it stops.
+        Every stream is read to its end, after which the last delta or the error comes: Triton 2.51 never frees a stream
+        that is cancelled after its last response, and waits for it when it stops. So one that is left early asks the
+        model to stop, on the same stream, and ends by itself.
 
-        prompt: text or token ids. inputs: further inputs of the Triton model by name, as Python values. Raises
-        ModelError with the model's message, UnavailableError if the server cannot be reached.
+        request_id: no other that runs has it. prompt: text or token ids. inputs: further inputs of the Triton model by
+        name, as Python values. Raises ModelError with the model's message, UnavailableError if the server cannot be
+        reached.
         """
         import grpc
 
         name = "text_input" if isinstance(prompt, str) else "input_ids"
-        tensors = [self._tensor(key, value) for key, value in {name: prompt, **inputs}.items()]
+        first = self._request(request_id, {name: prompt, **inputs})
+        is_left = asyncio.get_running_loop().create_future()
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {
-                "model_name": self._name,
-                "inputs": tensors,
-                "request_id": request_id,
-                "parameters": {"error_codes": True},
-            }
+            yield first
+            if await is_left:
+                yield self._request(request_id, {name: prompt, "stop": True})
 
         answers = self._client.stream_infer(requests())
+        reading: asyncio.Future[Any] | None = None
         last: Delta | FaserError | None = None
         try:
-            async for result, error in answers:
+            while True:
+                reading = asyncio.ensure_future(anext(answers))
+                result, error = await asyncio.shield(reading)  # a read that is cancelled cancels its stream
                 if error is not None:
                     last = _error_of(error.message())
-                    continue
-                delta = _delta_of(result.as_numpy)
-                if delta.finish_reason is None:
-                    yield delta
                 else:
+                    delta = _delta_of(result.as_numpy)
+                    if delta.finish_reason is None:
+                        yield delta
+                        continue
                     last = delta
+                if not is_left.done():
+                    is_left.set_result(False)
+        except StopAsyncIteration:
+            pass
         except grpc.aio.AioRpcError as error:
             last = last or _failure(error)
         finally:
-            answers.cancel()
+            if not is_left.done():
+                is_left.set_result(True)
+            if reading is not None and not _has_ended(reading):
+                self._end(answers, reading)
         if not isinstance(last, Delta):
             raise last or ModelError("the server ended the stream early; send the request again", "UNAVAILABLE")
         yield last
+
+    def _end(self, answers: Any, reading: asyncio.Future[Any]) -> None:
+        """Read a stream that was left to its end, in the background; reading: its read under way."""
+        task = asyncio.create_task(_read_to_end(answers, reading))
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    def _request(self, request_id: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model_name": self._name,
+            "inputs": [self._tensor(key, value) for key, value in inputs.items()],
+            "request_id": request_id,
+            "parameters": {"error_codes": True},
+        }
 
     def _tensor(self, name: str, value: Any) -> Any:
         """An input of batch size 1."""
@@ -123,6 +154,28 @@ class Model:
         tensor = self._grpc.InferInput(name, list(array.shape), dtype)
         tensor.set_data_from_numpy(array)
         return tensor
+
+
+def _has_ended(reading: asyncio.Future[Any]) -> bool:
+    """Whether this read found the stream's end, or its failure."""
+    return reading.done() and (reading.cancelled() or reading.exception() is not None)
+
+
+async def _read_to_end(answers: Any, reading: asyncio.Future[Any]) -> None:
+    """Read a stream whose model was asked to stop; one that does not end is cancelled."""
+    import grpc
+
+    async def read() -> None:
+        await reading
+        async for _ in answers:
+            pass
+
+    try:
+        await asyncio.wait_for(read(), _END_TIMEOUT_S)
+    except StopAsyncIteration:
+        pass
+    except (grpc.aio.AioRpcError, asyncio.TimeoutError, asyncio.CancelledError):
+        answers.cancel()
 
 
 def _delta_of(get: Any) -> Delta:

@@ -75,7 +75,7 @@ def test_the_entry_points_are_there(nvcc):
     """What ops/cuda launches and the plugins name; a cubin of one head size has that one only."""
     append = compiler.compile_stem("append_kv", "sm_90")
     assert {used.kernel for used in append.resources} == {
-        f"append_kv_{types}" for types in ("bf16", "bf16_e4m3", "fp16", "fp16_e4m3", "normed_bf16", "normed_fp16")
+        f"append_kv_{norm}{types}" for norm in ("", "normed_") for types in ("bf16", "bf16_e4m3", "fp16", "fp16_e4m3")
     }
     attention = compiler.compile_stem("verify_attention", "sm_90", defines=ONE_HEAD)
     assert {used.kernel for used in attention.resources} == {

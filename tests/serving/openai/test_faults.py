@@ -50,7 +50,7 @@ def test_triton_outlives_errors_of_many_streams_and_their_codes_arrive(server):
             if stop.is_set():
                 return
             max_tokens = (0, 40, 300)[count % 3]
-            answers = model.generate("1", "abc", {"max_tokens": max_tokens, "stream": True})
+            answers = model.generate(f"{number}-{count}", "abc", {"max_tokens": max_tokens, "stream": True})
             try:
                 async for delta in answers:
                     if max_tokens == 300 and count % 2 and len(delta.token_ids):

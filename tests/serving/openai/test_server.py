@@ -313,7 +313,7 @@ def running(triton):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_its_requests(frontend, triton, stream):
     def cancelled():
-        return triton.metric('faser_request_failures_total{code="CANCELLED"')
+        return triton.metric('faser_request_success_total{finished_reason="cancelled"')
 
     wait_until(lambda: running(triton) == 0)
     before = cancelled()
