@@ -1,23 +1,36 @@
-// Quantises rows to e4m3 with one scale per row, for fp8 GEMMs.
+// Quantises rows to e4m3 with one scale per row, for fp8 GEMMs; add_quantize_rows adds a product to the residual first.
 //
-// One block per row: find the row's largest number, then divide by the scale. The scale is the smallest power of
-// two that brings the largest number to 448 or less, so it scales exactly; each row is quantised independently. Memory
-// bound: the row is read twice, the second time from a cache. Speed: not measured.
+// One block per row: find the row's largest number, then divide by the scale (scaled_row.cuh). Memory bound: the row is
+// read twice, the second time from a cache. Speed: not measured.
 //
 // limits: registers <= 40, spill_bytes <= 0, shared_bytes <= 64
 #define FASER_BLOCK_THREADS 256
 #include "block.cuh"
+#include "scaled_row.cuh"
 
 namespace faser {
 
-// A float32 has its exponent over 23 bits of mantissa. 448 is 1.75 x 2^8: a mantissa beyond 1.75 carries.
-constexpr int32_t kCarryBeyond175 = 0x1FFFFF, kEightBinades = 8 << 23, kExponentBits = 0x7F800000;
-constexpr int32_t kSmallestScale = 64 << 23;  // 2^-63, for a row of zeros too
-constexpr int32_t kOneTwice = 254 << 23;      // less the bits of a power of two: the bits of its reciprocal
-
-__device__ inline int32_t scale_bits(int32_t largest_bits) {
-  const int32_t bits = largest_bits + (kCarryBeyond175 - kEightBinades);
-  return (bits < kSmallestScale ? kSmallestScale : bits) & kExponentBits;
+// hidden: null, or the residual, to which x is added in place.
+__device__ inline void quantize_row(const bf16* x, bf16* hidden, int32_t width, e4m3* values, float* scales) {
+  const int64_t row = blockIdx.x, start = row * width;
+  const int32_t stride = kThreads * 8;
+  uint64_t largest = 0;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x) * 8; i < width; i += stride) {
+    Pack<bf16> pack = load_pack(x + start + i);
+    if (hidden != nullptr) {
+      const Pack<bf16> before = load_pack(hidden + start + i);
+#pragma unroll
+      for (int j = 0; j < 8; j++) pack.entry[j] = from_float<bf16>(to_float(before.entry[j]) + to_float(pack.entry[j]));
+      *reinterpret_cast<uint4*>(hidden + start + i) = *reinterpret_cast<const uint4*>(pack.entry);
+    }
+    largest = Max()(largest, largest_bits(pack.entry));
+  }
+  const int32_t scale = scale_bits(static_cast<int32_t>(block_reduce(largest, Max())));
+  const bf16* source = hidden != nullptr ? hidden : x;  // each thread reads again what it has read, or written
+  for (int32_t i = static_cast<int32_t>(threadIdx.x) * 8; i < width; i += stride) {
+    store_scaled(load_pack(source + start + i).entry, scale, values + start + i);
+  }
+  if (threadIdx.x == 0) scales[row] = float_of_bits(scale);
 }
 
 }  // namespace faser
@@ -26,29 +39,12 @@ __device__ inline int32_t scale_bits(int32_t largest_bits) {
 // [num_rows].
 extern "C" __global__ void __launch_bounds__(faser::kThreads)
     quantize_rows(const faser::bf16* x, int32_t num_rows, int32_t width, faser::e4m3* values, float* scales) {
-  const int32_t row = blockIdx.x;
-  if (row >= num_rows) return;
-  const int64_t start = static_cast<int64_t>(row) * width;
-  const int32_t stride = faser::kThreads * 8;
-  uint64_t largest = 0;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x) * 8; i < width; i += stride) {
-    const auto pack = faser::load_pack(x + start + i);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      // For non-negative floats larger numbers have larger bits, and NaN has the largest.
-      const uint64_t bits = static_cast<uint64_t>(__float_as_int(faser::to_float(pack.entry[j])) & 0x7FFFFFFF);
-      largest = bits > largest ? bits : largest;
-    }
-  }
-  largest = faser::block_reduce(largest, faser::Max());
-  const int32_t scale = faser::scale_bits(static_cast<int32_t>(largest));
-  const float reciprocal = faser::float_of_bits(faser::kOneTwice - scale);
-  for (int32_t i = static_cast<int32_t>(threadIdx.x) * 8; i < width; i += stride) {
-    const auto pack = faser::load_pack(x + start + i);
-    alignas(8) faser::e4m3 scaled[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) scaled[j] = faser::from_float<faser::e4m3>(faser::to_float(pack.entry[j]) * reciprocal);
-    *reinterpret_cast<uint2*>(values + start + i) = *reinterpret_cast<const uint2*>(scaled);
-  }
-  if (threadIdx.x == 0) scales[row] = faser::float_of_bits(scale);
+  if (static_cast<int32_t>(blockIdx.x) < num_rows) faser::quantize_row(x, nullptr, width, values, scales);
+}
+
+// hidden [num_rows, width] += x, rounded to bf16, and the sums are quantised.
+extern "C" __global__ void __launch_bounds__(faser::kThreads)
+    add_quantize_rows(const faser::bf16* x, int32_t num_rows, int32_t width, faser::bf16* hidden, faser::e4m3* values,
+                      float* scales) {
+  if (static_cast<int32_t>(blockIdx.x) < num_rows) faser::quantize_row(x, hidden, width, values, scales);
 }

@@ -33,6 +33,7 @@ class TorchDecoder:
 
     has_fixed_shapes = False
     has_prune_plan = False
+    _scales_inner = True  # whether the rows before the last product may come in e4m3
 
     def __init__(
         self,
@@ -94,9 +95,10 @@ class TorchDecoder:
         hidden = self._hidden[:rows]
         if first == 0:
             torch.index_select(self.weights.embedding, 0, self.batch.token_ids[:rows], out=hidden)
+        scaled: ScaledRows | None = None
         for index in range(self._segments[first], self._segments[last]):
             self._keep(index, hidden)
-            self._layer(self.weights.layers[index], self.cache[index], hidden, bounds)
+            scaled = self._layer(self.weights.layers[index], self.cache[index], hidden, scaled, bounds)
         if last == len(self._segments) - 1:
             self._keep(self._segments[last], hidden)
         if logits is not None:
@@ -124,14 +126,17 @@ class TorchDecoder:
         if self._hidden_rows is not None:
             self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
-    def _layer(self, layer: LayerWeights, cache: Tensor, hidden: Tensor, bounds: Bounds) -> None:
-        qkv = self._ops.linear(hidden, layer.qkv)
+    def _layer(
+        self, layer: LayerWeights, cache: Tensor, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds
+    ) -> ScaledRows | None:
+        """scaled: hidden in e4m3, where the layer before has made it; this layer's is returned."""
+        qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
-        self._finish_layer(layer, cache, qkv, norm, hidden, bounds)
+        return self._finish_layer(layer, cache, qkv, norm, hidden, bounds)
 
     def _finish_layer(
         self, layer: LayerWeights, cache: Tensor, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
-    ) -> None:
+    ) -> ScaledRows | None:
         """The layer behind its first product; hidden is the residual."""
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         q, attended = self._q[:rows], self._attended[:rows]
@@ -149,13 +154,16 @@ class TorchDecoder:
             max_query_rows=bounds.max_query_rows,
             max_kv_len=bounds.max_kv_len,
         )
-        self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
-        gate_up = ops.linear(hidden, layer.gate_up)
-        inner = ops.gated_silu(gate_up, hidden, layer.gate_up_bias, self._eps)
-        self._add_product(hidden, inner, layer.down, layer.down_bias)
+        scaled = self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
+        gate_up = ops.linear(hidden, layer.gate_up, scaled)
+        silu = ops.scaled_silu if self._scales_inner and isinstance(layer.down, ScaledRows) else ops.gated_silu
+        inner = silu(gate_up, hidden, layer.gate_up_bias, self._eps)
+        return self._add_product(hidden, inner, layer.down, layer.down_bias)
 
-    def _add_product(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
-        self._ops.add_linear(hidden, x, weight, bias)
+    def _add_product(
+        self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
+    ) -> ScaledRows | None:
+        return self._ops.add_linear(hidden, x, weight, bias)
 
     def _write_logits(self, x: Tensor, logits: Tensor) -> None:
         self._ops.logits(x, self.weights.lm_head, logits)

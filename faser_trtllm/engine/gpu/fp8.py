@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 MIN_CAPABILITY = (8, 9)
 
 
-def scaled_linear(x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+def scaled_linear(x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
     """x bf16 [n, in] in e4m3, times weight [out, in], plus bias [out] -> bf16 [n, out], new."""
-    return scaled_product(quantize_rows(x), weight, bias)
+    return scaled_product(x if isinstance(x, ScaledRows) else quantize_rows(x), weight, bias)
 
 
 def scaled_product(rows: ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:

@@ -29,6 +29,7 @@ from faser_trtllm.ops.cuda.take_step import StepInputs
 from faser_trtllm.ops.cuda.verify_attention import AttentionShape
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 from faser_trtllm.engine.gpu.ops import TorchOps
@@ -61,18 +62,23 @@ class KernelOps(TorchOps):
         self._cache = LaunchCache()
         self._shapes: dict[tuple[Hashable, ...], AttentionShape] = {}
 
-    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-        return scaled_product(self.scaled_rows(x), weight, bias)
+    def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        return scaled_product(x if isinstance(x, ScaledRows) else self.scaled_rows(x), weight, bias)
 
     def scaled_rows(self, x: Tensor) -> ScaledRows:
         """ops/cuda/quantize_rows.py."""
-        import torch
+        rows = _empty_rows(x.shape[0], x.shape[1], x.device)
+        launcher, key = self._launchers["quantize_rows"], ("quantize_rows", *key_of(x, rows.values, rows.scales))
+        self._cache.launch(key, launcher, self._stream(), lambda to: quantize_rows.launch(to, x, rows))
+        return rows
 
-        rows = ScaledRows(
-            torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
-            torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device),
+    def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
+        rows = _empty_rows(hidden.shape[0], hidden.shape[1], hidden.device)
+        key = ("add_quantize_rows", *key_of(product, hidden, rows.values, rows.scales))
+        launcher = self._launchers["quantize_rows"]
+        self._cache.launch(
+            key, launcher, self._stream(), lambda to: quantize_rows.launch_add(to, product, hidden, rows)
         )
-        quantize_rows.launch(self._launchers["quantize_rows"], x, rows, stream=self._stream())
         return rows
 
     def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -84,6 +90,18 @@ class KernelOps(TorchOps):
             key, launcher, self._stream(), lambda to: gated_silu.launch(to, gate_up, hidden, bias, eps, out)
         )
         return out
+
+    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
+        num_rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        if inner > gated_silu.MAX_SCALED_COLUMNS:
+            return self.gated_silu(gate_up, hidden, bias, eps)
+        rows = _empty_rows(num_rows, inner, hidden.device)
+        key = ("scaled_silu", *key_of(gate_up, hidden, bias, rows.values, rows.scales), eps)
+        launcher = self._launchers["gated_silu"]
+        self._cache.launch(
+            key, launcher, self._stream(), lambda to: gated_silu.launch_scaled(to, gate_up, hidden, bias, eps, rows)
+        )
+        return rows
 
     def append_kv(
         self,
@@ -263,3 +281,12 @@ class KernelOps(TorchOps):
     ) -> None:
         launcher = self._launchers["take_step"]
         take_step.take_step(launcher, newest, known, remaining, block_table, inputs, stream=self._stream())
+
+
+def _empty_rows(num_rows: int, width: int, device: torch.device) -> ScaledRows:
+    import torch
+
+    return ScaledRows(
+        torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=device),
+        torch.empty((num_rows, 1), dtype=torch.float32, device=device),
+    )

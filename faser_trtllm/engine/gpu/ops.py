@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 class Ops(Protocol):
     """Ops are asynchronous on the current stream and write to the given tensors, unless noted."""
 
-    def linear(self, x: Tensor, weight: Tensor | ScaledRows) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
         """x [n, in] times weight [out, in] -> [n, out], new; in e4m3 if the weight is. Rows may not be normalised yet:
-        of x's dtype, but fp32 where that is fp16, whose range they could leave."""
+        of x's dtype, but fp32 where that is fp16, whose range they could leave. scaled: x in e4m3, if it is known."""
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
-        """hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is."""
+    def add_linear(
+        self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
+    ) -> ScaledRows | None:
+        """hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is. Returns the
+        new hidden in e4m3 where that takes no launch of its own."""
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
@@ -33,6 +36,9 @@ class Ops(Protocol):
 
     def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """ops/cuda/gated_silu.py -> [n, inner] of hidden's dtype, new."""
+
+    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
+        """gated_silu() in e4m3 where that takes no launch of its own."""
 
     def append_kv(
         self,
@@ -126,27 +132,41 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    def linear(self, x: Tensor, weight: Tensor | ScaledRows) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
         import torch
 
         if isinstance(weight, ScaledRows):
-            return self.scaled_linear(x, weight, None)
+            return self.scaled_linear(x if scaled is None else scaled, weight, None)
         if x.dtype is not torch.float16:
             return torch.mm(x, weight.t())
         wide = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
         self.logits(x, weight, wide)
         return wide
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
+    def add_linear(
+        self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
+    ) -> ScaledRows | None:
         if isinstance(weight, ScaledRows):
-            hidden += self.scaled_linear(x, weight, bias)
-            return
+            return self.add_scaled(hidden, self.scaled_linear(x, weight, bias))
+        assert not isinstance(x, ScaledRows), "rows in e4m3 need such a weight"
         hidden.addmm_(x, weight.t())
         if bias is not None:
             hidden += bias
+        return None
 
-    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+    def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
+        """hidden += product, as add_linear() says."""
+        hidden += product
+        return None
+
+    def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
+
+    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        raise NotImplementedError
+
+    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
+        return self.gated_silu(gate_up, hidden, bias, eps)
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
         import torch

@@ -40,7 +40,8 @@ from faser_trtllm.engine.gpu.ops import TorchOps
 class ReferenceOps(TorchOps):
     """The kernels' references on the CPU, and the native library's free test, over the same tensors."""
 
-    def scaled_linear(self, x: Tensor, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+    def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        assert not isinstance(x, ScaledRows), "the references quantise rows in each product"
         return scaled_linear_reference(x, weight, bias)
 
     def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -9,6 +9,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.append_kv import inverse_rms
 from faser_trtllm.ops.cuda.kv_cache import address_of, expect, type_name
 from faser_trtllm.ops.cuda.module import Argument, Launcher
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import bits_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 NUM_THREADS = 512
 _VECTOR = 8
 _COLUMNS_PER_BLOCK = NUM_THREADS * _VECTOR
+MAX_SCALED_COLUMNS = 8 * _COLUMNS_PER_BLOCK
+"""Of rows that launch_scaled() takes: one block holds a row."""
 
 
 def launch(
@@ -34,25 +37,54 @@ def launch(
     inner and hidden_size must be multiples of 8. Only addresses, shapes and types of the tensors are used. Raises
     InvalidArgumentError where no kernel fits.
     """
-    (num_rows, inner), hidden_size, dtype = out.shape, hidden.shape[-1], type_name("out", out)
+    (num_rows, inner), dtype = out.shape, type_name("out", out)
     if dtype not in ("bf16", "fp16"):
         raise InvalidArgumentError(f"out has type {dtype}; it must be bf16 or fp16")
-    for name, size in (("out", inner), ("hidden", hidden_size)):
+    arguments = _arguments(gate_up, hidden, bias, eps, "out", out, dtype)
+    expect("out", out, (num_rows, inner), dtype)
+    blocks = (num_rows, -(-inner // _COLUMNS_PER_BLOCK), 1)
+    if num_rows:
+        launcher.launch(f"gated_silu_{dtype}", blocks, (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def launch_scaled(
+    launcher: Launcher,
+    gate_up: Tensor,
+    hidden: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: ScaledRows,
+    *,
+    stream: int = 0,
+) -> None:
+    """quantize_rows of what launch() writes in bf16, which is not kept; inner at most MAX_SCALED_COLUMNS."""
+    num_rows, inner = out.values.shape
+    if inner > MAX_SCALED_COLUMNS:
+        raise InvalidArgumentError(f"out has rows of {inner}; at most {MAX_SCALED_COLUMNS} are quantised by one block")
+    arguments = _arguments(gate_up, hidden, bias, eps, "out.values", out.values, "bf16")
+    expect("out.values", out.values, (num_rows, inner), "e4m3")
+    expect("out.scales", out.scales, (num_rows, 1), "fp32")
+    arguments.append(ctypes.c_void_p(address_of(out.scales)))
+    if num_rows:
+        launcher.launch("gated_silu_e4m3", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def _arguments(
+    gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float, name: str, out: Tensor, dtype: str
+) -> list[Argument]:
+    (num_rows, inner), hidden_size = out.shape, hidden.shape[-1]
+    for each, size in ((name, inner), ("hidden", hidden_size)):
         if size % _VECTOR:
-            raise InvalidArgumentError(f"{name} has rows of {size}; it must be a multiple of {_VECTOR}")
+            raise InvalidArgumentError(f"{each} has rows of {size}; it must be a multiple of {_VECTOR}")
     expect("gate_up", gate_up, (num_rows, 2 * inner), "fp32" if dtype == "fp16" else dtype)
     expect("hidden", hidden, (num_rows, hidden_size), dtype)
-    expect("out", out, (num_rows, inner), dtype)
     if bias is not None:
         expect("bias", bias, (2 * inner,), dtype)
-    if num_rows == 0:
-        return
     inputs = (gate_up, hidden, bias)
     arguments: list[Argument] = [ctypes.c_void_p(None if each is None else address_of(each)) for each in inputs]
     arguments += [ctypes.c_int32(value) for value in (num_rows, inner, hidden_size, bits_of(eps))]
     arguments.append(ctypes.c_void_p(address_of(out)))
-    blocks = (num_rows, -(-inner // _COLUMNS_PER_BLOCK), 1)
-    launcher.launch(f"gated_silu_{dtype}", blocks, (NUM_THREADS, 1, 1), arguments, stream)
+    return arguments
 
 
 def gated_silu_reference(gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:

@@ -71,16 +71,33 @@ def launch(launcher: Launcher, x: Tensor, found: ScaledRows, *, stream: int = 0)
 
     width and addresses must be multiples of 16. Contiguous device tensors; asynchronous on the stream.
     """
+    _launch(launcher, "quantize_rows", x, (), found, stream)
+
+
+def launch_add(launcher: Launcher, x: Tensor, hidden: Tensor, found: ScaledRows, *, stream: int = 0) -> None:
+    """hidden += x, both torch.bfloat16 [num_rows, width], and quantize_rows of the sums; otherwise as launch()."""
+    _check_alignment("hidden", hidden)
+    _launch(launcher, "add_quantize_rows", x, (pointer("hidden", hidden, "bfloat16", tuple(x.shape)),), found, stream)
+
+
+def _launch(
+    launcher: Launcher, kernel: str, x: Tensor, outputs: tuple[ctypes.c_void_p, ...], found: ScaledRows, stream: int
+) -> None:
     num_rows, width = x.shape
-    if width % ALIGNMENT or x.data_ptr() % ALIGNMENT:
-        raise InvalidArgumentError(
-            f"x has rows of {width} at address {x.data_ptr()}, both must be multiples of {ALIGNMENT}"
-        )
+    _check_alignment("x", x)
     arguments = (
         pointer("x", x, "bfloat16", (None, None)),
         ctypes.c_int32(num_rows),
         ctypes.c_int32(width),
+        *outputs,
         pointer("values", found.values, "float8_e4m3fn", (num_rows, width)),
         pointer("scales", found.scales, "float32", (num_rows, 1)),
     )
-    launcher.launch("quantize_rows", (max(1, num_rows), 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+    launcher.launch(kernel, (max(1, num_rows), 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def _check_alignment(name: str, x: Tensor) -> None:
+    if x.shape[1] % ALIGNMENT or x.data_ptr() % ALIGNMENT:
+        raise InvalidArgumentError(
+            f"{name} has rows of {x.shape[1]} at address {x.data_ptr()}, both must be multiples of {ALIGNMENT}"
+        )

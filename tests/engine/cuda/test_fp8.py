@@ -144,16 +144,52 @@ def test_a_whole_model_stays_near_its_bf16_engine(pair) -> None:
     assert np.linalg.norm(found - reference) < 0.4 * np.linalg.norm(found - wanted), "and nearer to the reference's"
 
 
-def test_the_kernel_itself_in_the_engine(pair) -> None:
-    """Rows quantised by the very kernel, emulated, from the engine's launch: no bit differs from torch's."""
-    ops = ReferenceOps()
-    ops.scaled_linear = KernelOps({"quantize_rows": emulated("quantize_rows")}, lambda: 0, num_sms=4).scaled_linear
+class ScalingOps(TorchOps):
+    """Rows are quantised by the very kernels, emulated: alone, with the residual, and with the activation."""
+
+    def __init__(self) -> None:
+        stems = ("quantize_rows", "gated_silu")
+        self.kernels = KernelOps({stem: emulated(stem) for stem in stems}, lambda: 0, num_sms=4)
+        self.num_rows_in_e4m3 = 0
+
+    def scaled_linear(self, x, weight, bias):
+        self.num_rows_in_e4m3 += isinstance(x, ScaledRows)
+        return self.kernels.scaled_linear(x, weight, bias)
+
+    def gated_silu(self, gate_up, hidden, bias, eps):
+        return self.kernels.gated_silu(gate_up, hidden, bias, eps)
+
+    def add_scaled(self, hidden, product):
+        return self.kernels.add_scaled(hidden, product)
+
+    def scaled_silu(self, gate_up, hidden, bias, eps):
+        return self.kernels.scaled_silu(gate_up, hidden, bias, eps)
+
+
+class UnfusedOps(ScalingOps):
+    """The same in kernels of their own; rows by torch, whose activation is another one in the last bit."""
+
+    def scaled_linear(self, x, weight, bias):
+        return scaled_linear(x, weight, bias)
+
+    def add_scaled(self, hidden, product):
+        hidden += product
+
+    def scaled_silu(self, gate_up, hidden, bias, eps):
+        return self.gated_silu(gate_up, hidden, bias, eps)
+
+
+def test_rows_that_come_in_e4m3_are_those_that_are_quantised_later(pair) -> None:
+    """By the very kernels: no bit differs from torch's arithmetic, a launch for each."""
     rows = [(0, random_tokens(9), 0, 9)]
     found = []
-    for each in (TorchOps(), ops):
-        with open_engine(pair.target_path, each, torch.bfloat16, quantization=FP8) as engine:
+    for ops in (UnfusedOps(), ScalingOps()):
+        with open_engine(pair.target_path, ops, torch.bfloat16, quantization=FP8) as engine:
             found.append(Harness(engine).run(rows)[0])
+            num_layers = engine.spec.num_layers
     np.testing.assert_array_equal(found[0], found[1])
+    # Each layer's inner rows and hidden rows, and those that it leaves to the next, but for the last.
+    assert ops.num_rows_in_e4m3 == 3 * num_layers - 1
 
 
 def test_a_pass_does_not_depend_on_what_runs_beside_it(pair) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import gated_silu as op
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import TORCH_TYPES
 from tests.support.effort import examples
@@ -44,6 +45,24 @@ class Case:
         return out
 
 
+def run_scaled(case: Case, launcher, device: str = "cpu") -> ScaledRows:
+    """What the kernel writes in e4m3; memory behind the last row must stay as it was."""
+    num_rows = len(case.hidden)
+    values = torch.full((num_rows + 1, case.inner), 7.0, device=device).to(torch.float8_e4m3fn)
+    scales = torch.full((num_rows + 1, 1), 7.0, device=device)
+    bias = None if case.bias is None else case.bias.to(device)
+    out = ScaledRows(values[:-1], scales[:-1])
+    op.launch_scaled(launcher, case.gate_up.to(device), case.hidden.to(device), bias, EPS, out)
+    assert (values[-1].float() == 7).all()
+    assert scales[-1] == 7
+    return ScaledRows(out.values.cpu(), out.scales.cpu())
+
+
+def assert_same(found: ScaledRows, wanted: ScaledRows) -> None:
+    assert torch.equal(found.scales, wanted.scales)
+    assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
+
+
 def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     step = 2**-7 if found.dtype is torch.bfloat16 else 2**-9
     torch.testing.assert_close(found.float(), wanted.float(), rtol=step, atol=1e-5)
@@ -75,6 +94,26 @@ def test_the_reference_is_a_norm_and_an_activation() -> None:
 def test_the_kernel_is_the_reference(num_rows, inner, hidden_size, dtype, has_bias, seed) -> None:
     case = Case(num_rows, inner, hidden_size, dtype, has_bias, seed)
     assert_near(case.run(emulated("gated_silu")), case.reference())
+
+
+@settings(max_examples=examples(20))
+@given(
+    num_rows=st.integers(1, 3),
+    inner=st.sampled_from([8, 72, 4096, 4104, 8 * 4096]),
+    hidden_size=st.sampled_from([8, 4160]),
+    has_bias=st.booleans(),
+    order=st.integers(0, 2),
+    seed=st.integers(0, 10**6),
+)
+def test_in_e4m3_it_is_what_would_be_quantised(num_rows, inner, hidden_size, has_bias, order, seed) -> None:
+    case = Case(num_rows, inner, hidden_size, "bf16", has_bias, seed)
+    assert_same(run_scaled(case, emulated("gated_silu", order=order)), quantize_rows(case.run(emulated("gated_silu"))))
+
+
+def test_rows_that_one_block_does_not_hold_are_refused() -> None:
+    case = Case(1, 8 * 4096 + 8, 8, "bf16", False, 0)
+    with pytest.raises(InvalidArgumentError, match="out has rows of 32776; at most 32768 are quantised by one block"):
+        run_scaled(case, None)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
@@ -111,3 +150,5 @@ def test_on_a_gpu(dtype: str) -> None:
         for shape in ((1, 64, 64), (200, 14336, 4096), (3, 4104, 8)):
             case = Case(*shape, dtype, True, 0)
             assert_near(case.run(module, "cuda"), case.reference())
+            if dtype == "bf16":
+                assert_same(run_scaled(case, module, "cuda"), quantize_rows(case.run(module, "cuda")))

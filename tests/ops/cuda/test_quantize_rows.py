@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, launch, quantize_rows
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, launch, launch_add, quantize_rows
 from tests.ops.cuda.emulation import emulated
 from tests.support.effort import examples
 
@@ -44,6 +44,21 @@ def random_rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
 def test_the_kernel_is_the_reference(num_rows: int, width: int, seed: int) -> None:
     x = random_rows(num_rows, width, seed)
     assert_same(run(emulated("quantize_rows"), x), quantize_rows(x))
+
+
+@given(st.integers(1, 5), st.sampled_from([16, 48, 2048, 2064, 4112]), st.integers(0, 10**6))
+@settings(max_examples=examples(30))
+def test_a_product_is_added_before(num_rows: int, width: int, seed: int) -> None:
+    x, hidden = random_rows(num_rows, width, seed), random_rows(num_rows + 1, width, seed + 1)
+    wanted = hidden.clone()
+    wanted[:-1] += x
+    values = torch.full((num_rows + 1, width), 7.0).to(torch.float8_e4m3fn)
+    scales = torch.full((num_rows + 1, 1), 7.0)
+    launch_add(emulated("quantize_rows"), x, hidden[:-1], ScaledRows(values[:-1], scales[:-1]))
+    assert torch.equal(hidden, wanted), "in place, and nothing behind the last row"
+    assert_same(ScaledRows(values[:-1], scales[:-1]), quantize_rows(wanted[:-1]))
+    assert (values[-1].float() == 7).all()
+    assert scales[-1] == 7
 
 
 def every_number(beside: float) -> torch.Tensor:
@@ -90,6 +105,13 @@ def test_wrong_tensors_are_refused() -> None:
             launch(None, given_x, found)  # type: ignore[arg-type]
 
 
+def test_a_residual_of_another_shape_is_refused() -> None:
+    x, rows = random_rows(2, 32, 0), ScaledRows(torch.zeros(2, 32).to(torch.float8_e4m3fn), torch.zeros(2, 1))
+    for hidden, message in ((x[:1], r"hidden has shape \(1, 32\)"), (x.float(), r"hidden has dtype torch\.float32")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            launch_add(None, x, hidden, rows)  # type: ignore[arg-type]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     from faser_trtllm.ops.cuda.compiler import compile_stem
@@ -99,3 +121,8 @@ def test_on_a_gpu() -> None:
         for x in (every_number(0.0), every_number(448.0), random_rows(200, 4096, 0), random_rows(3, 14336, 1)):
             found = run(module, x.cuda())
             assert_same(ScaledRows(found.values.cpu(), found.scales.cpu()), quantize_rows(x))
+            hidden, rows = x.flip(0).contiguous().cuda(), ScaledRows(found.values, found.scales)
+            launch_add(module, x.cuda(), hidden, rows)
+            wanted = x + x.flip(0)
+            assert torch.equal(hidden.cpu(), wanted)
+            assert_same(ScaledRows(rows.values.cpu(), rows.scales.cpu()), quantize_rows(wanted))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class ShardDecoder(TorchDecoder):
     """Decoder (engine/gpu/decoder.py) over a rank's weights. All ranks run the same passes in the same order."""
 
+    _scales_inner = False
+
     def __init__(
         self,
         weights: DeviceWeights,
@@ -46,13 +48,17 @@ class ShardDecoder(TorchDecoder):
         super().early_exit(segment, num_hidden, rows, (candidates - part.start).where(known, -1), out)
         self._group.maximum(out)  # a token that a rank does not know has -inf there
 
-    def _add_product(self, hidden: Tensor, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> None:
+    def _add_product(
+        self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
+    ) -> ScaledRows | None:
+        assert not isinstance(x, ScaledRows), "a row's scale is that of all its columns"
         shard = self._group.shard
         whole = x.new_empty((x.shape[0], shard.size * x.shape[1]))
         self._group.gather(x, whole)
         part = hidden[:, shard.part(hidden.shape[1])].contiguous()
         super()._add_product(part, whole, weight, bias)
         self._group.gather(part, hidden)
+        return None
 
     def _write_logits(self, x: Tensor, logits: Tensor) -> None:
         part = logits.new_empty((logits.shape[0], logits.shape[1] // self._group.shard.size))

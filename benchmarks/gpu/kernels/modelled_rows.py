@@ -1,0 +1,146 @@
+"""`python -m benchmarks.gpu.kernels.modelled_rows`: the time of the kernels other than attention, by arithmetic.
+
+MODELLED, nothing runs. Bytes and blocks are what the kernels' sources say. An SM draws so many bytes per second from
+memory as the cost model says and more from the L2 cache, and all together no more than the memory gives; blocks go to
+the SM that is free first. Kernels with one block for all requests are left out: their time is a launch's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.gpu.kernels.modelled_attention import FIXED_US, LAUNCH_US
+from faser_trtllm.costmodel.gpu import Gpu, find_gpu
+from faser_trtllm.ops.cuda import gated_silu
+from faser_trtllm.ops.cuda.append_kv import NUM_THREADS as APPEND_THREADS
+
+L2_GB_PER_MS = 0.1  # that an SM draws from L2, assumed: 64 bytes a clock at 1.6 GHz
+HIDDEN, INNER, VOCAB, NUM_LAYERS = 4096, 14336, 128_256, 32  # Llama-3.1-8B, bf16, logits in fp32
+HEADS, HEAD_DIM = 32 + 2 * 8, 128  # of q, k and v
+NUM_CANDIDATES = 8
+NUM_DRAFTS = 4  # so a verification has five rows per request, and the draft four draws
+BATCHES = (1, 32, 256)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Of one kernel: bytes read first, read again, which the L2 cache then has, and written."""
+
+    first: float
+    again: float
+    written: float
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """blocks_per_row: all alike. once_bytes: of a row, every number once. per_step: launches in a step of decoding."""
+
+    block: Block
+    blocks_per_row: int
+    once_bytes: float
+    per_step: int
+    is_per_request: bool = False  # else of each row of a verification
+
+
+def append_kv() -> Kernel:
+    blocks = -(-HEADS * (HEAD_DIM // 16) // APPEND_THREADS)
+    qkv, hidden = 2.0 * HEADS * HEAD_DIM, 2.0 * HIDDEN
+    block = Block((qkv + hidden) / blocks, hidden * (blocks - 1) / blocks, qkv / blocks)
+    return Kernel(block, blocks, 2 * qkv + hidden, NUM_LAYERS)
+
+
+def silu() -> Kernel:
+    blocks = -(-INNER // (8 * gated_silu.NUM_THREADS))
+    hidden = 2.0 * HIDDEN
+    block = Block((4.0 * INNER + hidden) / blocks, hidden * (blocks - 1) / blocks, 2.0 * INNER / blocks)
+    return Kernel(block, blocks, 6.0 * INNER + hidden, NUM_LAYERS)
+
+
+def silu_e4m3() -> Kernel:
+    hidden = 2.0 * HIDDEN
+    return Kernel(Block(4.0 * INNER + hidden, 0.0, INNER), 1, 5.0 * INNER + hidden, NUM_LAYERS)
+
+
+def quantize_rows() -> Kernel:
+    return Kernel(Block(2.0 * HIDDEN, 2.0 * HIDDEN, HIDDEN), 1, 3.0 * HIDDEN, NUM_LAYERS)
+
+
+def add_quantize_rows() -> Kernel:
+    return Kernel(Block(4.0 * HIDDEN, 2.0 * HIDDEN, 3.0 * HIDDEN), 1, 7.0 * HIDDEN, 2 * NUM_LAYERS)
+
+
+def early_exit() -> Kernel:
+    """The hidden row and the norm are read by every candidate's warp, from a cache."""
+    row = 2.0 * HIDDEN
+    return Kernel(Block(row * (1 + NUM_CANDIDATES), row * NUM_CANDIDATES, 0.0), 1, row * (1 + NUM_CANDIDATES), 1)
+
+
+def compact_rows() -> Kernel:
+    return Kernel(Block(2.0 * HIDDEN, 0.0, 2.0 * HIDDEN), 1, 4.0 * HIDDEN, 1)
+
+
+def accept(num_reads: int) -> Kernel:
+    row = 4.0 * VOCAB
+    return Kernel(Block(row, row * (num_reads - 1), 0.0), 1, row, 1)
+
+
+def sample_rows(num_reads: int, keeps_probs: bool) -> Kernel:
+    row = 4.0 * VOCAB
+    block = Block(row, row * (num_reads - 1), row * keeps_probs)
+    return Kernel(block, 1, row * (1 + keeps_probs), NUM_DRAFTS, is_per_request=True)
+
+
+KERNELS: Mapping[str, Callable[[], Kernel]] = {
+    "append_kv": append_kv,
+    "gated_silu": silu,
+    "gated_silu, fp8": silu_e4m3,
+    "quantize_rows, fp8": quantize_rows,
+    "add_quantize_rows, fp8": add_quantize_rows,
+    "early_exit": early_exit,
+    "compact_rows": compact_rows,
+    "accept, greedy": lambda: accept(1),  # the greatest
+    "accept, sampled": lambda: accept(3),  # the greatest, the sum, the draw of a rejected or last row
+    "accept, sampled with top_p": lambda: accept(6),  # and two levels of digits and the ranked rest
+    "sample_rows, greedy": lambda: sample_rows(1, False),
+    "sample_rows, unseeded": lambda: sample_rows(4, True),  # and its distribution is kept
+}
+
+
+def modelled_us(kernel: Kernel, num_rows: int, gpu: Gpu) -> float:
+    block = kernel.block
+    busy_us = (block.first + block.written) / (1e6 * gpu.sm_gb_per_ms) + block.again / (1e6 * L2_GB_PER_MS)
+    num_blocks = num_rows * kernel.blocks_per_row
+    free = [0.0] * gpu.num_sms
+    for _ in range(num_blocks):
+        heapq.heappush(free, heapq.heappop(free) + busy_us)
+    moved_us = num_blocks * (block.first + block.written) / (1e6 * gpu.gb_per_ms)
+    return FIXED_US + LAUNCH_US + max(max(free), moved_us)
+
+
+def once_us(kernel: Kernel, num_rows: int, gpu: Gpu) -> float:
+    return kernel.once_bytes * num_rows / (1e6 * gpu.gb_per_ms)
+
+
+def main() -> None:
+    gpu = find_gpu("h100")
+    print(
+        f"MODELLED: microseconds of a launch, and of a step's launches, for an 8B on {gpu.name} ({gpu.num_sms} SMs), "
+        f"{NUM_DRAFTS} drafts per request\n"
+    )
+    heads = " | ".join(f"{n} requests: us, of the roofline" for n in BATCHES)
+    print(f"| kernel | {heads} | of a step at {BATCHES[1]} |\n|---|{'---|' * len(BATCHES)}---|")
+    for name, make in KERNELS.items():
+        kernel, cells = make(), []
+        for num_requests in BATCHES:
+            num_rows = num_requests * (1 if kernel.is_per_request else NUM_DRAFTS + 1)
+            found = modelled_us(kernel, num_rows, gpu)
+            cells.append(f"{found:.1f}, {once_us(kernel, num_rows, gpu) / found:.2f}")
+            if num_requests == BATCHES[1]:
+                of_step = f"{kernel.per_step} x {found:.1f} = {kernel.per_step * found:.0f}"
+        print(f"| {name} | {' | '.join(cells)} | {of_step} |")
+
+
+if __name__ == "__main__":
+    main()
