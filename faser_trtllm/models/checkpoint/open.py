@@ -1,4 +1,4 @@
-"""Opens a checkpoint: a Hugging Face folder, plain or quantised with AWQ or GPTQ, or a GGUF file."""
+"""Opens a checkpoint: a Hugging Face folder, plain or quantised with AWQ, GPTQ or to fp8, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
-from faser_trtllm.models.checkpoint.quantization import QuantizationConfig, parse_quantization_config
+from faser_trtllm.models.checkpoint.float8_weights import Float8Weights
+from faser_trtllm.models.checkpoint.quantization import Float8Config, QuantizationConfig, parse_quantization_config
 from faser_trtllm.models.checkpoint.quantized_weights import QuantizedWeights
 from faser_trtllm.models.config import parse_model_config, read_json
 from faser_trtllm.models.gguf.config import model_config
@@ -20,7 +21,8 @@ from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
 from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_weights
 
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_CONFIG_FILES = ("config.json", "generation_config.json")
+_MODELOPT_FILE = "hf_quant_config.json"
+_CONFIG_FILES = ("config.json", "generation_config.json", _MODELOPT_FILE)
 
 
 def open_checkpoint(path: Path, stack: ExitStack, tokenizer_dir: Path | None = None) -> Checkpoint:
@@ -44,15 +46,16 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
             f"the checkpoint {directory} has no config.json; to read {found[0].name}, name the file itself"
         )
     data = read_json(directory / "config.json")
-    quantization = data.pop("quantization_config", None)
-    quantized = parse_quantization_config(quantization) if quantization else None
+    quantized = _quantization(directory, data.pop("quantization_config", None))
     config = parse_model_config(data)
     plain = stack.enter_context(CheckpointWeights(directory))
     weights: Weights = plain
-    if quantized is not None:
-        weights = QuantizedWeights(plain, quantized)
+    if isinstance(quantized, Float8Config):
+        weights = Float8Weights(plain, quantized)
+    elif quantized is not None:
+        packed = weights = QuantizedWeights(plain, quantized)
         check_weights(weights, config)
-        weights.check_biases(config)
+        packed.check_biases(config)
     tokenizer_from = tokenizer_dir or directory
     names = (*plain.files, *(name for name in (*_CONFIG_FILES, INDEX_FILE) if (directory / name).exists()))
     tokenizer_files = _existing(tokenizer_from)
@@ -92,9 +95,21 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
     return Checkpoint(path, config, weights, tokenizer, contents, {path.name: path} | found, tuple(types))
 
 
-def _stored_types(weights: CheckpointWeights, quantized: QuantizationConfig | None) -> tuple[str, ...]:
+def _quantization(directory: Path, found: object) -> QuantizationConfig | Float8Config | None:
+    """As config.json says, or ModelOpt's own file, which came first."""
+    if found:
+        return parse_quantization_config(found)
+    if not (directory / _MODELOPT_FILE).exists():
+        return None
+    data = read_json(directory / _MODELOPT_FILE).get("quantization")
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{_MODELOPT_FILE}: quantization is {data!r:.80}, it must be an object")
+    return parse_quantization_config(data | {"quant_method": "modelopt"}, _MODELOPT_FILE)
+
+
+def _stored_types(weights: CheckpointWeights, quantized: QuantizationConfig | Float8Config | None) -> tuple[str, ...]:
     types = {weights.dtype(name) for name in weights if len(weights.shape(name)) > 1 and name.endswith(".weight")}
-    if quantized is not None:
+    if isinstance(quantized, QuantizationConfig):
         types.add(f"{quantized.method.upper()} {quantized.bits}-bit")
     return tuple(sorted(types))
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from faser_trtllm.errors import CheckpointError
 
-METHODS = ("awq", "gptq")
+METHODS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
 _BITS = {"awq": (4,), "gptq": (4, 8)}
+_MODELOPT_BLOCKS = {"FP8": None, "FP8_PER_CHANNEL_PER_TOKEN": None, "FP8_PB_WO": (128, 128)}
 _REMEDY = "take another checkpoint or the unquantised one"
 
 
@@ -25,12 +26,29 @@ class QuantizationConfig:
     zero_offset: int = 0
 
 
-def parse_quantization_config(data: Any, source: str = "config.json") -> QuantizationConfig:
+@dataclass(frozen=True, slots=True)
+class Float8Config:
+    """Matrices in e4m3. block: outputs and inputs that share a scale, None: all of a matrix do, or all of an output."""
+
+    block: tuple[int, int] | None = None
+
+
+def parse_quantization_config(data: Any, source: str = "config.json") -> QuantizationConfig | Float8Config:
     """Check and translate; CheckpointError names the field, the value and what is read."""
     if not isinstance(data, dict):
         raise CheckpointError(f"{source}: quantization_config is {data!r:.80}, it must be an object")
     method: Any = data.get("quant_method")
     _check(source, "quant_method", method, METHODS)
+    if method == "compressed-tensors":
+        return _compressed_tensors(data, source)
+    if method == "modelopt":
+        algorithm: Any = data.get("quant_algo")
+        algorithm = algorithm.upper() if isinstance(algorithm, str) else algorithm  # some versions write small letters
+        _check(source, "quant_algo", algorithm, tuple(_MODELOPT_BLOCKS))
+        return Float8Config(_MODELOPT_BLOCKS[algorithm])
+    if method == "fp8":
+        _check(source, "fmt", data.get("fmt", "e4m3"), ("e4m3",))
+        return Float8Config(_block(data.get("weight_block_size"), source, "weight_block_size"))
     bits: Any = data.get("bits", data.get("w_bit"))
     group_size = data.get("group_size", data.get("q_group_size", 128))
     _check(source, "bits", bits, _BITS[method])
@@ -47,6 +65,42 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
     _check(source, "pack_dtype", data.get("pack_dtype", "int32"), ("int32",))
     _check(source, "dynamic", data.get("dynamic") or None, (None,))
     return QuantizationConfig(method, bits, group_size, zero_offset=1 if stored == "gptq" else 0)
+
+
+def _compressed_tensors(data: Mapping[str, Any], source: str) -> Float8Config:
+    _check(source, "format", data.get("format"), ("float-quantized",))
+    groups = data.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError(f"{source}: quantization_config.config_groups is {groups!r:.80}, it must name groups")
+    blocks = set()
+    for name, group in groups.items():
+        at = f"config_groups.{name}.weights"
+        scheme = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(scheme, Mapping):
+            raise CheckpointError(f"{source}: quantization_config.{at} is {scheme!r:.80}, it must be an object")
+        _check(source, f"{at}.type", scheme.get("type"), ("float",))
+        _check(source, f"{at}.num_bits", scheme.get("num_bits"), (8,))
+        _check(source, f"{at}.strategy", scheme.get("strategy"), ("tensor", "channel", "block"))
+        is_block = scheme["strategy"] == "block"
+        blocks.add(_block(scheme.get("block_structure") if is_block else None, source, f"{at}.block_structure"))
+        if is_block and None in blocks:
+            raise CheckpointError(f"{source}: quantization_config.{at}.block_structure is missing")
+    if len(blocks) > 1:
+        raise CheckpointError(f"{source}: quantization_config.config_groups mix blocks with other scales; {_REMEDY}")
+    return Float8Config(blocks.pop())
+
+
+def _block(value: Any, source: str, field: str) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    sizes = value.split("x") if isinstance(value, str) else value
+    try:
+        num_out, num_in = (int(size) for size in sizes)
+    except (TypeError, ValueError):
+        num_out = num_in = 0
+    if min(num_out, num_in) < 1:
+        raise CheckpointError(f"{source}: quantization_config.{field} is {value!r:.80}, it must be two positive sizes")
+    return num_out, num_in
 
 
 def _check(source: str, field: str, value: Any, read: tuple[Any, ...]) -> None:

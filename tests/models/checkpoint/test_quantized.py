@@ -84,7 +84,7 @@ def test_zero_biases_of_models_without_any_are_left_out(tmp_path: Path, plain: P
 @pytest.mark.parametrize(
     ("method", "changes", "sentence"),
     [
-        ("gptq", {"quant_method": "fp8"}, "quant_method is 'fp8', read is awq or gptq; take another checkpoint"),
+        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes', read is awq or gptq or "),
         ("gptq", {"quant_method": None}, "quant_method is None"),
         ("gptq", {"quant_method": ["gptq"]}, "quant_method is "),
         ("gptq", {"bits": 3}, "bits is 3, read is 4 or 8"),

@@ -1,0 +1,116 @@
+"""Matrices of fp8 checkpoints, dequantised on demand.
+
+A matrix X [out, in] is stored in e4m3 as X.weight, with its scales beside it: X.weight_scale, of one number, of one per
+output ([out] or [out, 1]) or of one per block of outputs and inputs, in compressed-tensors
+(github.com/vllm-project/compressed-tensors, format "float-quantized"), ModelOpt (github.com/NVIDIA/Model-Optimizer) and
+AutoFP8; X.weight_scale_inv per block in DeepSeek's and Qwen's. Whatever the name, a weight is its e4m3 number times the
+scale. Scales of activations and of KV caches are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.checkpoint.quantization import Float8Config
+from faser_trtllm.models.weights import FLOAT8, Bfloat16Array, CheckpointWeights, Float32Array, bfloat16_from_float32
+
+_ROWS_PER_PIECE = 256  # bounds the memory of dequantising
+
+
+def _e4m3_numbers() -> Float32Array:
+    """The number of each e4m3 byte: a sign, 4 bits of exponent (bias 7) and 3 of mantissa; no infinities, one NaN."""
+    bits = np.arange(256)
+    exponents, mantissas = (bits >> 3) & 15, bits & 7
+    sizes = np.where(exponents > 0, (8 + mantissas) * 2.0 ** (exponents - 10.0), mantissas * 2.0**-9)
+    sizes[(bits & 127) == 127] = np.nan
+    return np.where(bits < 128, sizes, -sizes).astype(np.float32)
+
+
+_NUMBERS = _e4m3_numbers()
+
+
+class Float8Weights:
+    """Weights of an fp8 checkpoint; same interface as CheckpointWeights. Tensors that are not quantised pass."""
+
+    def __init__(self, weights: CheckpointWeights, config: Float8Config) -> None:
+        self._weights = weights
+        self._config = config
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; CheckpointError if there is none of this name or its scales do not fit."""
+        shape = self._weights.shape(name)
+        if self._is_scaled(name):
+            self._scales_shape(name)
+        return shape
+
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
+        """The tensor as bf16 bits, shape checked."""
+        if not self._is_scaled(name):
+            return self._weights.bfloat16(name, shape)
+        matrix = np.empty(self._checked(name, shape), np.uint16)
+        for rows, values in self._pieces(name):
+            matrix[rows] = bfloat16_from_float32(values)
+        return matrix
+
+    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
+        """The tensor as fp32, shape checked."""
+        if not self._is_scaled(name):
+            return self._weights.float32(name, shape)
+        matrix = np.empty(self._checked(name, shape), np.float32)
+        for rows, values in self._pieces(name):
+            matrix[rows] = values
+        return matrix
+
+    def _is_scaled(self, name: str) -> bool:
+        return name in self._weights and self._weights.dtype(name) == FLOAT8
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.shape(name) != shape:
+            raise CheckpointError(f"tensor {name} has shape {list(self.shape(name))}, the model asks for {list(shape)}")
+        return shape
+
+    def _scales_name(self, name: str) -> str:
+        for suffix in ("_scale", "_scale_inv"):
+            if name + suffix in self._weights:
+                return name + suffix
+        raise CheckpointError(f"tensor {name} is of type {FLOAT8}, and {name}_scale is missing; fetch the files again")
+
+    def _scales_shape(self, name: str) -> tuple[int, int]:
+        """Of the scales as blocks of the matrix: [blocks of outputs, blocks of inputs]."""
+        scales, shape = self._scales_name(name), self._weights.shape(name)
+        if len(shape) != 2 or 0 in shape:
+            raise CheckpointError(f"tensor {name} of type {FLOAT8} has shape {list(shape)}, it must be a matrix")
+        num_out, num_in = shape
+        found, block = self._weights.shape(scales), self._config.block
+        if block is None and found in ((), (1,), (1, 1)):
+            return 1, 1
+        if block is None and found in ((num_out,), (num_out, 1)):
+            return num_out, 1
+        if block is not None:
+            blocks = -(-num_out // block[0]), -(-num_in // block[1])
+            if found in (blocks, (blocks[0], 1, blocks[1], 1)):  # the second is ModelOpt's
+                return blocks
+        kind = f"blocks of {block[0]} x {block[1]}" if block else "one scale or one per output"
+        raise CheckpointError(
+            f"tensor {scales} has shape {list(found)}, which does not fit a matrix of {num_out} x {num_in} with {kind}"
+        )
+
+    def _pieces(self, name: str) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
+        """(some outputs, their weights [outputs, in]) until all are done."""
+        bits, scales_name = self._weights.float8(name), self._scales_name(name)
+        num_out, num_in = bits.shape
+        blocks = self._scales_shape(name)
+        stored = self._weights.float32(scales_name, self._weights.shape(scales_name)).reshape(blocks)
+        block = self._config.block
+        for start in range(0, num_out, _ROWS_PER_PIECE):
+            rows = slice(start, min(start + _ROWS_PER_PIECE, num_out))
+            if block is not None:
+                scales = stored[np.arange(rows.start, rows.stop) // block[0]]
+                scales = np.repeat(scales, block[1], axis=1)[:, :num_in]
+            else:
+                scales = stored[rows] if blocks[0] > 1 else stored
+            yield rows, _NUMBERS[bits[rows]] * scales
