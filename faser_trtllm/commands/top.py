@@ -152,7 +152,9 @@ def _acceptance(view: View) -> Table:
         ("pruned rows/s", _number(spec["pruned_rows_per_s"])),
     ]
     if len(spec["drafters"]) > 1:
-        rows += [(f"by {name}, of text", _bar(found["share"])) for name, found in spec["drafters"].items()]
+        for name, found in spec["drafters"].items():
+            cost_ms = _number(found["ms_per_accepted_token"], 2)
+            rows.append((f"{name} ({cost_ms} ms each)", _bar(found["share"])))
     if spec["price_tokens_per_s"]:
         rows.append(("price, tokens/s", _number(spec["price_tokens_per_s"])))
     return _pairs(rows)

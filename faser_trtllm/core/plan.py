@@ -155,6 +155,7 @@ class DraftResult:
     num_rows: int = 0  # of the draft model's first pass: known tokens it had not seen
     num_asked: int = 0  # requests that the draft model was asked to draft for
     num_free: Sequence[int] = ()  # of num_new_drafts, those that took no step of a draft model; empty: none
+    free_ms: float = 0.0  # to find those
 
 
 @value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import Drafter, nothing_drafted
 from faser_trtllm.errors import FaserError
@@ -13,9 +14,10 @@ from faser_trtllm.errors import FaserError
 class Cascade:
     """drafters: in order; none for a target alone."""
 
-    def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int, clock: Clock) -> None:
         self.drafters = tuple(drafters)
         self._vocab_size = vocab_size
+        self._clock = clock
 
     def draft(self, plan: SchedulerOutput) -> DraftResult:
         if not plan.is_drafting or not self.drafters:
@@ -23,15 +25,18 @@ class Cascade:
         if len(self.drafters) == 1 and self.drafters[0].spec.has_kv:
             return self.drafters[0].propose(plan, ())
         result, taken, num_free = nothing_drafted(plan), [0] * len(plan.scheduled), [0] * len(plan.scheduled)
+        free_s = 0.0
         for drafter in self.drafters:
+            started_s = self._clock.now_s()
             found = drafter.propose(plan, taken)
             self._check(plan, drafter, taken, found)
             taken = [before + new for before, new in zip(taken, found.num_new_drafts, strict=True)]
             if drafter.spec.has_kv:
                 result = found
             else:
+                free_s += self._clock.now_s() - started_s
                 num_free = [before + new for before, new in zip(num_free, found.num_new_drafts, strict=True)]
-        return replace(result, num_new_drafts=taken, num_free=num_free)
+        return replace(result, num_new_drafts=taken, num_free=num_free, free_ms=1e3 * free_s)
 
     def _check(self, plan: SchedulerOutput, drafter: Drafter, taken: Sequence[int], found: DraftResult) -> None:
         """What a drafter says indexes memory: FaserError if it cannot be so. Whether drafts are any good, the target

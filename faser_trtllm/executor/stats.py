@@ -56,7 +56,7 @@ _LAST_STEP = (
     "num_context_tokens",
     "num_paused",
 )
-_TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
+_TIMES = ("schedule_ms", "draft_ms", "free_draft_ms", "verify_ms", "update_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,7 @@ class ExecutorStats:
         start, scheduled, verified, updated = times_s
         ms["schedule_ms"] += 1e3 * (scheduled - start)
         ms["draft_ms"] += drafts.draft_ms
+        ms["free_draft_ms"] += drafts.free_ms
         ms["verify_ms"] += result.verify_ms
         ms["update_ms"] += 1e3 * (updated - verified)
         for request in plan.admitted:

@@ -34,7 +34,10 @@ class TraceWriter:
         common = {"mode": plan.mode.value, "num_requests": len(plan.scheduled)}
         self._slice("schedule", start, scheduled - start, common)
         if sum(drafts.num_new_drafts):
-            self._slice("draft", scheduled, draft_us, common | {"num_drafts": sum(drafts.num_new_drafts)})
+            found: dict[str, float] = {"num_drafts": sum(drafts.num_new_drafts)}
+            if drafts.num_free:
+                found |= {"num_without_model": sum(drafts.num_free), "us_without_model": 1e3 * drafts.free_ms}
+            self._slice("draft", scheduled, draft_us + 1e3 * drafts.free_ms, common | found)
         rows = {
             "num_rows": sum(s.num_new_tokens for s in plan.scheduled) + sum(result.num_verified),
             "num_pruned_rows": sum(result.num_pruned),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from faser_trtllm.config import DrafterName, ExecutorConfig, parse
+from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import assemble
@@ -33,6 +34,21 @@ def test_tests_are_counted_by_who_drafted(drafters):
     assert ("num_tested_drafts_suffix" in stats) == ("suffix" in names)
     target = make_table(5, 0)
     assert list(tokens.values()) == [greedy_reference(target, prompt, 50) for prompt in PROMPTS]
+
+
+class TickingClock(ManualClock):
+    """Every look at it takes a millisecond."""
+
+    def now_s(self):
+        self.advance(0.001)
+        return super().now_s()
+
+
+@pytest.mark.parametrize("drafters", ["model", "suffix", "suffix,model"])
+def test_time_is_counted_by_who_drafted(drafters):
+    _, stats = drive(Setup(policy="fixed:3", drafters=drafters, make_clock=TickingClock), REQUESTS)
+    spent = {"model": stats["draft_ms"], "suffix": stats["free_draft_ms"]}
+    assert {name for name, ms in spent.items() if ms > 0} == set(drafters.split(","))
 
 
 @pytest.mark.parametrize("only", ["model", "suffix"])

@@ -129,6 +129,7 @@ class Setup:
     drafters: str = "model"  # "head", "medusa": an EAGLE-3 head, Medusa heads in the draft model's place
     num_branches: int = 0
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
+    make_clock: type = ManualClock
 
     def open(self, trace=None):
         target, draft = self.tables or self.make_tables()
@@ -152,7 +153,7 @@ class Setup:
             drafters=self.drafter_names(),
             num_branches=self.num_branches,
         )
-        self.clock = ManualClock()
+        self.clock = self.make_clock()
         max_num_branches = self.max_batch_size * self.num_branches
         self.target = ToyEngine(target, **sizes, segmented=self.segmented, max_num_branches=max_num_branches)
         self.draft = None

@@ -10,6 +10,7 @@ from faser_trtllm.executor.guard import DisabledReason
 from faser_trtllm.executor.stats import HISTOGRAMS
 
 FINISH_REASONS = ("stop", "length", "timeout", "cancelled")
+_DRAFT_MS = {DrafterName.MODEL: "draft_ms", DrafterName.SUFFIX: "free_draft_ms"}
 FAILURE_CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 
@@ -199,6 +200,13 @@ FAMILIES = (
         "counter",
         "Draft tokens that passed their test, by who drafted",
         lambda stats: {name.value: stats[f"num_passed_drafts_{name.value}"] for name in DrafterName},
+        "drafter",
+    ),
+    Family(
+        "faser_spec_decode_draft_seconds_by_drafter_total",
+        "counter",
+        "Seconds spent drafting, by who drafted",
+        lambda stats: {name.value: stats[_DRAFT_MS[name]] / 1e3 for name in DrafterName},
         "drafter",
     ),
     _counter("faser_spec_decode_num_verified_tokens_total", "num_verified_tokens", "Draft tokens whose rows ran"),

@@ -74,6 +74,7 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
     tested, passed = (
         counts.deltas(f"{_SPEC}_num_{which}_tokens_by_drafter_total", "drafter") for which in ("tested", "accepted")
     )
+    draft_s = counts.deltas(f"{_SPEC}_draft_seconds_by_drafter_total", "drafter")
     tokens = counts.delta("faser_generation_tokens_total")
     modes = window.deltas("faser_steps_total", "mode")
     num_steps = sum(modes.values())
@@ -116,6 +117,7 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
                 name: {
                     "acceptance_rate": _share(passed.get(name, 0.0), count),
                     "share": _share(passed.get(name, 0.0), tokens),
+                    "ms_per_accepted_token": _share(1e3 * draft_s.get(name, 0.0), passed.get(name, 0.0)),
                 }
                 for name, count in tested.items()
                 if count > 0.0

@@ -54,17 +54,19 @@ def test_drafts_are_shown_by_who_drafted():
     counts = {"suffix": (200.0, 150.0), "model": (80.0, 20.0)}
     stats = {f"num_tested_drafts_{name}": tested for name, (tested, _) in counts.items()}
     stats |= {f"num_passed_drafts_{name}": passed for name, (_, passed) in counts.items()}
+    stats |= {"draft_ms": 40.0, "free_draft_ms": 3.0}
     drafters = make_view(scrape(STATS | stats)).speculation["drafters"]
     assert drafters == {
-        "suffix": {"acceptance_rate": 0.75, "share": 0.15},
-        "model": {"acceptance_rate": 0.25, "share": 0.02},
+        "suffix": {"acceptance_rate": 0.75, "share": 0.15, "ms_per_accepted_token": pytest.approx(0.02)},
+        "model": {"acceptance_rate": 0.25, "share": 0.02, "ms_per_accepted_token": pytest.approx(2.0)},
     }
     assert make_view(scrape(STATS)).speculation["drafters"] == {}
     screen = rendered(make_view(scrape(STATS | stats)))
-    assert "by suffix, of text" in screen
+    assert "suffix (0.02 ms each)" in screen
+    assert "model (2.00 ms each)" in screen
     assert "15" in screen
     alone = {key: value for key, value in stats.items() if "suffix" in key}
-    assert "by suffix" not in rendered(make_view(scrape(STATS | alone)))
+    assert "suffix (" not in rendered(make_view(scrape(STATS | alone)))
 
 
 def test_an_idle_window_shows_acceptance_since_the_start():
