@@ -95,17 +95,22 @@ class _Load:
         import grpc
 
         outcome = Outcome(due_s=due_s, sent_s=self._now_s())
-        answers = self._client.stream_infer(_once(self._requests[number]), stream_timeout=self._timeout_s)
+        is_stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        requests = _until_stopped(self._requests[number], is_stopped)
+        answers = self._client.stream_infer(requests, stream_timeout=self._timeout_s)
         try:
-            await self._read(answers, outcome, self._jobs[number].cancel_after)
+            await self._read(answers, outcome, self._jobs[number].cancel_after, is_stopped)
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             self._end(outcome, error)
+        finally:
+            if not is_stopped.done():
+                is_stopped.set_result(False)
         outcome.ended_s = outcome.ended_s or self._now_s()
         return outcome
 
     def _end(self, outcome: Outcome, error: Any) -> None:
         """Note how a call ended that did not end by itself."""
-        if isinstance(error, asyncio.CancelledError) and outcome.ending is Ending.CANCELLED:
+        if outcome.ending is Ending.CANCELLED:
             return
         # grpc says INTERNAL or cancels the call itself where the deadline meets the request's being sent.
         if self._now_s() - outcome.sent_s >= self._timeout_s:
@@ -115,13 +120,18 @@ class _Load:
         else:
             outcome.error = f"{error.code().name}: {_sentence(error.details())}"
 
-    async def _read(self, answers: Any, outcome: Outcome, cancel_after: int | None) -> None:
+    async def _read(
+        self, answers: Any, outcome: Outcome, cancel_after: int | None, is_stopped: asyncio.Future[bool]
+    ) -> None:
         async for result, error in answers:
             now_s = self._now_s()
+            if outcome.ended_s:
+                continue  # what comes behind a cancellation
             if error is not None:
                 outcome.error = _sentence(error)
                 outcome.ended_s = now_s
-                return
+                is_stopped.set_result(False)
+                continue
             outcome.add_chunk(now_s, result.as_numpy("output_ids").reshape(-1).tolist())
             reason = result.as_numpy("finish_reason")
             if reason is not None:
@@ -130,10 +140,11 @@ class _Load:
                 outcome.num_accepted_tokens = _count(result, "total_accepted_draft_tokens")
                 outcome.ending = Ending.COMPLETED
                 outcome.ended_s = now_s
-            elif cancel_after is not None and outcome.num_tokens >= cancel_after and not outcome.ended_s:
+                is_stopped.set_result(False)
+            elif cancel_after is not None and outcome.num_tokens >= cancel_after:
                 outcome.ending = Ending.CANCELLED
                 outcome.ended_s = now_s
-                answers.cancel()
+                is_stopped.set_result(True)
         if not outcome.ended_s:
             outcome.error = "the stream ended without a last response"
 
@@ -141,8 +152,16 @@ class _Load:
         return time.perf_counter() - self._start_s
 
 
-async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _until_stopped(request: dict[str, Any], is_stopped: asyncio.Future[bool]) -> AsyncIterator[dict[str, Any]]:
+    """The request, and one that stops it if that is asked for: Triton 2.51 may crash on streams that clients cancel
+    (docs/edge.md)."""
+    import tritonclient.grpc as grpcclient
+
     yield request
+    if await is_stopped:
+        stop = grpcclient.InferInput("stop", [1, 1], "BOOL")
+        stop.set_data_from_numpy(np.ones((1, 1), np.bool_))
+        yield {**request, "inputs": [*request["inputs"], stop]}
 
 
 def _request(grpcclient: Any, number: int, job: ServeJob, temperature: float) -> dict[str, Any]:
