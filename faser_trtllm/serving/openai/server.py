@@ -7,6 +7,7 @@ import contextlib
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -111,9 +112,14 @@ class _OwnTriton:
 
     def _run(self) -> None:
         try:
-            self._code = keep_serving(self._options, self._stop, self._hurry, lambda *_: self._ready.set())
+            self._code = keep_serving(self._options, self._stop, self._hurry, lambda *_: self._note_ready())
         except FaserError as error:
             self._error = error
+
+    def _note_ready(self) -> None:
+        if self._ready.is_set():
+            print("the server is ready again", file=sys.stderr, flush=True)
+        self._ready.set()
 
 
 async def _serve(

@@ -409,6 +409,7 @@ def test_its_own_triton_is_started_again_after_a_signal_but_not_after_its_own_en
         wait_until(lambda: children(frontend.process.pid) not in ([triton_pid], []))
         wait_until(answers)
         assert "the server was ended by SIGKILL and is started again" in frontend.log.read_text()
+        wait_until(lambda: "the server is ready again" in frontend.log.read_text())
         (triton_pid,) = children(frontend.process.pid)
         os.kill(triton_pid, signal.SIGTERM)  # somebody else stops it
         assert frontend.process.wait(PATIENCE_S) == 1
