@@ -25,7 +25,7 @@ struct Chunk {
 inline void add_pair(const Chunk& chunk, int padded_dim, int pair, uint32_t mask, const Pair* probs, float* sums) {
   const uint32_t* values = chunk.values[pair / kPagePairs] + static_cast<size_t>(pair % kPagePairs) * padded_dim;
   for (int i = 0; i < padded_dim; i += kLanes)
-    store(sums + i, dot(load(sums + i), Weights(load_words(values + i) & mask), broadcast(probs + pair)));
+    store(sums + i, dot(load(sums + i), load_words(values + i) & mask, probs + pair));
 }
 
 // Positions of a chunk that one query sees, relative to the chunk.

@@ -16,11 +16,11 @@ inline void score_page(const uint32_t* page, int num_pairs, const void* const* q
     for (int j = 0; j < Q; j++) even[j] = odd[j] = F{};
     const uint32_t* keys = page + v * kLanes;
     for (int i = 0; i < num_pairs; i += 2, keys += 2 * kPageTokens) {
-      const Weights k0(load_words(keys)), k1(load_words(keys + kPageTokens));
+      const U k0 = load_words(keys), k1 = load_words(keys + kPageTokens);
       for (int j = 0; j < Q; j++) {
         const Pair* query = static_cast<const Pair*>(queries[j]);
-        even[j] = dot(even[j], k0, broadcast(query + i));
-        odd[j] = dot(odd[j], k1, broadcast(query + i + 1));
+        even[j] = dot(even[j], k0, query + i);
+        odd[j] = dot(odd[j], k1, query + i + 1);
       }
     }
     for (int j = 0; j < Q; j++) store(scores[j] + column + v * kLanes, even[j] + odd[j]);
@@ -44,12 +44,10 @@ inline void add_columns(const Chunk& chunk, int padded_dim, int column, int firs
     const int page = pair / kPagePairs;
     const int page_end = (page + 1) * kPagePairs < last ? (page + 1) * kPagePairs : last;
     const uint32_t* values = chunk.values[page] + static_cast<size_t>(pair % kPagePairs) * padded_dim + column;
-    for (; pair < page_end; pair++, values += padded_dim) {
-      for (int v = 0; v < kVectors; v++) {
-        const Weights weights(load_words(values + v * kLanes));
-        for (int j = 0; j < Q; j++) acc[j][v] = dot(acc[j][v], weights, broadcast(scratch.probs[j] + pair));
-      }
-    }
+    for (; pair < page_end; pair++, values += padded_dim)
+      add_products<Q, kVectors>(
+          acc, [&](auto part, int v) { return weights_part<part.value>(load_words(values + v * kLanes)); },
+          [&](auto part, int j) { return input_part<part.value>(scratch.probs[j] + pair); });
   }
   for (int j = 0; j < Q; j++)
     for (int v = 0; v < kVectors; v++) store(scratch.sums[j] + column + v * kLanes, acc[j][v]);
@@ -64,41 +62,9 @@ void add_values(const Chunk& chunk, int padded_dim, int first, int last, Attenti
   for (; column < padded_dim; column += kLanes) add_columns<Q, 1>(chunk, padded_dim, column, first, last, scratch);
 }
 
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
-
-// Calls body with the number of queries as a constant.
-template <typename Body>
-inline void with_count(int num_queries, Body&& body) {
-  switch (num_queries) {
-    case 1:
-      return body(Count<1>());
-    case 2:
-      return body(Count<2>());
-    case 3:
-      return body(Count<3>());
-    case 4:
-      return body(Count<4>());
-  }
-  if constexpr (kTileSize > 4) {
-    switch (num_queries) {
-      case 5:
-        return body(Count<5>());
-      case 6:
-        return body(Count<6>());
-      case 7:
-        return body(Count<7>());
-      case 8:
-        return body(Count<8>());
-    }
-  }
-}
-
 inline void score_chunk(const Chunk& chunk, int num_pairs, const AttentionTile& tile, AttentionScratch& scratch) {
-  with_count(tile.num_queries,
-             [&](auto count) { score_pages<decltype(count)::value>(chunk, num_pairs, tile, scratch); });
+  with_count<kTileSize>(tile.num_queries,
+                        [&](auto count) { score_pages<count.value>(chunk, num_pairs, tile, scratch); });
 }
 
 // Each query adds its pairs in order; where all see the same whole pairs, they add them together.
@@ -116,8 +82,8 @@ inline void add_chunk(const Chunk& chunk, int padded_dim, int num_queries, const
       add_own_pairs(chunk, padded_dim, seen[j], seen[j].begin / 2, is_shared ? first : (seen[j].end + 1) / 2,
                     scratch.probs[j], scratch.sums[j]);
   if (!is_shared) return;
-  with_count(num_queries,
-             [&](auto count) { add_values<decltype(count)::value>(chunk, padded_dim, first, last, scratch); });
+  with_count<kTileSize>(num_queries,
+                        [&](auto count) { add_values<count.value>(chunk, padded_dim, first, last, scratch); });
   for (int j = 0; j < num_queries; j++)
     add_own_pairs(chunk, padded_dim, seen[j], last, (seen[j].end + 1) / 2, scratch.probs[j], scratch.sums[j]);
 }

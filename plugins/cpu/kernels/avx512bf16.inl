@@ -11,23 +11,32 @@ typedef uint32_t U __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 
 using Pair = uint32_t;
-using Broadcast = __m512i;
 
 inline F madd(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 
-inline Broadcast broadcast(const Pair* x) { return _mm512_set1_epi32(static_cast<int>(*x)); }
+// One instruction multiplies a pair of weights and one of inputs.
+constexpr int kParts = 1;
+using Part = __m512i;
 
-struct Weights {
-  Weights() {}
-  // Each float is a bf16 value.
-  Weights(F low, F high) : bits((__m512i)(((U)low >> 16) | ((U)high & 0xffff0000u))) {}
-  explicit Weights(U pairs) : bits((__m512i)pairs) {}
-  __m512i bits;
-};
+template <int>
+inline Part weights_part(U pairs) {
+  return (__m512i)pairs;
+}
 
-// acc + low(w) * low(x) + high(w) * high(x)
-inline F dot(F acc, const Weights& w, const Broadcast& x) {
-  return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w.bits, (__m512bh)x);
+// Each float is a bf16 value.
+template <int>
+inline Part weights_part(F low, F high) {
+  return (__m512i)(((U)low >> 16) | ((U)high & 0xffff0000u));
+}
+
+template <int>
+inline Part input_part(const Pair* x) {
+  return _mm512_set1_epi32(static_cast<int>(*x));
+}
+
+// acc + low(weights) * low(input) + high(weights) * high(input)
+inline F add_product(F acc, Part weights, Part input) {
+  return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)weights, (__m512bh)input);
 }
 
 // kLanes neighbouring inputs become kLanes / 2 pairs.

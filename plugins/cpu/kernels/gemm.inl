@@ -1,31 +1,19 @@
 // Rows times panels, of bf16 (multiply_rows) or of integers (multiply_quantized.inl).
-namespace faser {
-namespace {
-
-// Calls body(first_row, num_rows) on tiles of nearly equal size, at most max_rows: a short tile reuses weights poorly.
-template <typename Body>
-inline void for_row_tiles(int num_rows, int max_rows, Body&& body) {
-  const int num_tiles = (num_rows + max_rows - 1) / max_rows;
-  for (int tile = 0, row = 0; tile < num_tiles; tile++) {
-    const int count = (num_rows - row + num_tiles - tile - 1) / (num_tiles - tile);
-    body(row, count);
-    row += count;
-  }
-}
-
-}  // namespace
-}  // namespace faser
-
 #include "multiply_quantized.inl"
 
 namespace faser {
 namespace {
 
-static_assert(kChunkRows >= kMaxRows, "a tile of bf16 rows fits where a chunk does");
+constexpr int kChunkRows = 48;  // rows that meet a panel together: whole tiles of every instruction set
 
-inline int rows_at_once(const Matrix& m) { return m.bits == 16 ? kMaxRows : kChunkRows; }
+// body(first_row, num_rows) on chunks of rows.
+template <typename Body>
+inline void for_row_chunks(int num_rows, Body&& body) {
+  for (int row = 0; row < num_rows; row += kChunkRows)
+    body(row, num_rows - row < kChunkRows ? num_rows - row : kChunkRows);
+}
 
-// out [num_rows][64] = rows_at_once(m) rows at most times one panel.
+// out [num_rows][64] = kChunkRows rows at most times one panel.
 inline void multiply_panel(int num_rows, const Matrix& m, int panel, const Pair* x, int x_stride,
                            float (*out)[kPanel]) {
   if (m.bits == 8) return multiply_integers<8>(num_rows, m, panel, x, x_stride, out);
@@ -40,7 +28,7 @@ void gemm_panels(const Gemm& g, int first_panel, int last_panel, float* y, int y
   const MultiplyScope scope;
   for (int p = first_panel; p < last_panel; p++) {
     const float* bias = g.bias != nullptr ? g.bias + p * kPanel : nullptr;
-    for_row_tiles(g.num_rows, rows_at_once(g.weights), [&](int row, int count) {
+    for_row_chunks(g.num_rows, [&](int row, int count) {
       multiply_panel(count, g.weights, p, x + static_cast<size_t>(row) * g.x_stride, g.x_stride, out);
       for (int r = 0; r < count; r++) {
         float* target = y + static_cast<size_t>(row + r) * y_stride + p * kPanel;
@@ -68,7 +56,7 @@ void gemm_swiglu(const Gemm& g, int first_panel, int last_panel, int up_panel, v
   alignas(64) float gate[kChunkRows][kPanel], up[kChunkRows][kPanel];
   const MultiplyScope scope;
   for (int p = first_panel; p < last_panel; p++) {
-    for_row_tiles(g.num_rows, rows_at_once(g.weights), [&](int row, int count) {
+    for_row_chunks(g.num_rows, [&](int row, int count) {
       const Pair* rows = x + static_cast<size_t>(row) * g.x_stride;
       multiply_panel(count, g.weights, p, rows, g.x_stride, gate);
       multiply_panel(count, g.weights, p + up_panel, rows, g.x_stride, up);

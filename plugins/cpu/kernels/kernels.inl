@@ -1,6 +1,6 @@
 // The kernels, written once over the primitives of the including file:
 //   kLanes, F, U, I     vectors of floats, words and ints, and vector_math.inl over them
-//   Pair, Broadcast, Weights, broadcast(), dot(), madd(), store_pairs()
+//   Pair, madd(), store_pairs(), and Part, kParts, weights_part(), input_part(), add_product() with parts.inl over them
 //   MultiplyScope, multiply_rows(), kMaxRows     rows times one panel (multiply.inl is the one for vectors)
 //   AttentionScope, score_chunk(), add_chunk(), kTileSize     queries times keys, probabilities times values
 //                                                (attention_vectors.inl is the one for vectors)

@@ -11,8 +11,8 @@ namespace faser {
 namespace {
 
 constexpr char kName[] = "amxbf16";
-constexpr int kMaxRows = 16;
-constexpr int kVectorRows = 6;  // of integers, which AVX-512 multiplies
+constexpr int kTileRows = 16;
+constexpr int kMaxRows = 6;  // of integers, which AVX-512 multiplies
 constexpr int kTileSize = 16;
 constexpr int kTilePairs = 16;  // a tile is 16 rows of 16 words
 
@@ -40,8 +40,7 @@ class MultiplyScope {
 
 // out [16][64] = 16 rows times one panel for any number of rows: x is allocated in multiples of 16. Each row is summed
 // in the same order.
-inline void multiply_rows(int, const uint32_t* panel, int num_pairs, const Pair* x, int x_stride,
-                          float (*out)[kPanel]) {
+inline void multiply_tile(const uint32_t* panel, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
   const int x_bytes = x_stride * static_cast<int>(sizeof(Pair));
   constexpr int kPanelBytes = kPanel * sizeof(uint32_t);
   _tile_zero(0);
@@ -66,10 +65,18 @@ inline void multiply_rows(int, const uint32_t* panel, int num_pairs, const Pair*
   _tile_stored(3, out[0] + 48, kPanel * sizeof(float));
 }
 
+// out is allocated in multiples of 16 rows, too.
+inline void multiply_rows(int num_rows, const uint32_t* panel, int num_pairs, const Pair* x, int x_stride,
+                          float (*out)[kPanel]) {
+  for (int row = 0; row < num_rows; row += kTileRows)
+    multiply_tile(panel, num_pairs, x + static_cast<size_t>(row) * x_stride, x_stride, out + row);
+}
+
 }  // namespace
 }  // namespace faser
 
 // clang-format off: each builds on those before it
+#include "parts.inl"
 #include "attention_chunk.inl"
 #include "attention_tiles.inl"
 #include "kernels.inl"

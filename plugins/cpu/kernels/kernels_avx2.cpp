@@ -8,8 +8,8 @@ namespace {
 
 constexpr char kName[] = "avx2";
 constexpr int kLanes = 8;
-constexpr int kMaxRows = 4;
-constexpr int kVectorRows = 4;  // of integers
+constexpr int kMaxRows = 5;
+constexpr int kBlockPairs = 128;  // of a panel that all rows meet before the next ones: 32 KiB, read by columns
 constexpr int kTileSize = 4;
 constexpr int kColumnVectors = 2;
 
@@ -17,32 +17,18 @@ typedef float F __attribute__((vector_size(32)));
 typedef uint32_t U __attribute__((vector_size(32)));
 typedef int32_t I __attribute__((vector_size(32)));
 
-// Rounded to bf16 but kept as floats: two broadcasts instead of shifting and masking in the inner loop.
+// Rounded to bf16 but kept as floats: a broadcast for each instead of shifting and masking in the inner loop.
 struct Pair {
   float low, high;
 };
-struct Broadcast {
-  F low, high;
-};
 
-// Vectors of a panel that R rows multiply at once, so that the accumulators stay in 16 registers.
-constexpr int panel_vectors(int num_rows) { return num_rows == 1 ? 8 : num_rows == 2 ? 4 : 2; }
+// Vectors of a panel that R rows multiply at once, so that the accumulators and the parts that meet stay in 16
+// registers.
+constexpr int panel_vectors(int num_rows) { return num_rows == 1 ? 8 : num_rows <= 2 ? 4 : 2; }
 
 inline F madd(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 
-inline Broadcast broadcast(const Pair* x) {
-  return {(F)_mm256_broadcast_ss(&x->low), (F)_mm256_broadcast_ss(&x->high)};
-}
-
-struct Weights {
-  Weights() {}
-  Weights(F low, F high) : low(low), high(high) {}
-  explicit Weights(U pairs) : low((F)(pairs << 16)), high((F)(pairs & 0xffff0000u)) {}
-  F low, high;
-};
-
-// acc + low(w) * low(x) + high(w) * high(x)
-inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, x.high, madd(w.low, x.low, acc)); }
+inline F broadcast(const float* x) { return (F)_mm256_broadcast_ss(x); }
 
 }  // namespace
 }  // namespace faser
@@ -50,6 +36,7 @@ inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, 
 // clang-format off: each builds on those before it
 #include "vector_math.inl"
 #include "pairs_as_floats.inl"
+#include "parts.inl"
 #include "multiply.inl"
 #include "attention_chunk.inl"
 #include "attention_vectors.inl"

@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kName[] = "avx512bf16";
 constexpr int kMaxRows = 6;
-constexpr int kVectorRows = 6;  // of integers
+constexpr int kBlockPairs = 1 << 20;  // a panel as a whole, which is read in a row
 constexpr int kTileSize = 8;
 constexpr int kColumnVectors = 2;
 
@@ -23,6 +23,7 @@ constexpr int panel_vectors(int) { return 4; }
 }  // namespace faser
 
 // clang-format off: each builds on those before it
+#include "parts.inl"
 #include "multiply.inl"
 #include "attention_chunk.inl"
 #include "attention_vectors.inl"

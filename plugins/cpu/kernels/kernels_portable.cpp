@@ -10,8 +10,8 @@ namespace {
 
 constexpr char kName[] = "portable";
 constexpr int kLanes = 4;
-constexpr int kMaxRows = 4;
-constexpr int kVectorRows = 4;  // of integers
+constexpr int kMaxRows = 6;
+constexpr int kBlockPairs = 128;  // of a panel that all rows meet before the next ones: 32 KiB, read by columns
 constexpr int kTileSize = 4;
 constexpr int kColumnVectors = 2;
 
@@ -22,11 +22,8 @@ typedef int32_t I __attribute__((vector_size(16)));
 struct Pair {
   float low, high;
 };
-struct Broadcast {
-  F low, high;
-};
 
-constexpr int panel_vectors(int num_rows) { return num_rows == 1 ? 8 : num_rows == 2 ? 4 : 2; }
+constexpr int panel_vectors(int num_rows) { return num_rows == 1 ? 8 : num_rows <= 3 ? 4 : 2; }
 
 inline F madd(F a, F b, F c) {
 #if defined(__ARM_NEON) && defined(__aarch64__)
@@ -36,19 +33,7 @@ inline F madd(F a, F b, F c) {
 #endif
 }
 
-inline Broadcast broadcast(const Pair* x) {
-  return {F{x->low, x->low, x->low, x->low}, F{x->high, x->high, x->high, x->high}};
-}
-
-struct Weights {
-  Weights() {}
-  Weights(F low, F high) : low(low), high(high) {}
-  explicit Weights(U pairs) : low((F)(pairs << 16)), high((F)(pairs & 0xffff0000u)) {}
-  F low, high;
-};
-
-// acc + low(w) * low(x) + high(w) * high(x)
-inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, x.high, madd(w.low, x.low, acc)); }
+inline F broadcast(const float* x) { return F{*x, *x, *x, *x}; }
 
 }  // namespace
 }  // namespace faser
@@ -56,6 +41,7 @@ inline F dot(F acc, const Weights& w, const Broadcast& x) { return madd(w.high, 
 // clang-format off: each builds on those before it
 #include "vector_math.inl"
 #include "pairs_as_floats.inl"
+#include "parts.inl"
 #include "multiply.inl"
 #include "attention_chunk.inl"
 #include "attention_vectors.inl"

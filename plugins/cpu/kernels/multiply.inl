@@ -7,42 +7,41 @@ struct MultiplyScope {
   MultiplyScope() {}
 };
 
-// out [R][64] = R rows times one panel. Each output is one sum over the pairs in order, for any R.
+// out [R][64] += R rows times num_pairs pairs of one panel. Each output is one sum over the pairs in order, for any R.
+// Where a panel is read by columns, which the hardware does not foresee, the block behind this one is fetched
+// meanwhile.
 template <int R>
-void multiply(const uint32_t* panel, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
+void multiply_block(const uint32_t* block, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
   constexpr int kVectors = panel_vectors(R);
+  constexpr bool kReadsWhole = kVectors * kLanes == kPanel;
   for (int first = 0; first < kPanel; first += kVectors * kLanes) {
     F acc[R][kVectors];
     for (int r = 0; r < R; r++)
-      for (int v = 0; v < kVectors; v++) acc[r][v] = F{};
-    const uint32_t* w = panel + first;
+      for (int v = 0; v < kVectors; v++) acc[r][v] = load(out[r] + first + v * kLanes);
+    const uint32_t* w = block + first;
     for (int i = 0; i < num_pairs; i++, w += kPanel) {
-      for (int v = 0; v < kVectors; v++) {
-        const Weights weights(load_words(w + v * kLanes));
-        for (int r = 0; r < R; r++)
-          acc[r][v] = dot(acc[r][v], weights, broadcast(x + static_cast<size_t>(r) * x_stride + i));
-      }
+      if constexpr (!kReadsWhole)
+        for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + kBlockPairs * kPanel + v * kLanes);
+      add_products<R, kVectors>(
+          acc, [&](auto part, int v) { return weights_part<part.value>(load_words(w + v * kLanes)); },
+          [&](auto part, int r) { return input_part<part.value>(x + static_cast<size_t>(r) * x_stride + i); });
     }
     for (int r = 0; r < R; r++)
       for (int v = 0; v < kVectors; v++) store(out[r] + first + v * kLanes, acc[r][v]);
   }
 }
 
+// out [num_rows][64] = rows times one panel.
 inline void multiply_rows(int num_rows, const uint32_t* panel, int num_pairs, const Pair* x, int x_stride,
                           float (*out)[kPanel]) {
-  switch (num_rows) {
-    case 1:
-      return multiply<1>(panel, num_pairs, x, x_stride, out);
-    case 2:
-      return multiply<2>(panel, num_pairs, x, x_stride, out);
-    case 3:
-      return multiply<3>(panel, num_pairs, x, x_stride, out);
-    case 4:
-      return multiply<4>(panel, num_pairs, x, x_stride, out);
-  }
-  if constexpr (kMaxRows > 4) {
-    if (num_rows == 5) return multiply<5>(panel, num_pairs, x, x_stride, out);
-    return multiply<6>(panel, num_pairs, x, x_stride, out);
+  for (int r = 0; r < num_rows; r++)
+    for (int j = 0; j < kPanel; j++) out[r][j] = 0;
+  for (int i = 0; i < num_pairs; i += kBlockPairs) {
+    const int count = kBlockPairs < num_pairs - i ? kBlockPairs : num_pairs - i;
+    for_row_tiles<kMaxRows>(num_rows, [&](int row, auto rows) {
+      multiply_block<rows.value>(panel + static_cast<size_t>(i) * kPanel, count,
+                                 x + static_cast<size_t>(row) * x_stride + i, x_stride, out + row);
+    });
   }
 }
 

@@ -1,13 +1,13 @@
-// Rows times one panel of small integers with scales (Matrix), for vectors. Integers are exact in every type that dot()
-// multiplies; a row's sum is taken group by group, each group's in order, and scaled into the row's total. So its bits
+// Rows times one panel of small integers with scales (Matrix), for vectors. Integers are exact in every type that is
+// multiplied; a row's sum is taken group by group, each group's in order, and scaled into the row's total. So its bits
 // depend neither on the number of rows nor on whether weights were unpacked for many of them.
 namespace faser {
 namespace {
 
-constexpr int kSumInputs = 128;   // inputs of a sum where a scale covers a whole output
-constexpr int kChunkRows = 48;    // rows that share unpacked weights
-constexpr int kUnpackedRows = 6;  // rows multiplied at once by unpacked weights
-constexpr int kUnpackedVectors = panel_vectors(kVectorRows);
+constexpr int kSumInputs = 128;  // inputs of a sum where a scale covers a whole output
+constexpr int kUnpackedVectors = panel_vectors(kMaxRows);
+// Up to so many rows, weights are unpacked for each tile, into registers; with more, once for all, into memory.
+constexpr int kTiledRows = 3 * kMaxRows;
 
 static_assert(kPanel % (kUnpackedVectors * kLanes) == 0, "columns of a panel are unpacked in whole parts");
 
@@ -22,11 +22,6 @@ inline F integer_of(U words) {
 template <int kBits>
 constexpr float kUnit = kBits == 8 ? 0x1p-24f : 0x1p-28f;
 
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
-};
-
 // body(Constant<p>) for each pair p of a word.
 template <int kBits, int kPair = 0, typename Body>
 inline void for_pairs(Body&& body) {
@@ -36,9 +31,9 @@ inline void for_pairs(Body&& body) {
   }
 }
 
-template <int kBits, int kPair>
-inline Weights pair_of(U words) {
-  return Weights(integer_of<kBits, 2 * kPair>(words), integer_of<kBits, 2 * kPair + 1>(words));
+template <int kBits, int kPair, int kPart>
+inline Part part_of(U words) {
+  return weights_part<kPart>(integer_of<kBits, 2 * kPair>(words), integer_of<kBits, 2 * kPair + 1>(words));
 }
 
 template <int kBits>
@@ -57,13 +52,13 @@ void multiply_group(const uint32_t* words, int num_words, const float* scales, c
       for (int v = 0; v < kVectors; v++) sum[r][v] = F{};
     const uint32_t* w = words + first;
     for (int i = 0; i < num_words; i++, w += kPanel) {
+      if constexpr (kVectors * kLanes < kPanel)
+        for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + num_words * kPanel + v * kLanes);
       for_pairs<kBits>([&](auto pair) {
         const Pair* inputs = x + i * kPairs + pair.value;
-        for (int v = 0; v < kVectors; v++) {
-          const Weights weights = pair_of<kBits, pair.value>(load_words(w + v * kLanes));
-          for (int r = 0; r < R; r++)
-            sum[r][v] = dot(sum[r][v], weights, broadcast(inputs + static_cast<size_t>(r) * x_stride));
-        }
+        add_products<R, kVectors>(
+            sum, [&](auto part, int v) { return part_of<kBits, pair.value, part.value>(load_words(w + v * kLanes)); },
+            [&](auto part, int r) { return input_part<part.value>(inputs + static_cast<size_t>(r) * x_stride); });
       });
     }
     for (int r = 0; r < R; r++)
@@ -72,59 +67,47 @@ void multiply_group(const uint32_t* words, int num_words, const float* scales, c
   }
 }
 
-// The same for kUnpackedVectors vectors of outputs, unpacked [num_pairs][kUnpackedVectors].
+// A pair of weights of kUnpackedVectors vectors of outputs.
+using UnpackedPair = Part[kParts][kUnpackedVectors];
+
+// The same for kUnpackedVectors vectors of outputs, unpacked [num_pairs].
 template <int kBits, int R>
-void multiply_unpacked(const Weights (*unpacked)[kUnpackedVectors], int num_pairs, const float* scales, const Pair* x,
-                       int x_stride, float (*total)[kPanel], int first) {
+void multiply_unpacked(const UnpackedPair* unpacked, int num_pairs, const float* scales, const Pair* x, int x_stride,
+                       float (*total)[kPanel], int first) {
   F sum[R][kUnpackedVectors];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < kUnpackedVectors; v++) sum[r][v] = F{};
   for (int i = 0; i < num_pairs; i++) {
-    for (int r = 0; r < R; r++) {
-      const Broadcast input = broadcast(x + static_cast<size_t>(r) * x_stride + i);
-      for (int v = 0; v < kUnpackedVectors; v++) sum[r][v] = dot(sum[r][v], unpacked[i][v], input);
-    }
+    add_products<R, kUnpackedVectors>(
+        sum, [&](auto part, int v) { return unpacked[i][part.value][v]; },
+        [&](auto part, int r) { return input_part<part.value>(x + static_cast<size_t>(r) * x_stride + i); });
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < kUnpackedVectors; v++)
       add_scaled<kBits>(sum[r][v], scales + first + v * kLanes, total[r] + first + v * kLanes);
 }
 
-// body(Constant<num_rows>) for 1 to 6 rows.
-template <typename Body>
-inline void with_rows(int num_rows, Body&& body) {
-  switch (num_rows) {
-    case 1:
-      return body(Constant<1>{});
-    case 2:
-      return body(Constant<2>{});
-    case 3:
-      return body(Constant<3>{});
-    case 4:
-      return body(Constant<4>{});
-    case 5:
-      return body(Constant<5>{});
-    default:
-      return body(Constant<6>{});
-  }
-}
-
 template <int kBits>
 void multiply_many(int num_rows, const uint32_t* words, int num_words, const float* scales, const Pair* x, int x_stride,
                    float (*total)[kPanel]) {
   constexpr int kPairs = 16 / kBits;
-  alignas(64) Weights unpacked[kSumInputs / 2][kUnpackedVectors];
+  alignas(64) UnpackedPair unpacked[kSumInputs / 2];
   for (int first = 0; first < kPanel; first += kUnpackedVectors * kLanes) {
-    for (int i = 0; i < num_words; i++)
+    for (int i = 0; i < num_words; i++) {
+      if constexpr (kUnpackedVectors * kLanes < kPanel)
+        fetch(words + static_cast<size_t>(i + num_words) * kPanel + first);
       for (int v = 0; v < kUnpackedVectors; v++) {
         const U w = load_words(words + static_cast<size_t>(i) * kPanel + first + v * kLanes);
-        for_pairs<kBits>([&](auto pair) { unpacked[i * kPairs + pair.value][v] = pair_of<kBits, pair.value>(w); });
+        for_pairs<kBits>([&](auto pair) {
+          for_parts([&](auto part) {
+            unpacked[i * kPairs + pair.value][part.value][v] = part_of<kBits, pair.value, part.value>(w);
+          });
+        });
       }
-    for_row_tiles(num_rows, kUnpackedRows, [&](int row, int count) {
-      with_rows(count, [&](auto rows) {
-        multiply_unpacked<kBits, rows.value>(unpacked, num_words * kPairs, scales,
-                                             x + static_cast<size_t>(row) * x_stride, x_stride, total + row, first);
-      });
+    }
+    for_row_tiles<kMaxRows>(num_rows, [&](int row, auto rows) {
+      multiply_unpacked<kBits, rows.value>(unpacked, num_words * kPairs, scales,
+                                           x + static_cast<size_t>(row) * x_stride, x_stride, total + row, first);
     });
   }
 }
@@ -143,12 +126,12 @@ void multiply_integers(int num_rows, const Matrix& m, int panel, const Pair* x, 
     const int count = group_words < num_words - i ? group_words : num_words - i;
     const uint32_t* group = words + static_cast<size_t>(i) * kPanel;
     const Pair* inputs = x + i * kPairs;
-    if (num_rows > kVectorRows) {
+    if (num_rows > kTiledRows) {
       multiply_many<kBits>(num_rows, group, count, scales, inputs, x_stride, out);
     } else {
-      with_rows(num_rows, [&](auto rows) {
-        if constexpr (rows.value <= kVectorRows)
-          multiply_group<kBits, rows.value>(group, count, scales, inputs, x_stride, out);
+      for_row_tiles<kMaxRows>(num_rows, [&](int row, auto rows) {
+        multiply_group<kBits, rows.value>(group, count, scales, inputs + static_cast<size_t>(row) * x_stride, x_stride,
+                                          out + row);
       });
     }
     if (has_groups) scales += kPanel;

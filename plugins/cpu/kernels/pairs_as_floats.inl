@@ -3,6 +3,27 @@
 namespace faser {
 namespace {
 
+// A pair of weights meets one of inputs in two parts, the low ones first.
+constexpr int kParts = 2;
+using Part = F;
+
+template <int kPart>
+inline Part weights_part(U pairs) {
+  return kPart == 0 ? (F)(pairs << 16) : (F)(pairs & 0xffff0000u);
+}
+
+template <int kPart>
+inline Part weights_part(F low, F high) {
+  return kPart == 0 ? low : high;
+}
+
+template <int kPart>
+inline Part input_part(const Pair* x) {
+  return broadcast(kPart == 0 ? &x->low : &x->high);
+}
+
+inline F add_product(F acc, Part weights, Part input) { return madd(weights, input, acc); }
+
 // kLanes neighbouring inputs become kLanes / 2 pairs. Rounds to nearest even; NaN stays NaN.
 inline void store_pairs(F v, Pair* out) {
   const U bits = (U)v;

@@ -2,6 +2,7 @@ namespace faser {
 namespace {
 
 constexpr int kPageVectors = kPageTokens / kLanes;
+constexpr int kLineVectors = 16 / kLanes;  // of a line of the cache, 64 bytes
 
 inline F load(const float* p) {
   F v;
@@ -16,6 +17,9 @@ inline U load_words(const uint32_t* p) {
   __builtin_memcpy(&v, p, sizeof(v));
   return v;
 }
+
+// Into the second-level cache.
+inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline F select(I condition, F yes, F no) { return (F)(((U)yes & (U)condition) | ((U)no & ~(U)condition)); }
 
