@@ -161,7 +161,10 @@ extern "C" __global__ void __launch_bounds__(faser::kAdvanceThreads)
   using namespace faser;
   AdvanceShared& shared = advance_shared();
   const int32_t place = *step;
-  if (place < 0 || place >= max_draft_len) return;
+  if (place < 0 || place >= max_draft_len) {
+    if (threadIdx.x == 0) *num_going = 0;  // whatever repeats this while somebody goes on ends
+    return;
+  }
   double gain = 0.0;
   int32_t count = 0;
   for (int32_t start = 0; start < num_requests; start += kAdvanceThreads) {

@@ -193,7 +193,7 @@ class GpuEngine(HostPruning):
             return self._boundary.prune(batch)
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        """See Engine.draft. Runs on the device; with a stop rule the host reads one number after each step."""
+        """See Engine.draft. Runs on the device, where it ends as well; the host waits once, for the drafts."""
         import torch
 
         max_draft_len = draft_batch.max_draft_len

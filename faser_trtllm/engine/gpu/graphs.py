@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 
-from faser_trtllm.engine.gpu.runtime import Replay, Runtime
+from faser_trtllm.engine.gpu.runtime import Replay, Runtime, Work
+from faser_trtllm.errors import FaserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 DEFAULT_GRAPH_BYTES = 2 << 30
 
@@ -25,6 +33,7 @@ class GraphStore:
         self._budget_bytes = budget_bytes
         self._least_of_ranks = least_of_ranks
         self._graphs: dict[Hashable, Replay] = {}
+        self._refuses_loops = False
         self.num_bytes = 0
         self.num_left_out = 0
 
@@ -34,20 +43,31 @@ class GraphStore:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._graphs
 
-    def capture(self, key: Hashable, work: Callable[[], None]) -> bool:
+    def capture(self, key: Hashable, work: Work) -> bool:
         """Run `work` once on the current stream, then capture it under `key`; False if the budget is spent.
 
         `work` may depend only on the contents of device memory at replay.
         """
-        if self._least_of_ranks(self._budget_bytes - self.num_bytes) <= 0:
+        if not self._has_budget():
             self.num_left_out += 1
             return False
-        before = self._runtime.memory_bytes()
-        work()  # libraries choose algorithms and allocate workspaces in the first run, which cannot be captured
-        self._runtime.wait()
-        self._graphs[key] = self._runtime.capture(work)
-        self._runtime.wait()
-        self.num_bytes += max(0, self._runtime.memory_bytes() - before)
+        self._keep(key, (work,), lambda: self._runtime.capture(work))
+        return True
+
+    def capture_loop(self, key: Hashable, begin: Work, step: Work, going: Tensor) -> bool:
+        """As capture(), of `begin`, then `step` for as long as `going` on the device is not 0. False also if the driver
+        refuses a loop, which is logged once; nothing is counted as left out, since the caller has another way."""
+        if self._refuses_loops or not self._has_budget():
+            return False
+        try:
+            self._keep(key, (begin, step), lambda: self._runtime.capture_loop(begin, step, going))
+        except (FaserError, RuntimeError) as error:
+            self._refuses_loops = True
+            log.warning(
+                "loops in CUDA graphs cannot be made (%s): with a stop rule the host reads one number after each draft step",
+                error,
+            )
+            return False
         return True
 
     def replay(self, key: Hashable) -> bool:
@@ -61,3 +81,15 @@ class GraphStore:
     def clear(self) -> None:
         """Free all graphs; none may be running."""
         self._graphs.clear()
+
+    def _has_budget(self) -> bool:
+        return self._least_of_ranks(self._budget_bytes - self.num_bytes) > 0
+
+    def _keep(self, key: Hashable, works: tuple[Work, ...], capture: Callable[[], Replay]) -> None:
+        before = self._runtime.memory_bytes()
+        for work in works:
+            work()  # libraries choose algorithms and allocate workspaces in the first run, which cannot be captured
+        self._runtime.wait()
+        self._graphs[key] = capture()
+        self._runtime.wait()
+        self.num_bytes += max(0, self._runtime.memory_bytes() - before)

@@ -6,18 +6,23 @@ The rest of the engine is the same code on both.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.ops.cuda.module import Module, call_driver, device_arch, load_driver
+from faser_trtllm.ops.cuda.set_conditional import STEM, set_conditional
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     import torch
 
+Work = Callable[[], None]
 Replay = Callable[[], None]
 MIN_TORCH = (2, 13)  # mm with both out_dtype and out
 
@@ -39,8 +44,12 @@ class Runtime(Protocol):
     def mark(self) -> Callable[[], None]:
         """A function that sleeps until the work enqueued up to now is done."""
 
-    def capture(self, work: Callable[[], None]) -> Replay:
+    def capture(self, work: Work) -> Replay:
         """Capture what `work` enqueues on the current stream; `work` has run there once before."""
+
+    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
+        """Capture `begin`, and behind it `step` again and again for as long as `going`, an int32 on the device, is not
+        0; both have run on the current stream before. FaserError or RuntimeError where the driver refuses it."""
 
     def memory_bytes(self) -> int:
         """Bytes of device memory that this process holds."""
@@ -86,8 +95,16 @@ class HostRuntime:
     def mark(self) -> Callable[[], None]:
         return self.wait
 
-    def capture(self, work: Callable[[], None]) -> Replay:
+    def capture(self, work: Work) -> Replay:
         return work
+
+    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
+        def run() -> None:
+            begin()
+            while int(going):
+                step()
+
+        return run
 
     def memory_bytes(self) -> int:
         return 0
@@ -97,6 +114,74 @@ class HostRuntime:
 
     def ms_between(self, begin: Any, end: Any) -> float:
         return 1e3 * float(end - begin)
+
+
+class CapturedGraph(Protocol):
+    """Of torch.cuda.CUDAGraph, with keep_graph: it owns the graph, and memory that its nodes use."""
+
+    def raw_cuda_graph(self) -> int:
+        """A CUgraph."""
+
+
+class GraphLoop:
+    """A CUDA graph of two captured ones: `begin`, then `step` in a conditional node for as long as `going` is not 0.
+
+    All of it stays in the context of the stream that it was captured on. Not run on a GPU: the calls are those of
+    cuda-python, over the virtual GPU's driver.
+    """
+
+    def __init__(
+        self,
+        stream: Callable[[], int],
+        capture: Callable[[Work], CapturedGraph],
+        begin: Work,
+        step: Work,
+        going: torch.Tensor,
+    ) -> None:
+        """stream: the current one; capture: captures there. Raises FaserError, or RuntimeError of bindings whose driver
+        lacks a call."""
+        from faser_trtllm.ops.cuda.compiler import compile_stem
+
+        self._driver = driver = load_driver()
+        self._stream = stream
+        conditional = driver.CUgraphNodeParams()
+        conditional.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        node = conditional.conditional
+        with ExitStack() as made:
+            graph = self._call("cuGraphCreate", 0)
+            made.callback(self._call, "cuGraphDestroy", graph)
+            node.ctx = self._call("cuStreamGetCtx", driver.CUstream(stream()))
+            node.handle = self._call("cuGraphConditionalHandleCreate", graph, node.ctx, 0, 0)
+            node.type, node.size = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE, 1
+            module = made.enter_context(Module(compile_stem(STEM, device_arch(going.device.index)).path))
+            set_conditional(module, None, 0, stream=stream())  # loads the kernel, which a capture might not
+
+            def captured(work: Work) -> CapturedGraph:
+                def run() -> None:
+                    work()
+                    set_conditional(module, going, int(node.handle), stream=stream())
+
+                return capture(run)
+
+            self._captured = (captured(begin), captured(step))
+            first = self._add_child(graph, self._captured[0])
+            self._call("cuGraphAddNode", graph, [first], None, 1, conditional)
+            self._add_child(node.phGraph_out[0], self._captured[1])
+            self._instance = self._call("cuGraphInstantiate", graph, 0)
+            made.callback(self._call, "cuGraphExecDestroy", self._instance)
+            # A graph with a conditional node stays with its one instance.
+            weakref.finalize(self, made.pop_all().close).atexit = False
+
+    def launch(self) -> None:
+        """On the current stream."""
+        self._call("cuGraphLaunch", self._instance, self._driver.CUstream(self._stream()))
+
+    def _add_child(self, graph: Any, child: CapturedGraph) -> Any:
+        """A copy, as the first node."""
+        return self._call("cuGraphAddChildGraphNode", graph, None, 0, self._driver.CUgraph(child.raw_cuda_graph()))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return call_driver(self._driver, getattr(self._driver, name), *arguments)
 
 
 class CudaRuntime:
@@ -149,15 +234,22 @@ class CudaRuntime:
         wait: Callable[[], None] = event.synchronize
         return wait
 
-    def capture(self, work: Callable[[], None]) -> Replay:
-        graph = self._torch.cuda.CUDAGraph()
+    def capture(self, work: Work) -> Replay:
+        replay: Replay = self._captured(work).replay
+        return replay
+
+    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
+        capture = functools.partial(self._captured, keep_graph=True)
+        return GraphLoop(self.stream, capture, begin, step, going).launch
+
+    def _captured(self, work: Work, keep_graph: bool = False) -> Any:
+        graph = self._torch.cuda.CUDAGraph(keep_graph)
         stream = self._torch.cuda.current_stream(self.device)
         # Nodes keep the context of the stream they were captured on, so each partition has its own graph. An engine's
         # graphs never run concurrently, so they share a pool. Other threads may allocate meanwhile.
         with self._torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             work()
-        replay: Replay = graph.replay
-        return replay
+        return graph
 
     def memory_bytes(self) -> int:
         free, total = self._torch.cuda.mem_get_info(self.device)

@@ -65,14 +65,18 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
 
 
 def _kernels(preprocessed: str) -> list[str]:
-    """A line per kernel: its name and a letter per parameter, p for a pointer and i for an int."""
+    """A line per kernel: its name and a letter per parameter: a pointer, a condition's handle or an int."""
     found = _ENTRY.findall(preprocessed)
     assert found
     return [
-        f"{name} {''.join('p' if '*' in parameter else 'i' for parameter in parameters.split(','))}"
+        f"{name} {''.join(_letter(parameter) for parameter in parameters.split(','))}"
         for name, parameters in found
         if name != "emulator_launch"
     ]
+
+
+def _letter(parameter: str) -> str:
+    return "p" if "*" in parameter else "h" if "cudaGraphConditionalHandle" in parameter else "i"
 
 
 class Driver:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from faser_trtllm.engine.gpu.runtime import Replay
+from faser_trtllm.engine.gpu.runtime import GraphLoop, Replay, Work
 from faser_trtllm.ops.cuda.module import ensure_context, load_driver
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.virtual_gpu.device.memory import allocate
@@ -35,8 +36,11 @@ class VirtualRuntime:
     def mark(self) -> Callable[[], None]:
         return Event().record().synchronize
 
-    def capture(self, work: Callable[[], None]) -> Replay:
-        return Graph(work)
+    def capture(self, work: Work) -> Replay:
+        return Graph(work).replay
+
+    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
+        return GraphLoop(self.stream, functools.partial(Graph, keep_graph=True), begin, step, going).launch
 
     def memory_bytes(self) -> int:
         free, total = call("cuMemGetInfo")

@@ -124,28 +124,34 @@ class Event:
 
 
 class Graph:
-    """What `work` enqueues on the current stream; launched on the stream that is current then."""
+    """What `work` enqueues on the current stream, as torch.cuda.CUDAGraph: with keep_graph it is not instantiated."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], keep_graph: bool = False) -> None:
         stream = current_stream()
         self._functions: list[int] = []
-        self._exec: Any = None
+        self._graph = self._instance = None
         call("cuStreamBeginCapture", stream, load_driver().CUstreamCaptureMode(_THREAD_LOCAL))
         _thread.captured = self._functions
         try:
             work()
         finally:
             _thread.captured = None
-            graph = call("cuStreamEndCapture", stream)
-        self._exec = call("cuGraphInstantiate", graph, 0)
-        call("cuGraphDestroy", graph)
+            self._graph = call("cuStreamEndCapture", stream)
+        if not keep_graph:
+            self._instance = call("cuGraphInstantiate", self._graph, 0)
 
-    def __call__(self) -> None:
-        call("cuGraphLaunch", self._exec, current_stream())
+    def raw_cuda_graph(self) -> int:
+        return int(self._graph)
+
+    def replay(self) -> None:
+        """On the stream that is current."""
+        call("cuGraphLaunch", self._instance, current_stream())
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            if self._exec is not None:
-                call("cuGraphExecDestroy", self._exec)
+            if self._instance is not None:
+                call("cuGraphExecDestroy", self._instance)
+            if self._graph is not None:
+                call("cuGraphDestroy", self._graph)
             for number in self._functions:
                 _functions.pop(number, None)

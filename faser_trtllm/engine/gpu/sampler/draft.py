@@ -1,7 +1,8 @@
-"""The draft loop on the device: passes and draws in graphs of several steps, with one host read at the end."""
+"""The draft loop on the device: draws and passes in one graph, which ends itself, with one host read at the end."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.batch import PassInputs
 from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.runtime import Runtime, Work
 from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
@@ -81,11 +82,13 @@ class _Call(NamedTuple):
 class DraftLoop:
     """Engine.draft of a cuda engine.
 
-    The first pass is the caller's batch; the following steps have one row per drafting request: draw a token and run
-    it. Graphs of 1, 2, 4, ... steps are captured, so that a draft of n tokens takes a few launches. With a stop rule
-    steps are launched one by one, and the host reads how many requests go on. A head runs its pending drafts between
-    the first pass and the first draw (PendingSteps). If a request has penalties, bias, bad
-    words or a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is tested.
+    The first pass is the caller's batch. Then a token is drawn for each drafting request, and for as long as anybody
+    drafts on, a step runs the newest tokens, one row per request, and draws the next. All of it is one launch of a
+    graph with a loop, which ends where nobody wants more or the stop rule says so. Where the driver has no such graphs,
+    and without graphs, steps are launched one by one, and with a stop rule the host reads how many requests go on. A
+    head runs its pending drafts between the first pass and the first draw (PendingSteps). If a request has penalties,
+    bias, bad words or a minimum of tokens, only the passes are graphs. Guides do not restrict drafts, only what is
+    tested.
     """
 
     def __init__(
@@ -123,16 +126,14 @@ class DraftLoop:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
         sizes = [size for size in self._buckets.sizes() if size < self._spec.max_batch_size]
         for size in (*sizes, self._size(self._spec.max_batch_size)):
-            self._state.clear()
             if self._pending is not None:
-                self._graphs.capture(("step", size, partition), lambda b=size: self._run_step(b))  # type: ignore[misc]
-            self._graphs.capture(("draw", size, partition), lambda b=size: self._draw(b))  # type: ignore[misc]
-            for count in _powers(self.max_draft_len - 1):
                 self._state.clear()
-                self._graphs.capture(
-                    ("steps", size, count, partition),
-                    lambda b=size, n=count: self._steps(b, n),  # type: ignore[misc]
-                )
+                self._graphs.capture(("step", size, partition), functools.partial(self._run_step, size))
+            self._state.clear()
+            draw, step = functools.partial(self._draw, size), functools.partial(self._draw_next, size)
+            if not self._graphs.capture_loop(("drafts", size, partition), draw, step, self._stop.tables.num_going):
+                self._graphs.capture(("draw", size, partition), draw)
+                self._graphs.capture(("draw next", size, partition), step)
 
     def draft(self, engine: Passes, draft_batch: DraftBatch) -> Int32Array:
         batch, sampling, max_draft_len = draft_batch.batch, draft_batch.sampling, draft_batch.max_draft_len
@@ -163,51 +164,45 @@ class DraftLoop:
                     self._state.give_tokens(self._batch, self._ops, size, step)
                     engine.run_step(size)
             if is_edited:
-                drafted[active] = self._edited_loop(engine, call, draft_batch.stop)
+                self._edited_loop(engine, call, draft_batch.stop)
             else:
-                drafted[active] = self._loop(engine.partition.name, call, draft_batch.stop)
+                self._loop(engine.partition.name, call, draft_batch.stop)
+            drafted[active] = self._read(call)
             is_sampled = call.entries["mode"] == native.SAMPLED
             sampling["draft_counter"][slots[is_sampled]] += drafted[active][is_sampled].astype(np.uint64)
             if not self._probs_stay:
                 self._copy_probs_to_host(call, drafted[active], max_draft_len)
         return drafted
 
-    def _loop(self, partition: str, call: _Call, stop: DraftStop | None) -> Int32Array:
-        """Drafted tokens per drafting request; writes tokens, margins and candidates to their host memory."""
+    def _loop(self, partition: str, call: _Call, stop: DraftStop | None) -> None:
+        """Draw the drafts of a call, as its stop rule has it."""
         size = self._size(call.slots.size)
-        if not self._graphs.replay(("draw", size, partition)):
-            self._draw(size)
-        num_drawn = int(call.wanted.max())
-        if stop is None:
-            left = num_drawn - 1
-            for count in reversed(_powers(left)):
-                while left >= count:
-                    if not self._graphs.replay(("steps", size, count, partition)):
-                        self._steps(size, count)
-                    left -= count
-        else:
-            # A step that nobody wants costs more than the wait for one number.
-            for step in range(1, num_drawn):
-                if not self._stop.num_going():
-                    num_drawn = step
-                    break
-                if not self._graphs.replay(("steps", size, 1, partition)):
-                    self._steps(size, 1)
-        return self._read(call, num_drawn)
 
-    def _edited_loop(self, engine: Passes, call: _Call, stop: DraftStop | None) -> Int32Array:
+        def run(name: str, work: Callable[[int], None]) -> None:
+            if not self._graphs.replay((name, size, partition)):
+                work(size)
+
+        if not self._graphs.replay(("drafts", size, partition)):
+            self._one_by_one(call, stop, lambda: run("draw", self._draw), lambda: run("draw next", self._draw_next))
+
+    def _edited_loop(self, engine: Passes, call: _Call, stop: DraftStop | None) -> None:
         """As _loop with logit edits: only the passes are graphs."""
         size = self._size(call.slots.size)
-        num_drawn = int(call.wanted.max())
-        self._draw(size, self._edits)
-        for step in range(1, num_drawn):
-            if stop is not None and not self._stop.num_going():
-                num_drawn = step
-                break
+
+        def step() -> None:
             self._state.give_to(self._batch, self._ops, size)
             engine.run_step(size)
             self._draw(size, self._edits)
-        return self._read(call, num_drawn)
+
+        self._one_by_one(call, stop, lambda: self._draw(size, self._edits), step)
+
+    def _one_by_one(self, call: _Call, stop: DraftStop | None, draw: Work, step: Work) -> None:
+        draw()
+        for _ in range(1, int(call.wanted.max())):
+            # A step that nobody wants costs more than the wait for one number.
+            if stop is not None and not self._stop.num_going():
+                break
+            step()
 
     def _upload_stop(self, call: _Call, stop: DraftStop | None) -> None:
         survival = np.ones(call.slots.size)
@@ -217,11 +212,10 @@ class DraftLoop:
                 survival[i] = draft_stop.survival(stop, int(call.entries["mode"][i]), margins)
         self._stop.upload(stop, call.entries["mode"].astype(np.int32), call.pending, survival)
 
-    def _steps(self, size: int, count: int) -> None:
-        for _ in range(count):
-            self._state.give_to(self._batch, self._ops, size)
-            self._run_step(size)
-            self._draw(size)
+    def _draw_next(self, size: int) -> None:
+        self._state.give_to(self._batch, self._ops, size)
+        self._run_step(size)
+        self._draw(size)
 
     def _draw(self, size: int, edits: DraftEdits | None = None) -> None:
         """Draw the next token of the first `size` requests from logits [size, vocab_size]."""
@@ -229,9 +223,9 @@ class DraftLoop:
         self._ops.sample(draws, logits, size, None if edits is None else edits.scratch())
         self._ops.advance(draws, self._stop.tables, size, has_history=edits is not None)
 
-    def _read(self, call: _Call, count: int) -> Int32Array:
-        """Read the first `count` steps and write them to the requests' memory -> number of drafts per request."""
-        tokens, margins, candidates = self._state.read(count, call.slots.size)
+    def _read(self, call: _Call) -> Int32Array:
+        """Write tokens, margins and candidates to the requests' memory -> number of drafts per request."""
+        tokens, margins, candidates = self._state.read(int(call.wanted.max()), call.slots.size)
         is_drawn = tokens >= 0
         for i, entry in enumerate(call.entries):
             n = int(is_drawn[:, i].sum())
@@ -273,8 +267,3 @@ class DraftLoop:
             raise InvalidArgumentError(f"a request that drafts must run the row of its last {last} token")
         if (num_drafts[active] + wanted[active] > max_draft_len).any():
             raise InvalidArgumentError(f"a request may have at most {max_draft_len} pending drafts")
-
-
-def _powers(limit: int) -> list[int]:
-    """1, 2, 4, ... up to limit."""
-    return [1 << bit for bit in range(limit.bit_length())] if limit > 0 else []

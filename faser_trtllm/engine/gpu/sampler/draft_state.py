@@ -39,18 +39,19 @@ class DraftState:
 
         self._runtime = runtime
         batch, device = spec.max_batch_size, runtime.device
-        sizes = (batch * _ENTRY_INTS, *[batch] * 3, batch * max_blocks_per_seq, 1)
+        sizes = (batch * _ENTRY_INTS, *[batch] * 3, batch * max_blocks_per_seq, 1, max_draft_len * batch)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        entries, known, remaining, slots, table, step = views
+        entries, known, remaining, slots, table, step, tokens = views
         self._block_table = table.view(batch, max_blocks_per_seq)
         shape = (max_draft_len, batch)
-        outputs = ((shape, torch.int32), (shape, torch.float32), ((*shape, NUM_CANDIDATES), torch.int32))
-        self._outputs = [torch.zeros(size, dtype=dtype, device=device) for size, dtype in outputs]
-        self._host = [runtime.host_tensor(size, dtype) for size, dtype in outputs]
-        tokens, margins, candidates = self._outputs
+        tokens = tokens.view(shape)
+        margins = torch.zeros(shape, dtype=torch.float32, device=device)
+        candidates = torch.zeros((*shape, NUM_CANDIDATES), dtype=torch.int32, device=device)
+        self._outputs = (tokens, margins, candidates)
+        self._host = [runtime.host_tensor(tuple(output.shape), output.dtype) for output in self._outputs]
         self.draws = Draws(
             entries=entries.view(torch.uint8).view(batch, SAMPLING_DTYPE.itemsize),
             known=known,
@@ -90,11 +91,12 @@ class DraftState:
         filled = self._staging.fill()
         filled[:] = 0
         sections: list[Any] = [filled[start : start + size] for start, size in self._sections]
-        place, host_known, remaining, host_slots, table, _ = sections
+        place, host_known, remaining, host_slots, table, _, tokens = sections
         place[: n * _ENTRY_INTS] = entries.view(np.int32)
         host_known[:] = 1
         host_known[:n], remaining[:n], host_slots[:n] = known, wanted, slots
         table.reshape(self._block_table.shape)[:n, : block_table.shape[1]] = block_table
+        tokens[:] = -1  # steps that are not run have drawn nothing
         self._staging.send(self._staging.size)
 
     def give_to(self, batch: PassInputs, ops: Ops, size: int) -> None:

@@ -234,6 +234,17 @@ extern "C" void emulator_launch(void* kernel, const unsigned grid[3], const unsi
   }
 }
 
+// Of the virtual GPU's driver (tests/virtual_gpu), where there is one; otherwise a handle is an address.
+extern "C" __attribute__((weak)) int virtual_gpu_set_conditional(void* handle, unsigned value);
+inline void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value) {
+  void* target = reinterpret_cast<void*>(handle);
+  if (virtual_gpu_set_conditional != nullptr) {
+    virtual_gpu_set_conditional(target, value);
+  } else {
+    std::memcpy(target, &value, sizeof value);
+  }
+}
+
 inline void __syncthreads() { emulator::barrier(0); }
 inline int __syncthreads_or(int predicate) { return emulator::barrier(predicate != 0); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) {

@@ -43,12 +43,39 @@ struct Work {
   std::function<Status()> run;
   std::shared_ptr<Event> waits_for = nullptr;  // its record number `number` must be done
   uint64_t number = 0;
+  // Of a loop in a graph: what runs before it is asked again, nothing once it is over. The mutex is held.
+  std::function<std::vector<Work>()> body = nullptr;
+  bool is_in_loop = false;  // not queued by itself, so not counted among what is done
 };
 
-struct Graph {
-  std::vector<Work> nodes;
+struct Graph;
+
+struct Condition {  // of a graph's conditional node
+  void* context;
+  unsigned value, initial;
+  bool has_initial, is_set;
+  uint64_t setter = 0;          // number of the item that has set it last
+  void* body_handle = nullptr;  // of the node's body; nullptr as long as it has no node
+};
+
+struct Node {  // with one of work, child and condition
+  void* context;
+  Work work;
+  std::shared_ptr<Graph> child = nullptr;  // also a loop's body
+  std::shared_ptr<Condition> condition = nullptr;
+  void* handle = nullptr;
+};
+
+struct Graph {  // a chain: each node depends on the one before
+  std::vector<Node> nodes;
   std::vector<uintptr_t> memory;  // allocated while capturing, freed with the graph
+  std::vector<std::shared_ptr<Condition>> conditions;
+  unsigned num_instances = 0;
   ~Graph();
+};
+
+struct GraphHandle {  // also of an instance
+  std::shared_ptr<Graph> graph;
 };
 
 struct Stream {
@@ -78,6 +105,10 @@ Status refuse_while_capturing(const char* name);
 
 // nullptr where the handle is no stream.
 Stream* find_stream(void* handle);
+
+// As cuStreamGetCtx's: of a green context, or the primary one.
+void* context_handle(const Stream* stream);
+constexpr uintptr_t kPrimaryContext = 0x1000;
 
 // Queues an item, or adds it to the graph that the stream captures. The mutex is held.
 Status enqueue(Stream* stream, Work work);

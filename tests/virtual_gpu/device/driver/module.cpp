@@ -16,7 +16,7 @@ constexpr size_t kMaxParameters = 32;
 using Launch = void (*)(void*, const unsigned*, const unsigned*, const uint64_t*, unsigned);
 
 struct Kernel {
-  std::string name, parameters;  // one letter each: p a pointer, i an int
+  std::string name, parameters;  // one letter each: p a pointer, i an int, h a condition's handle
   void* entry;
   Launch launch;
 };
@@ -84,8 +84,8 @@ CALL(cuLaunchKernel, void* function, unsigned grid_x, unsigned grid_y, unsigned 
   if (!fits(grid.data(), block.data()) || extra != nullptr || shared_bytes != 0) return kInvalidValue;
   std::vector<uint64_t> arguments(kMaxParameters, 0);  // taken now: the caller's memory may change
   for (size_t i = 0; i < kernel->parameters.size(); i++) {
-    arguments[i] = kernel->parameters[i] == 'p' ? *static_cast<const uint64_t*>(parameters[i])
-                                                : *static_cast<const uint32_t*>(parameters[i]);
+    arguments[i] = kernel->parameters[i] == 'i' ? *static_cast<const uint32_t*>(parameters[i])
+                                                : *static_cast<const uint64_t*>(parameters[i]);
   }
   const auto run = [kernel, grid, block, arguments] {
     const auto each_pointer = [&](auto check) {

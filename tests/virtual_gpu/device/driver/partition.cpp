@@ -47,9 +47,11 @@ CALL(cuDeviceGetAttribute, int* value, int attribute, int) {
   *value = attribute == 16 ? kNumSms : attribute == 75 ? 9 : 0;
   return attribute == 16 || attribute == 75 || attribute == 76 ? kDone : kNotSupported;
 }
-CALL(cuCtxGetCurrent, void** context) { return *context = reinterpret_cast<void*>(0x1000), kDone; }
+CALL(cuCtxGetCurrent, void** context) { return *context = reinterpret_cast<void*>(kPrimaryContext), kDone; }
 CALL(cuCtxSetCurrent, void*) { return kDone; }
-CALL(cuDevicePrimaryCtxRetain, void** context, int) { return *context = reinterpret_cast<void*>(0x1000), kDone; }
+CALL(cuDevicePrimaryCtxRetain, void** context, int) {
+  return *context = reinterpret_cast<void*>(kPrimaryContext), kDone;
+}
 CALL(cuCtxGetStreamPriorityRange, int* least, int* greatest) { return *least = 0, *greatest = -5, kDone; }
 
 CALL(cuDeviceGetDevResource, int, Resource* resource, int type) {

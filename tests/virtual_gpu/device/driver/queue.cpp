@@ -1,4 +1,4 @@
-// Streams, events, host functions and graphs.
+// Streams, events, host functions and captures.
 #include <chrono>
 #include <cstdlib>
 
@@ -23,10 +23,6 @@ bool is_ready(const Stream& stream) {
 
 struct EventHandle {
   std::shared_ptr<Event> event = std::make_shared<Event>();
-};
-
-struct GraphHandle {
-  std::shared_ptr<Graph> graph;
 };
 
 Status make_stream(void** handle, Green* green) {
@@ -55,6 +51,10 @@ Stream* find_stream(void* handle) {
   return device().streams.count(stream) ? stream : nullptr;
 }
 
+void* context_handle(const Stream* stream) {
+  return stream->green != nullptr ? stream->green : reinterpret_cast<void*>(kPrimaryContext);
+}
+
 Status refuse_while_capturing(const char* name) {
   if (in_work) return kNotPermitted;
   if (capturing == nullptr) return kDone;
@@ -67,7 +67,7 @@ Status enqueue(Stream* stream, Work work) {
   if (stream == nullptr) return kInvalidHandle;
   if (device().failure != kDone) return device().failure;
   if (stream->capture != nullptr) {
-    stream->capture->nodes.push_back(std::move(work));
+    stream->capture->nodes.push_back({context_handle(stream), std::move(work)});
     return kDone;
   }
   stream->queue.push_back(std::move(work));
@@ -102,10 +102,14 @@ Status run_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>
     in_work = false;
     lock.lock();
     all.is_busy = false;
-    stream->queue.pop_front();
-    stream->num_done++;
     count_work(stream, work.label);
     if (status != kDone && all.failure == kDone) all.failure = status;
+    auto body = status == kDone && work.body != nullptr ? stream->queue.front().body() : std::vector<Work>();
+    if (body.empty()) {
+      stream->queue.pop_front();
+      if (!work.is_in_loop) stream->num_done++;
+    }
+    stream->queue.insert(stream->queue.begin(), body.begin(), body.end());
     all.moved.notify_all();
   }
   return all.failure;
@@ -115,10 +119,6 @@ Status wait_for(std::unique_lock<std::mutex>& lock, Stream* stream) {
   count_wait(Label::take("cuStreamSynchronize"));
   const uint64_t last = stream->num_enqueued;
   return run_until(lock, [stream, last] { return stream->num_done >= last; });
-}
-
-Graph::~Graph() {
-  for (uintptr_t address : memory) release(address);
 }
 
 }  // namespace virtual_gpu
@@ -238,6 +238,13 @@ CALL(cuEventElapsedTime, float* ms, void* begin, void* end) {
   *ms = static_cast<float>(to.ms - from.ms);
   return kDone;
 }
+CALL(cuStreamGetCtx, void* handle, void** context) {
+  Lock lock(device().mutex);
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  *context = context_handle(stream);
+  return kDone;
+}
 
 CALL(cuStreamIsCapturing, void* handle, int* status) {
   Lock lock(device().mutex);
@@ -269,33 +276,5 @@ CALL(cuStreamEndCapture, void* handle, void** graph) {
   if (stream->is_invalidated) return kCaptureInvalidated;
   *graph = new GraphHandle{captured};
   device().handles.insert(*graph);
-  return kDone;
-}
-CALL(cuGraphDestroy, void* graph) {
-  Lock lock(device().mutex);
-  if (device().handles.erase(graph) == 0) return kInvalidHandle;
-  delete static_cast<GraphHandle*>(graph);
-  return kDone;
-}
-CALL(cuGraphInstantiateWithFlags, void** exec, void* graph, uint64_t) {
-  Lock lock(device().mutex);
-  if (Status refused = refuse_while_capturing(__func__)) return refused;
-  if (!is_handle(graph)) return kInvalidHandle;
-  *exec = new GraphHandle{static_cast<GraphHandle*>(graph)->graph};
-  device().handles.insert(*exec);
-  return kDone;
-}
-CALL(cuGraphExecDestroy, void* exec) { return cuGraphDestroy(exec); }
-CALL(cuGraphLaunch, void* exec, void* handle) {
-  Lock lock(device().mutex);
-  Stream* stream = find_stream(handle);
-  if (stream == nullptr || !is_handle(exec)) return kInvalidHandle;
-  if (stream->capture != nullptr) return kNotSupported;
-  auto graph = static_cast<GraphHandle*>(exec)->graph;
-  count_graph(stream);
-  for (const Work& node : graph->nodes) {
-    // An item holds the graph: its memory lives until it has run.
-    if (Status status = enqueue(stream, {node.label, [graph, run = node.run] { return run(); }})) return status;
-  }
   return kDone;
 }

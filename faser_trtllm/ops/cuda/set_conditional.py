@@ -1,0 +1,24 @@
+"""set_conditional: sets the condition of a CUDA graph's conditional node from a number on the device.
+
+One thread. Not run on a GPU yet: it is tested on the CPU (tests/ops/cuda) and on the virtual GPU, in graphs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEM = "set_conditional"
+
+
+def set_conditional(launcher: Launcher, value: Tensor | None, handle: int, *, stream: int = 0) -> None:
+    """value int32 [1], on the device; None sets nothing, which may be launched outside of graphs. handle: of
+    cuGraphConditionalHandleCreate, in whose graph and context the launch must be. Asynchronous on the stream."""
+    address = ctypes.c_void_p(None) if value is None else pointer("value", value, "int32", (1,))
+    launcher.launch("set_conditional", (1, 1, 1), (1, 1, 1), (address, ctypes.c_uint64(handle)), stream)

@@ -1,0 +1,13 @@
+// Sets the condition of a graph's conditional node from a number on the device. A launch of its own, since drivers
+// without such nodes cannot load it.
+//
+// limits: registers <= 32, spill_bytes <= 0, shared_bytes <= 0
+#include <cstdint>
+
+#include "common.cuh"
+
+// By one thread. value [1]; null sets nothing. handle: what cuGraphConditionalHandleCreate returned.
+extern "C" __global__ void __launch_bounds__(1)
+    set_conditional(const int32_t* value, cudaGraphConditionalHandle handle) {
+  if (value != nullptr) cudaGraphSetConditional(handle, static_cast<unsigned>(*value));
+}
