@@ -64,7 +64,8 @@ class GraphStore:
         except (FaserError, RuntimeError) as error:
             self._refuses_loops = True
             log.warning(
-                "loops in CUDA graphs cannot be made (%s): with a stop rule the host reads one number after each draft step",
+                "loops in CUDA graphs cannot be made (%s): with a stop rule the host reads one number after each draft "
+                "step",
                 error,
             )
             return False

@@ -148,37 +148,38 @@ class GraphLoop:
         conditional.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         node = conditional.conditional
         with ExitStack() as made:
+            module = made.enter_context(Module(compile_stem(STEM, device_arch(going.device.index)).path))
+            set_conditional(module, None, 0, stream=stream())  # loads the kernel, which a capture might not
+            held: list[CapturedGraph] = []
+            made.callback(held.clear)
             graph = self._call("cuGraphCreate", 0)
             made.callback(self._call, "cuGraphDestroy", graph)
             node.ctx = self._call("cuStreamGetCtx", driver.CUstream(stream()))
             node.handle = self._call("cuGraphConditionalHandleCreate", graph, node.ctx, 0, 0)
             node.type, node.size = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE, 1
-            module = made.enter_context(Module(compile_stem(STEM, device_arch(going.device.index)).path))
-            set_conditional(module, None, 0, stream=stream())  # loads the kernel, which a capture might not
 
-            def captured(work: Work) -> CapturedGraph:
+            def add(to: Any, work: Work) -> Any:
+                """As the first node of a graph."""
+
                 def run() -> None:
                     work()
                     set_conditional(module, going, int(node.handle), stream=stream())
 
-                return capture(run)
+                held.append(capture(run))
+                child = driver.CUgraph(held[-1].raw_cuda_graph())
+                return self._call("cuGraphAddChildGraphNode", to, None, 0, child)
 
-            self._captured = (captured(begin), captured(step))
-            first = self._add_child(graph, self._captured[0])
+            first = add(graph, begin)
             self._call("cuGraphAddNode", graph, [first], None, 1, conditional)
-            self._add_child(node.phGraph_out[0], self._captured[1])
+            add(node.phGraph_out[0], step)
             self._instance = self._call("cuGraphInstantiate", graph, 0)
             made.callback(self._call, "cuGraphExecDestroy", self._instance)
-            # A graph with a conditional node stays with its one instance.
+            # The graph stays with its instance, and memory that the captured ones own as well.
             weakref.finalize(self, made.pop_all().close).atexit = False
 
     def launch(self) -> None:
         """On the current stream."""
         self._call("cuGraphLaunch", self._instance, self._driver.CUstream(self._stream()))
-
-    def _add_child(self, graph: Any, child: CapturedGraph) -> Any:
-        """A copy, as the first node."""
-        return self._call("cuGraphAddChildGraphNode", graph, None, 0, self._driver.CUgraph(child.raw_cuda_graph()))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return call_driver(self._driver, getattr(self._driver, name), *arguments)

@@ -108,6 +108,7 @@ def open_engine(
     keep_logits=False,
     quantization=Quantization.NONE,
     kv_dtype=KvCacheDtype.AUTO,
+    partition=WHOLE,
     **limits,
 ):
     """An engine on the host: exact in float32 unless told otherwise."""
@@ -127,7 +128,7 @@ def open_engine(
         segments,
         ops or ExactOps(),
         runtime,
-        WHOLE,
+        partition,
         GpuLimits(**(sizes | limits)),
         draft_probs=draft_probs,
         keep_logits=keep_logits,

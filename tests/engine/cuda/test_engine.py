@@ -14,21 +14,18 @@ from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.core.request import Request
-from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
-from faser_trtllm.engine.base import DraftBatch
-from faser_trtllm.engine.draft_loop import draft_loop
+from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import CudaRuntime, HostRuntime
 from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
-from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
+from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.ops.sample import MAX_STORED_MARGIN
 from faser_trtllm.partition.green_context import GpuPartition
-from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.serving.launch.check import check_engine_dir
+from tests.engine.cuda.drafting import Drafting, assert_same_drafts
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import (
     MAX_BATCH_SIZE,
@@ -145,6 +142,45 @@ def test_the_budget_ends_capturing() -> None:
     assert ran[-1] == 1
 
 
+class Refusing(HostRuntime):
+    """A driver without conditional nodes."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error, self.num_asked = error, 0
+
+    def capture_loop(self, begin, step, going):
+        self.num_asked += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [FaserError("cuGraphAddNode failed"), RuntimeError("cuGraphAddNode is not found")])
+def test_a_driver_that_refuses_loops_is_asked_once_and_drafts_are_the_same(pair, error, caplog) -> None:
+    wanted = [4, 1, 3, 0, 2]
+    with open_engine(pair.draft_path, max_draft_len=4) as engine:
+        engine.capture_graphs([WHOLE])
+        drafted = Drafting(engine, 5).run(wanted)
+        num_graphs = len(engine.graphs)
+    runtime = Refusing(error)
+    with open_engine(pair.draft_path, max_draft_len=4, runtime=runtime) as engine:
+        assert engine.capture_graphs([WHOLE]) == 0
+        assert Drafting(engine, 5).run(wanted) == drafted
+        num_sizes = len(engine.graphs) - num_graphs
+        assert num_sizes > 1, "a graph for the draw and one for the step in place of a loop"
+    assert runtime.num_asked == 1
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith(f"loops in CUDA graphs cannot be made ({error}): with a stop rule the host reads one number")
+
+
+def test_the_budget_ends_capturing_loops() -> None:
+    """What stands in for one is left out as well, and counted there."""
+    going = torch.zeros(1, dtype=torch.int32)
+    store = GraphStore(HostRuntime(), budget_bytes=0)
+    assert not store.capture_loop("loop", lambda: None, lambda: None, going)
+    assert not store.capture("draw", lambda: None)
+    assert (len(store), store.num_left_out) == (0, 1)
+
+
 def test_pruned_rows_leave_the_others_as_they_are(pair) -> None:
     tokens, other = random_tokens(30), random_tokens(30, 1)
     rows = [(0, tokens, 0, 9), (4, other, 0, 5), (1, tokens, 0, 1)]
@@ -185,58 +221,6 @@ def test_early_exit_scores_candidates_from_hidden_rows(pair) -> None:
         np.testing.assert_array_equal(engine._decoder.hidden(0)[:12].numpy(), hidden)
 
 
-class Drafting:
-    """Requests that draft: some greedy, some seeded, one unseeded if asked; their memory is the host's."""
-
-    def __init__(self, engine, num_requests: int, sampled: tuple[int, ...] = (), **params) -> None:
-        self.engine, self.max_draft_len = engine, 4
-        self.table = SamplingTable(MAX_BATCH_SIZE, 320, self.max_draft_len, new_key=lambda: 99)
-        self.requests = []
-        for slot in range(num_requests):
-            seed = None if slot % 2 == 0 or slot in sampled else 7 + slot
-            temperature = 0.0 if seed is None and slot not in sampled else 0.8
-            request = Request(
-                str(slot),
-                random_tokens(5 + 3 * slot, slot).tolist(),
-                SamplingParams(max_tokens=50, seed=seed, temperature=temperature, **params),
-                max_seq_len=256,
-                max_draft_len=self.max_draft_len,
-                arrival_s=0.0,
-                keep_candidates=True,
-            )
-            self.table.bind(slot, request)
-            self.requests.append(request)
-        harness = Harness(engine)
-        rows = [(slot, request.tokens, 0, request.num_tokens) for slot, request in enumerate(self.requests)]
-        self.batch = harness.batch(rows)
-
-    def run(self, wanted: list[int], by_host: bool = False, stop: DraftStop | None = None):
-        num_tokens = np.array([request.num_tokens for request in self.requests], np.int32)
-        counts = (num_tokens, np.zeros_like(num_tokens), np.array(wanted, np.int32))
-        draft_batch = DraftBatch(self.batch, self.table.array, *counts, self.max_draft_len, stop)
-        if by_host:
-            drafted = draft_loop(self.engine.forward, 320, draft_batch)
-        else:
-            drafted = self.engine.draft(draft_batch)
-        return drafted.tolist(), [
-            (
-                request.tokens[n : n + count].tolist(),
-                request.draft_margins[n : n + count].tolist(),
-                request.draft_candidates[n : n + count].tolist(),
-            )
-            for request, n, count in zip(self.requests, num_tokens, drafted, strict=True)
-        ]
-
-
-def assert_same_drafts(found, by_host) -> None:
-    """Counts, tokens, candidates and greedy margins to the bit; seeded margins (odd slots) up to the last bits of two
-    libraries' logarithms."""
-    assert found[0] == by_host[0]
-    for slot, (mine, wanted) in enumerate(zip(found[1], by_host[1], strict=True)):
-        assert (mine[0], mine[2]) == (wanted[0], wanted[2])
-        assert mine[1] == (pytest.approx(wanted[1], rel=1e-5) if slot % 2 else wanted[1])
-
-
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("wanted", [[4, 1, 3, 0, 2], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [4, 4, 4, 4, 4]])
 def test_the_device_drafts_what_the_host_would(pair, wanted: list[int], captured: bool) -> None:
@@ -257,8 +241,9 @@ def test_the_device_drafts_what_the_host_would(pair, wanted: list[int], captured
             np.testing.assert_array_equal(again, scratch)
 
 
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("step_price", [0.0, 1.2, 9.0])
-def test_a_stop_rule_stops_where_it_stops_on_the_host(pair, step_price: float) -> None:
+def test_a_stop_rule_stops_where_it_stops_on_the_host(pair, step_price: float, captured: bool) -> None:
     ones = np.ones((NUM_MODES, 4), np.float32)
     intercepts = np.array([[-0.5], [3.0], [0.0]], np.float32) * ones  # a seeded draft is trusted more than a greedy one
     stop = DraftStop(
@@ -266,7 +251,11 @@ def test_a_stop_rule_stops_where_it_stops_on_the_host(pair, step_price: float) -
     )
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         by_host = Drafting(engine, 5).run([4, 2, 4, 4, 4], by_host=True, stop=stop)
+        full = Drafting(engine, 5).run([4, 4, 4, 4, 4], by_host=True)  # before it, so that more steps were drawn
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
+        if captured:
+            engine.capture_graphs([WHOLE])
+        assert_same_drafts(Drafting(engine, 5).run([4, 4, 4, 4, 4]), full)
         assert_same_drafts(Drafting(engine, 5).run([4, 2, 4, 4, 4], stop=stop), by_host)
     assert sum(by_host[0]) < 18, "the rule stops somebody, so this tests something"
 

@@ -138,10 +138,11 @@ def test_numbers_that_would_index_memory_wrongly_draw_nothing() -> None:
     assert (case.draws.probs == 77).all()
     before = case.draws.tokens.clone()
     for step in (-1, 2, 2**31 - 1):
-        case.draws.step[0] = step
+        case.draws.step[0], case.stop.num_going[0] = step, 5
         op.sample(SmallBlocks(stem="sample"), case.draws, case.logits[0], case.n)
         op.advance(SmallBlocks(stem="sample"), case.draws, case.stop, case.n)
         assert torch.equal(case.draws.tokens, before)
+        assert case.stop.num_going[0] == 0, "whatever repeats this would not end"
         assert case.draws.step[0] == step
 
 
