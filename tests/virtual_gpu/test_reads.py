@@ -10,6 +10,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.sampling_params import SamplingParams
 from tests.engine.cuda.harness import build_pair
 from tests.engine.cuda.host_executor import MAX_BATCH_SIZE, MAX_DRAFT_LEN
+from tests.support.effort import pick
 from tests.virtual_gpu.device.counters import Counters
 from tests.virtual_gpu.generation import Generated, generate_cuda
 from tests.virtual_gpu.plan_engines import build_plans, generate_texts
@@ -17,7 +18,8 @@ from tests.virtual_gpu.process import VirtualGpuProcess
 
 VOCAB_SIZE = 600
 TEST, DRAFTS = "engine/gpu/sampler/accept:run", "engine/gpu/sampler/draft_state:read"
-PRUNE, STOP = "engine/gpu/boundary:prune", "engine/gpu/sampler/stop:num_going"
+PRUNE = "engine/gpu/boundary:prune"
+STOPPING = ["price:prune=off", *pick([], ["price:mode=draft_ahead,prune=off", "price:prune=on"])]
 NUM_DRAFT_ARRAYS = 3  # tokens, margins, candidates
 # All prompts fit the first step, so that every step verifies.
 REQUESTS = [
@@ -42,6 +44,10 @@ def _waits(counters: Counters, place: str) -> int:
     return counters.waits.get(f"wait {place}", 0)
 
 
+def _num_launches(counters: Counters, kernel: str) -> int:
+    return sum(counters.kernels(context).get(kernel, 0) for context in counters.work)
+
+
 def test_without_drafts_the_host_reads_once_a_step(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
     found = gpu.run(generate_cuda, engines, "off", REQUESTS)
     assert found.counters.reads().keys() == {TEST}
@@ -54,8 +60,7 @@ def test_drafts_are_read_once_a_call_and_not_once_a_draft_step(gpu: VirtualGpuPr
     _check_test_reads(found)
     num_calls = _waits(found.counters, DRAFTS)
     assert 0 < num_calls <= found.stats["num_steps"]
-    num_steps_of_drafts = sum(context.get("kernel sample_rows", 0) for context in found.counters.work.values())
-    assert num_steps_of_drafts > 2 * num_calls, "a call has several draft steps"
+    assert _num_launches(found.counters, "sample_rows") > 2 * num_calls, "a call has several draft steps"
     num_reads, num_bytes = found.counters.reads()[DRAFTS]
     assert num_reads == NUM_DRAFT_ARRAYS * num_calls
     assert num_bytes < num_calls * 4 * VOCAB_SIZE, "less than one row of logits"
@@ -71,19 +76,27 @@ def test_a_boundary_that_prunes_reads_once_more(gpu: VirtualGpuProcess, engines:
     assert found.counters.reads()[PRUNE][1] <= num_pruned * MAX_BATCH_SIZE * 4
 
 
-def test_a_stop_rule_reads_one_number_at_most_per_draft_step(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
-    """The price policy ends drafting on the device."""
-    found = gpu.run(generate_cuda, engines, "price:prune=off", REQUESTS)
-    assert {TEST, DRAFTS} <= found.counters.reads().keys() <= {TEST, DRAFTS, STOP}
+@pytest.mark.parametrize("policy", STOPPING)
+def test_a_stop_rule_is_not_read_at_all(gpu: VirtualGpuProcess, engines: EngineDir, policy: str) -> None:
+    """The price policy ends drafting on the device: one wait for the drafts of a call, whatever its steps."""
+    found = gpu.run(generate_cuda, engines, policy, REQUESTS)
+    assert found.counters.reads().keys() - ({PRUNE} if policy.endswith("prune=on") else set()) == {TEST, DRAFTS}
     _check_test_reads(found)
-    num_reads, num_bytes = found.counters.reads().get(STOP, (0, 0))
-    assert num_bytes == 4 * num_reads
+    num_calls = _waits(found.counters, DRAFTS)
+    assert found.counters.reads()[DRAFTS][0] == NUM_DRAFT_ARRAYS * num_calls
+    assert 0 < num_calls <= found.stats["num_steps"]
+    num_draws = _num_launches(found.counters, "sample_rows")
+    assert num_draws > num_calls, "a call has several draft steps"
+    assert _num_launches(found.counters, "set_conditional") == num_draws
+    assert _num_launches(found.counters, "take_step") == num_draws - num_calls, "no step beyond the last draw"
 
 
 def test_plans_leave_their_logits_on_the_device_too(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
     engine_dir = gpu.run(build_plans, tmp_path)
-    found = gpu.run(generate_texts, engine_dir, "fixed:4", ("The", "def main("), max_tokens=12)
-    assert found.stats["num_draft_tokens"] > 0
-    assert found.counters.reads().keys() == {TEST, DRAFTS}
+    for policy in ("fixed:4", "price:prune=off"):
+        found = gpu.run(generate_texts, engine_dir, policy, ("The", "def main("), max_tokens=12)
+        assert found.stats["num_draft_tokens"] > 0
+        assert found.counters.reads().keys() == {TEST, DRAFTS}
+        assert _waits(found.counters, DRAFTS) <= found.stats["num_steps"]
     logged = gpu.run(generate_texts, engine_dir, "fixed:4", ("The",), max_tokens=4, return_log_probs=True)
     assert logged.counters.reads().keys() > {TEST, DRAFTS}, "who asks for log probs gets what they are made of"
