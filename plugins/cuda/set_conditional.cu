@@ -1,5 +1,5 @@
-// Sets the condition of a graph's conditional node from a number on the device. A launch of its own, since drivers
-// without such nodes cannot load it.
+// Sets the condition of a graph's conditional node from a number on the device. A file of its own, since its cubin
+// leaves cudaGraphSetConditional to the driver, and draws should load on drivers that lack it.
 //
 // limits: registers <= 32, spill_bytes <= 0, shared_bytes <= 0
 #include <cstdint>
