@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.counts import NUM_COMPUTED, NUM_DRAFT_COMPUTED, NUM_DRAFTS, NUM_TOKENS
 from faser_trtllm.core.decision import DraftStop, Exits, Frontier, Mode, StepView, TestedDrafts
-from faser_trtllm.core.request import FinishReason, Request, counts_of
+from faser_trtllm.core.request import FinishReason, Request, Top, counts_of
 from faser_trtllm.core.value import value
 
 
@@ -162,11 +162,15 @@ class DraftResult:
 class KeptRows:
     """What is kept of the rows that produced a request's committed tokens, one entry per token.
 
-    log_probs: see SamplingParams. logits: [vocab_size] fp32 each. Fields that were not requested are empty.
+    log_probs: see SamplingParams. tops: beside them. logits: [vocab_size] fp32 each. context_log_probs, context_tops:
+    of the prompt's tokens that follow the rows of this pass. Fields that were not requested are empty.
     """
 
     log_probs: Sequence[float] = ()
+    tops: Sequence[Top] = ()
     logits: Sequence[npt.NDArray[np.float32]] = ()
+    context_log_probs: Sequence[float] = ()
+    context_tops: Sequence[Top] = ()
 
 
 @value

@@ -25,6 +25,9 @@ from faser_trtllm.core.counts import (
 )
 from faser_trtllm.core.sampling_params import SamplingParams
 
+Top = tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]
+"""The most probable tokens of a place and their log probs, best first."""
+
 NUM_CANDIDATES = 8  # the draft's best tokens kept per drafted token (faser_cpu.h)
 
 
@@ -115,8 +118,10 @@ class Request:
     draft_runners_up [capacity] int32, [0] unless keep_runners_up: what the draft model would have drafted instead.
     draft_sources [capacity] int8: who proposed the draft at that position (native.BY_MODEL, native.BY_SUFFIX); one that
     is not the model's has its log-odds of acceptance for a margin, and no distribution that it was drawn from.
-    output_log_probs [num_output_tokens] and output_logits [num_output_tokens], each [vocab_size] fp32: what params asks
-    to keep, else empty. An end token that ended the request is not included.
+    output_log_probs [num_output_tokens], output_tops (beside them) and output_logits [num_output_tokens], each
+    [vocab_size] fp32: what params asks to keep, else empty. An end token that ended the request is not included.
+    context_log_probs [prompt_len - 1] and context_tops: the same of the prompt's tokens from the second on; complete
+    before there is an output token.
     """
 
     num_tokens = _count(NUM_TOKENS)
@@ -161,6 +166,9 @@ class Request:
         self.draft_sources: npt.NDArray[np.int8] = np.zeros(capacity, dtype=np.int8)
         self.keeps_rows = params.return_log_probs or params.return_generation_logits
         self.output_log_probs: list[float] = []
+        self.output_tops: list[Top] = []
+        self.context_log_probs: list[float] = []
+        self.context_tops: list[Top] = []
         self.output_logits: list[npt.NDArray[np.float32]] = []
         self.counts, times_s = new_counts()
         self.num_tokens = self.prompt_len
@@ -190,6 +198,16 @@ class Request:
     def is_decoding(self) -> bool:
         """Only the last committed token lacks target KV, so a pass may verify drafts."""
         return self.num_computed_tokens == self.num_tokens - 1
+
+    @property
+    def lacks_context_log_probs(self) -> bool:
+        """Whether rows of its prompt are wanted with their logits, those of context_log_probs' end and behind it."""
+        return self.params.return_context_log_probs and len(self.context_log_probs) < self.prompt_len - 1
+
+    @property
+    def num_tokens_to_look_up(self) -> int:
+        """The tokens whose KV may be that of another request, but for the last of them, which is computed."""
+        return len(self.context_log_probs) + 1 if self.lacks_context_log_probs else self.num_tokens
 
     def may_draft(self, drafter: str) -> bool:
         """Whether its parameters let the drafter of this name draft for it."""

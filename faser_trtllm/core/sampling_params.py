@@ -12,6 +12,7 @@ from faser_trtllm.errors import InvalidArgumentError
 
 MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 4096
+MAX_TOP_LOG_PROBS = 20
 
 
 class SamplingMode(IntEnum):
@@ -52,6 +53,10 @@ class SamplingParams:
     top_p and min_p.
     normalize_log_probs: use the distribution that the token was tested against or drawn from instead: also after those
     three, so 0.0 for a greedy request.
+    return_context_log_probs: keep the log probability of every prompt token but the first, under the target's
+    distribution as it is: at temperature 1, without any edit. Such a prompt is computed whole, whatever the KV cache
+    has of it.
+    num_top_log_probs: keep the most probable tokens, up to this many, beside each log probability.
     return_generation_logits: keep the target's logits of every output token, before any edit.
     guide: constrains the output; a token that it does not allow has probability 0, for draft and target.
     """
@@ -73,6 +78,8 @@ class SamplingParams:
     drafters: tuple[str, ...] | None = None
     return_log_probs: bool = False
     normalize_log_probs: bool = False
+    return_context_log_probs: bool = False
+    num_top_log_probs: int = 0
     return_generation_logits: bool = False
     guide: Guide | None = None
 
@@ -125,6 +132,12 @@ class SamplingParams:
         _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.num_draft_tokens is not None:
             _in_range("num_draft_tokens", self.num_draft_tokens, 0, 2**31 - 1, "0 (speculation off) or more")
+        _in_range("num_top_log_probs", self.num_top_log_probs, 0, MAX_TOP_LOG_PROBS)
+        if self.num_top_log_probs and not (self.return_log_probs or self.return_context_log_probs):
+            raise InvalidArgumentError(
+                f"num_top_log_probs is {self.num_top_log_probs} without log probs that they stand beside; send "
+                "return_log_probs or return_context_log_probs too"
+            )
         check_token_ids("end_id", self.end_ids, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidArgumentError(

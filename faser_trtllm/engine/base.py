@@ -33,6 +33,7 @@ class EngineSpec:
     max_num_branches: int = (
         0  # of one pass: the blocks num_blocks + k are their own, and slots max_batch_size + k theirs
     )
+    max_logit_rows: int | None = None  # of one pass; None: all
     is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
 
 

@@ -20,7 +20,7 @@ from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.partition.green_context import GpuPartition
-from faser_trtllm.sampling.synthetic_accept import RowTester
+from faser_trtllm.sampling.synthetic_accept import Tester
 from faser_trtllm.sampling.table import ProbsMemory
 
 
@@ -68,7 +68,7 @@ class OpenRequest:
         return self.engines.kv_bytes_per_token(1 if self.kv_dtype is KvCacheDtype.FP8 else None)
 
 
-class DeviceTester(RowTester, ProbsMemory, Protocol):
+class DeviceTester(Tester, ProbsMemory, Protocol):
     """The free test on the device: as ops.accept.Acceptor, for logits and draft probabilities that are not on the host.
 
     The pass may still be running when run() is called; pass_ms is its duration afterwards.

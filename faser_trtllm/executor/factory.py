@@ -37,6 +37,9 @@ from faser_trtllm.scheduler.limits import SchedulerLimits
 
 log = logging.getLogger(__name__)
 
+MAX_LOGIT_ROWS = 64
+"""Of a pass, unless drafts need more: prompts with log probs are cut so, as their logits must not fill the memory."""
+
 DEFAULT_KV_BYTES = 4 << 30  # on the CPU; touched as it fills, so a short life costs little
 SYNTHETIC_WARNING = "synthetic_acceptance is on: OUTPUTS ARE NOT THE TARGET'S"
 
@@ -201,6 +204,9 @@ def assemble(
         capacity_policy=config.scheduler_config.capacity_scheduler_policy,
         enable_chunked_context=config.scheduler_config.enable_chunked_context,
         chunk_unit_size=config.scheduler_config.chunk_unit_size,
+        max_logit_rows=min(
+            spec.max_logit_rows or spec.max_num_tokens, max(MAX_LOGIT_ROWS, spec.max_batch_size * (1 + max_draft_len))
+        ),
     )
     resources = resources or ExitStack()
     sampling = SamplingTable(

@@ -1,24 +1,26 @@
-"""What requests ask to keep of the rows behind their tokens: log probabilities and logits."""
+"""What requests ask to keep of a pass's rows: log probabilities and logits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from faser_trtllm.core.plan import KeptRows
+from faser_trtllm.core.plan import KeptRows, ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.native import SEEDED
-from faser_trtllm.ops.arrays import SamplingArray
-from faser_trtllm.ops.log_probs import TokenRows
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
+from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.sampling.synthetic_accept import Tester
+
+_NOTHING = KeptRows()
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A request that keeps rows; its committed tokens come from the rows of logits that begin with first_row."""
+    """A request that keeps rows; the tokens come from the rows of logits that begin with first_row."""
 
     index: int
     request: Request
@@ -26,36 +28,100 @@ class Kept:
     token_ids: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class ContextRows:
+    """Rows of logits of a pass that are wanted for the prompt's tokens behind them, and those of the free test, which
+    finds them one behind the other."""
+
+    asking: Sequence[Kept]
+    test_rows: Sequence[int]
+
+    @classmethod
+    def split(
+        cls, rows: ScheduledRequests, lengths: Sequence[int], tested: Sequence[int], num_context: Mapping[int, int]
+    ) -> ContextRows:
+        """num_context: by index, rows of logits before those of the free test, of which there are 1 + lengths[index] if
+        it is in `tested`."""
+        asking: list[Kept] = []
+        test_rows: list[int] = []
+        tests, end = set(tested), 0
+        for index, request in enumerate(rows.requests):
+            count = num_context.get(index, 0)
+            if count:
+                known = len(request.context_log_probs) + 1
+                asking.append(Kept(index, request, end, request.tokens[known : known + count].tolist()))
+            end += count
+            if index in tests:
+                test_rows += range(end, end + 1 + lengths[index])
+                end += 1 + lengths[index]
+        return cls(asking, test_rows)
+
+    def keep(self, logits: Any, tester: Tester) -> dict[int, KeptRows]:
+        """By index."""
+        entry = np.zeros(1, SAMPLING_DTYPE)
+        entry["mode"] = SEEDED
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            entry[name] = 1.0
+        entries = np.repeat(entry, sum(len(one.token_ids) for one in self.asking))
+        found = _log_probs(self.asking, entries, logits, tester)
+        return {
+            index: KeptRows(context_log_probs=part.values.tolist(), context_tops=part.tops)
+            for index, part in found.items()
+        }
+
+
 def keep_rows(
-    keeping: Sequence[Kept], sampling: SamplingArray, logits: Any, vocab_size: int, tester: Tester
+    keeping: Sequence[Kept],
+    sampling: SamplingArray,
+    logits: Any,
+    vocab_size: int,
+    tester: Tester,
+    context: Mapping[int, KeptRows],
 ) -> dict[int, KeptRows]:
-    """By index. logits [num_rows, >= vocab_size], as the tester takes them."""
-    log_probs = _log_probs([one for one in keeping if one.request.params.return_log_probs], sampling, logits, tester)
-    found = {}
+    """By index, with what was kept of contexts. logits [num_rows, >= vocab_size], as the tester takes them."""
+    asking = [one for one in keeping if one.request.params.return_log_probs]
+    log_probs = _log_probs(asking, _entries(asking, sampling), logits, tester)
+    found = dict(context)
     for one in keeping:
-        rows: Any = ()
+        kept = context.get(one.index, _NOTHING)
+        if one.index in log_probs:
+            part = log_probs[one.index]
+            kept = replace(kept, log_probs=part.values.tolist(), tops=part.tops)
         if one.request.params.return_generation_logits:
             end = one.first_row + len(one.token_ids)
-            rows = [row.copy() for row in logits[one.first_row : end, :vocab_size]]
-        found[one.index] = KeptRows(log_probs.get(one.index, []), rows)
+            kept = replace(kept, logits=[row.copy() for row in logits[one.first_row : end, :vocab_size]])
+        found[one.index] = kept
     return found
 
 
-def _log_probs(asking: Sequence[Kept], sampling: SamplingArray, logits: Any, tester: Tester) -> dict[int, list[float]]:
+def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
+    """Those of the slots with the distributions that the requests mean, one for each token."""
     counts = [len(one.token_ids) for one in asking]
-    if not any(counts):
-        return {}
     entries = np.repeat(sampling[[one.request.slot for one in asking]], counts)
-    keeps_filters = np.repeat([one.request.params.normalize_log_probs for one in asking], counts)
+    keeps_filters = np.repeat([one.request.params.normalize_log_probs for one in asking], counts).astype(bool)
     temperatures = np.repeat([one.request.params.log_prob_temperature for one in asking], counts)
     entries["mode"][~keeps_filters] = SEEDED  # any but greedy, whose distribution is all at the argmax
     entries["temperature"][~keeps_filters] = temperatures[~keeps_filters]
     for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
         entries[name][~keeps_filters] = off
+    return entries
+
+
+def _log_probs(asking: Sequence[Kept], entries: SamplingArray, logits: Any, tester: Tester) -> dict[int, LogProbs]:
+    """By index, without those that have no tokens. entries: one for each token."""
+    counts = [len(one.token_ids) for one in asking]
+    if not any(counts):
+        return {}
     places = np.concatenate([np.arange(count) for count in counts])
     first_rows = np.repeat([one.first_row for one in asking], counts)
     positions = np.repeat([one.request.num_tokens for one in asking], counts)
+    num_top = np.repeat([one.request.params.num_top_log_probs for one in asking], counts).astype(np.int32)
     token_ids = np.concatenate([np.asarray(one.token_ids, np.int32) for one in asking])
-    asked = TokenRows(first_rows + places, token_ids, (positions + places).astype(np.int32), entries)
-    found = np.split(tester.log_probs(logits, asked), np.cumsum(counts)[:-1])
-    return {one.index: values.tolist() for one, values in zip(asking, found, strict=True)}
+    asked = TokenRows(first_rows + places, token_ids, (positions + places).astype(np.int32), entries, num_top)
+    found = tester.log_probs(logits, asked)
+    ends = np.cumsum(counts)
+    return {
+        one.index: LogProbs(found.values[end - count : end], found.tops[end - count : end])
+        for one, count, end in zip(asking, counts, ends, strict=True)
+        if count
+    }

@@ -18,7 +18,7 @@ from faser_trtllm.core.plan import DraftResult, KeptRows, ScheduledRequests, Sch
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.opening import DeviceTester
 from faser_trtllm.executor.branches import Added, BranchRows
-from faser_trtllm.executor.kept_rows import Kept, keep_rows
+from faser_trtllm.executor.kept_rows import ContextRows, Kept, keep_rows
 from faser_trtllm.executor.lanes import Drafting
 from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.ops import accept
@@ -86,9 +86,10 @@ class Verifier:
         rows, verified = plan.scheduled, plan.verified
         frontiers = self._frontiers(plan, verified, drafts)
         lengths = _spread(frontiers, verified, len(rows), 0)
-        batch, tested = self._fill(rows, verified, lengths)
+        batch, tested, num_context = self._fill(rows, verified, lengths)
         added = None
-        if self._branches is not None and drafts is not None and not (plan.exits and plan.exits.boundaries):
+        is_plain = not num_context and not (plan.exits and plan.exits.boundaries)
+        if self._branches is not None and drafts is not None and is_plain:
             pending = list(map(add, rows.num_pending, drafts.num_new_drafts))
             batch, added = self._branches.add(batch, rows, tested, pending, lengths, plan.frontier)
         begun = self._clock.now_s()
@@ -103,8 +104,14 @@ class Verifier:
         overlapped = drafts is None
         drafts = drafting.result()
         step_ms = 1e3 * (self._clock.now_s() - started) + (0.0 if overlapped else drafts.draft_ms)
+        context: dict[int, KeptRows] = {}
+        if num_context:
+            context_rows = ContextRows.split(rows, lengths, tested, num_context)
+            context = context_rows.keep(logits, self._tester)
+            logits = self._tester.take(logits, np.array(context_rows.test_rows, np.int64))
         num_pending = self._load(rows, lengths, drafts.num_new_drafts, tested)
-        return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, (verify_ms, step_ms), added)
+        times_ms = verify_ms, step_ms
+        return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, times_ms, added, context)
 
     def _frontiers(self, plan: SchedulerOutput, verified: Sequence[int], drafts: DraftResult | None) -> list[int]:
         """Drafts to verify per decoding request of the plan's view."""
@@ -124,12 +131,14 @@ class Verifier:
 
     def _fill(
         self, rows: ScheduledRequests, verified: Sequence[int], lengths: Sequence[int]
-    ) -> tuple[RaggedBatch, Sequence[int]]:
-        """-> the batch, and indices of the requests that reach their end. lengths: drafts to run rows for."""
+    ) -> tuple[RaggedBatch, Sequence[int], dict[int, int]]:
+        """-> the batch, indices of the requests that reach their end, and by index how many rows of logits come before
+        theirs for the log probs of prompts. lengths: drafts to run rows for."""
         if len(verified) == len(rows):
             num_logits = [1 + length for length in lengths]
             ends = list(map(add, rows.num_tokens, lengths))
-            return self._rows.fill(self._sampling.array, rows.slots, rows.num_computed, ends, num_logits), verified
+            return self._rows.fill(self._sampling.array, rows.slots, rows.num_computed, ends, num_logits), verified, {}
+        num_context: dict[int, int] = {}
         tested: list[int] = []
         columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         slots, first, end, num_logits = columns
@@ -142,11 +151,17 @@ class Verifier:
             if stop == known:
                 stop, wanted = known + length, 1 + length
                 tested.append(index)
+            if rows.requests[index].lacks_context_log_probs:
+                first_wanted = max(computed, len(rows.requests[index].context_log_probs))
+                count = min(computed + num_new, known - 1) - first_wanted
+                if count > 0:
+                    num_context[index] = count
+                    wanted += count
             slots.append(slot)
             first.append(computed)
             end.append(stop)
             num_logits.append(wanted)
-        return self._rows.fill(self._sampling.array, *columns), tested
+        return self._rows.fill(self._sampling.array, *columns), tested, num_context
 
     def _load(
         self, rows: ScheduledRequests, lengths: Sequence[int], num_new: Sequence[int], tested: Sequence[int]
@@ -173,10 +188,14 @@ class Verifier:
         logits: npt.NDArray[np.float32] | None,
         times_ms: tuple[float, float],
         added: Added | None,
+        context: dict[int, KeptRows],
     ) -> VerifyResult:
         rows, n = plan.scheduled, len(plan.scheduled)
         zeros, falses, empty = (0,) * n, (False,) * n, ("",) * n
         verify_ms, step_ms = times_ms
+        failed: Sequence[str] = empty
+        if context:
+            failed = [NAN_LOGITS if _has_nan(context.get(index)) else "" for index in range(n)]
         if not tested:
             return VerifyResult(
                 token_ids=np.zeros((n, 0), np.int32),
@@ -184,11 +203,12 @@ class Verifier:
                 num_accepted=zeros,
                 num_verified=lengths,
                 carried=falses,
-                failed=empty,
+                failed=failed,
                 exhausted=falses,
                 num_pruned=num_pruned,
                 verify_ms=verify_ms,
                 step_ms=step_ms,
+                kept_rows=context,
             )
         assert logits is not None
         begun = self._clock.now_s()
@@ -214,11 +234,11 @@ class Verifier:
         carried: Sequence[bool] = falses
         if CARRIED in outcomes:
             carried = _spread([outcome == CARRIED for outcome in outcomes], tested, n, False)
-        failed: Sequence[str] = empty
         exhausted: Sequence[bool] = falses
         completed: frozenset[int] = frozenset()
         if FAILED in outcomes:
-            failed, exhausted, completed = self._failures(plan, tested, found)
+            of_test, exhausted, completed = self._failures(plan, tested, found)
+            failed = [one or other for one, other in zip(failed, of_test, strict=True)]
         return VerifyResult(
             token_ids=token_ids,
             num_tokens=num_tokens,
@@ -230,7 +250,7 @@ class Verifier:
             num_pruned=num_pruned,
             verify_ms=verify_ms,
             step_ms=step_ms + test_ms,
-            kept_rows=self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits),
+            kept_rows=self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits, context),
             completed=completed,
             num_pending=num_pending,
             num_branches=num_branches,
@@ -266,18 +286,23 @@ class Verifier:
         num_tokens: Sequence[int],
         token_ids: npt.NDArray[np.int32],
         logits: npt.NDArray[np.float32],
+        context: dict[int, KeptRows],
     ) -> dict[int, KeptRows]:
         """By index, for the requests that keep rows."""
         requests = plan.scheduled.requests
         if True not in [request.keeps_rows for request in requests]:
-            return {}
+            return context
         first_rows = accumulate((1 + lengths[i] for i in tested), initial=0)
         keeping = [
             Kept(index, requests[index], first_row, token_ids[index, : num_tokens[index]].tolist())
             for index, first_row in zip(tested, first_rows, strict=False)
             if requests[index].keeps_rows
         ]
-        return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._tester)
+        return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._tester, context)
+
+
+def _has_nan(kept: KeptRows | None) -> bool:
+    return kept is not None and bool(np.isnan(kept.context_log_probs).any())
 
 
 def _pick(values: Sequence[T], indices: Sequence[int]) -> Sequence[T]:

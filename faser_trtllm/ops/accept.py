@@ -23,7 +23,7 @@ from faser_trtllm.ops.arrays import (
     logits_layout,
 )
 from faser_trtllm.ops.draw import draw_token, gumbel_max_token, residual
-from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
+from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 from faser_trtllm.ops.philox import Stream, uniform
 from faser_trtllm.ops.probs import RowStatus, next_token_probs_reference
 from faser_trtllm.ops.sample import Uniform, draft_probs_row
@@ -124,8 +124,8 @@ class Acceptor:
         """A copy of these rows, for run."""
         return logits[rows]
 
-    def log_probs(self, logits: Float32Array, asked: TokenRows) -> npt.NDArray[np.float64]:
-        """Log probabilities [n] of tokens; logits: those of run()."""
+    def log_probs(self, logits: Float32Array, asked: TokenRows) -> LogProbs:
+        """Log probabilities of tokens; logits: of a pass."""
         return token_log_probs(logits[asked.rows], self._vocab_size, asked)
 
 

@@ -1,14 +1,17 @@
-"""The log probabilities of committed tokens."""
+"""The log probabilities of tokens, and of the most probable ones beside each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.ops.arrays import Float32Array, Int32Array, SamplingArray
-from faser_trtllm.ops.probs import next_token_probs
+from faser_trtllm import native
+from faser_trtllm.core.request import Top
+from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int32Array, SamplingArray
+from faser_trtllm.ops.probs import RowStatus, edited_logits, next_token_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +19,69 @@ class TokenRows:
     """Tokens, and the rows of logits that they came from.
 
     rows int64 [n]; token_ids and positions int32 [n]; sampling [n] (SAMPLING_DTYPE): with the distribution meant.
+    num_top int32 [n]: how many of the most probable tokens are wanted beside each.
     """
 
     rows: npt.NDArray[np.int64]
     token_ids: Int32Array
     positions: Int32Array
     sampling: SamplingArray
+    num_top: Int32Array
 
 
-def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> npt.NDArray[np.float64]:
-    """Log probabilities [n] of the tokens; logits [n, >= vocab_size]: the rows asked for, in order.
+@dataclass(frozen=True, slots=True)
+class LogProbs:
+    """values float64 [n]: of the tokens; -inf for a token of probability 0, which is committed only if acceptance is
+    synthetic, and nan where the row has no distribution. tops [n]: at most as many as were wanted; of equals the lower
+    token id is first."""
 
-    -inf for a token of probability 0, which is committed only if acceptance is synthetic.
-    """
-    found = np.empty(asked.rows.size, np.float64)
+    values: Float64Array
+    tops: list[Top]
+
+
+def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> LogProbs:
+    """Log probabilities of the tokens; logits [n, >= vocab_size]: the rows asked for, in order."""
+    values = np.full(asked.rows.size, np.nan)
+    tops: list[Top] = []
     probs = np.empty(vocab_size, np.float32)
-    for i, row in enumerate(logits):
-        next_token_probs(asked.sampling, i, np.ascontiguousarray(row), int(asked.positions[i]), probs)
-        found[i] = probs[asked.token_ids[i]]
-    with np.errstate(divide="ignore"):
-        return np.log(found)
+    for i, padded in enumerate(logits):
+        row = np.ascontiguousarray(padded[:vocab_size])
+        position, num_top = int(asked.positions[i]), min(int(asked.num_top[i]), vocab_size)
+        if next_token_probs(asked.sampling, i, row, position, probs) is not RowStatus.OK:
+            tops.append((np.arange(num_top, dtype=np.int32), np.full(num_top, np.nan)))
+            continue
+        ids = np.append(_best(probs, num_top), asked.token_ids[i])
+        found = probs[ids].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            logs = np.log(found)
+        if not found.all() and not _is_filtered(asked.sampling[i]):
+            # Too small for a float32: the logits still tell such tokens apart.
+            scaled = _scaled_logits(asked.sampling, i, row, position)
+            ids = np.append(_best(scaled, num_top), asked.token_ids[i])
+            found = probs[ids].astype(np.float64)
+            with np.errstate(divide="ignore"):
+                logs = np.where(found > 0, np.log(found), scaled[ids] + np.log(np.float64(probs.max())))
+        values[i] = logs[-1]
+        tops.append((ids[:-1].astype(np.int32), logs[:-1]))
+    return LogProbs(values, tops)
+
+
+def _best(scores: npt.NDArray[Any], num: int) -> npt.NDArray[np.int64]:
+    """Indices of the greatest scores, in order; of equals the lowest index."""
+    if num < 2:
+        return np.array([scores.argmax()] if num else [], np.int64)
+    least = np.partition(scores, scores.size - num)[scores.size - num]
+    near = np.flatnonzero(scores >= least)
+    return near[np.argsort(-scores[near], kind="stable")][:num]
+
+
+def _is_filtered(entry: np.void) -> bool:
+    """Whether probability 0 may mean that a token was ruled out."""
+    return bool(entry["mode"] == native.GREEDY or entry["top_k"] > 0 or entry["top_p"] < 1 or entry["min_p"] > 0)
+
+
+def _scaled_logits(sampling: SamplingArray, slot: int, row: Float32Array, position: int) -> Float64Array:
+    """Edited logits over temperature [vocab_size], the greatest 0."""
+    _, edited = edited_logits(sampling, slot, row, position)
+    scaled: Float64Array = (edited.astype(np.float64) - float(edited.max())) / float(sampling["temperature"][slot])
+    return scaled

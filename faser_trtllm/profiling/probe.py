@@ -16,7 +16,7 @@ from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.profiling.grid import CATCH_UP_ROWS, CONTEXTS, MAIN_CONTEXT, MANY_REQUESTS, Limits, Point
-from faser_trtllm.sampling.synthetic_accept import RowTester
+from faser_trtllm.sampling.synthetic_accept import Tester
 from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
@@ -39,7 +39,7 @@ class Probe:
         self,
         target: Engine,
         draft: Engine | None,
-        tester: RowTester,
+        tester: Tester,
         limits: Limits,
         num_filled_slots: int,
         stack: ExitStack | None = None,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import SamplingArray, int32_at
-from faser_trtllm.ops.log_probs import TokenRows
+from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.ops.philox import Stream, philox4x32
 
 
@@ -25,12 +25,8 @@ class Tester(Protocol):
 
     def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult: ...
 
-    def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
-        """Log probabilities [n] of tokens; logits: those of run()."""
-
-
-class RowTester(Tester, Protocol):
-    """A tester that can pick rows of its logits, on the host or on a device."""
+    def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
+        """Log probabilities of tokens; logits: of a pass."""
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
         """These rows of logits, in a form that run() accepts."""
@@ -57,7 +53,7 @@ class SyntheticAcceptor:
     Acceptance is a function of the seed, the request's prompt and the draft's position, not of the batch.
     """
 
-    def __init__(self, tester: RowTester, probabilities: npt.NDArray[np.float64], seed: int) -> None:
+    def __init__(self, tester: Tester, probabilities: npt.NDArray[np.float64], seed: int) -> None:
         """probabilities [max_draft_len]: see place_probabilities."""
         self._tester = tester
         self._probabilities = probabilities
@@ -99,7 +95,11 @@ class SyntheticAcceptor:
         counts = (np.asarray(values, np.int32) for values in (num_committed, accepted, outcome, row_status))
         return AcceptResult(token_ids, *counts)
 
-    def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
+    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
+        """As Acceptor.take."""
+        return self._tester.take(logits, rows)
+
+    def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
         """As Acceptor.log_probs."""
         return self._tester.log_probs(logits, asked)
 

@@ -9,7 +9,8 @@ from faser_trtllm.config import CapacitySchedulerPolicy
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """TensorRT-LLM's names. max_num_tokens: target rows of one pass, at least max_batch_size."""
+    """TensorRT-LLM's names. max_num_tokens: target rows of one pass, at least max_batch_size. max_logit_rows: those of
+    them with logits, at least max_batch_size and enough for all drafts; None: all."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -18,6 +19,7 @@ class SchedulerLimits:
     capacity_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
     enable_chunked_context: bool = True
     chunk_unit_size: int = 16
+    max_logit_rows: int | None = None
 
     def __post_init__(self) -> None:
         assert self.max_num_tokens >= self.max_batch_size, "each request of a pass needs at least one row"

@@ -8,9 +8,10 @@ starve a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from faser_trtllm.core.counts import are_decoding
+from faser_trtllm.core.plan import ScheduledRequest
 from faser_trtllm.core.request import Request, counts_of
 from faser_trtllm.scheduler.limits import SchedulerLimits
 
@@ -34,8 +35,32 @@ def share_draft_rows(wanted: Sequence[int], num_rows: int) -> list[int]:
     return shares
 
 
+class RowsLeft:
+    """Rows of a pass that are left for contexts, and how many of them may have logits."""
+
+    def __init__(self, limits: SchedulerLimits, num_taken: int = 0, scheduled: Iterable[ScheduledRequest] = ()) -> None:
+        """num_taken: rows of requests that decode, all with logits. scheduled: others that have rows already."""
+        self._limits = limits
+        self.num_rows = limits.max_num_tokens - num_taken
+        self.num_logits = (limits.max_logit_rows or limits.max_num_tokens) - num_taken
+        for item in scheduled:
+            self.take(item)
+
+    def take(self, item: ScheduledRequest) -> None:
+        num_rows = item.num_new_tokens + item.max_verified
+        self.num_rows -= num_rows
+        self.num_logits -= num_rows if item.request.lacks_context_log_probs else min(num_rows, 1 + item.max_verified)
+
+    def chunk_length(self, request: Request) -> int:
+        """Committed tokens of a context to run in this pass; 0 if it has to wait."""
+        if request.lacks_context_log_probs:  # every row has logits, of which a pass has fewer
+            remaining = request.num_tokens - request.num_computed_tokens
+            return max(0, min(remaining, self.num_rows, self.num_logits))
+        return chunk_length(request, self.num_rows, self._limits) if self.num_logits > 0 else 0
+
+
 def chunk_length(request: Request, num_rows: int, limits: SchedulerLimits) -> int:
-    """Committed tokens of a context to run in this pass, given the rows that are left; 0 if it has to wait."""
+    """Committed tokens of a context to run, given the rows that are left; 0 if it has to wait."""
     remaining = request.num_tokens - request.num_computed_tokens
     if remaining <= num_rows:
         return remaining

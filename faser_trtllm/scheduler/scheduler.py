@@ -31,7 +31,7 @@ from faser_trtllm.scheduler.lanes import Lane, assign_lanes
 from faser_trtllm.scheduler.limits import SchedulerLimits
 from faser_trtllm.scheduler.plan_meter import PlanMeter
 from faser_trtllm.scheduler.queue import WaitingQueue
-from faser_trtllm.scheduler.rows import chunk_length, context_reserve, share_draft_rows, split_running
+from faser_trtllm.scheduler.rows import RowsLeft, context_reserve, share_draft_rows, split_running
 from faser_trtllm.scheduler.update import apply_results
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -279,7 +279,7 @@ class Scheduler:
         ]
         lanes = assign_lanes(decoding, decision.mode)
         shares = dict(zip((r.slot for r in decoding), share_draft_rows(wanted, num_rows - reserve), strict=True))
-        num_rows -= sum(shares.values())
+        left = RowsLeft(limits, len(decoding) + sum(shares.values()))
         scheduled: list[ScheduledRequest] = []
         for request in list(self._running):
             if request.state is not RequestState.RUNNING:
@@ -289,9 +289,9 @@ class Scheduler:
                 if item is not None:
                     scheduled.append(item)
             else:
-                item = self._place_context(request, num_rows, paused)
+                item = self._place_context(request, left, paused)
                 if item is not None:
-                    num_rows -= item.num_new_tokens
+                    left.take(item)
                     scheduled.append(item)
         # Drafts come after all other rows, so that no request is preempted for them.
         for index, item in enumerate(scheduled):
@@ -316,8 +316,8 @@ class Scheduler:
         num_new = 0 if lane is Lane.DRAFT else 1
         return ScheduledRequest(request, num_new, pending, num_new * min(share, pending))
 
-    def _place_context(self, request: Request, num_rows: int, paused: list[Request]) -> ScheduledRequest | None:
-        length = chunk_length(request, num_rows, self._limits)
+    def _place_context(self, request: Request, left: RowsLeft, paused: list[Request]) -> ScheduledRequest | None:
+        length = left.chunk_length(request)
         if length == 0 or not self._make_room(request, request.num_computed_tokens + length, paused):
             return None
         return ScheduledRequest(request, length, 0, 0)
@@ -347,18 +347,18 @@ class Scheduler:
 
     def _admit(self, scheduled: list[ScheduledRequest]) -> list[Request]:
         """Slots for waiting requests, in order; stops at the first that does not fit."""
-        limits, kv = self._limits, self._kv
+        kv = self._kv
         admitted: list[Request] = []
-        num_rows = limits.max_num_tokens - sum(s.num_new_tokens + s.max_verified for s in scheduled)
-        while self._free_slots and num_rows > 0:
+        left = RowsLeft(self._limits, scheduled=scheduled)
+        while self._free_slots and left.num_rows > 0:
             request = self._waiting.peek()
             if request is None or not self._fits(request, admitted):
                 break
             slot = self._free_slots[-1]
-            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens)
+            prefix = kv.add_sequence(slot, request.tokens, request.num_tokens_to_look_up)
             request.num_computed_tokens = prefix.num_cached_tokens
             request.num_draft_computed_tokens = prefix.num_draft_cached_tokens
-            length = chunk_length(request, num_rows, limits)
+            length = left.chunk_length(request)
             if length == 0 or not kv.allocate(slot, request.num_computed_tokens + length):
                 kv.free(slot)
                 request.num_computed_tokens = request.num_draft_computed_tokens = 0
@@ -373,7 +373,7 @@ class Scheduler:
             self._running.append(request)
             admitted.append(request)
             scheduled.append(ScheduledRequest(request, length, 0, 0))
-            num_rows -= length
+            left.take(scheduled[-1])
         return admitted
 
     def _fits(self, request: Request, admitted: Sequence[Request]) -> bool:

@@ -78,6 +78,11 @@ class TrtllmScheduler(Scheduler):
 
     def check(self, request: Request) -> None:
         super().check(request)
+        if request.params.return_context_log_probs:
+            raise InvalidArgumentError(
+                "return_context_log_probs was sent, but TensorRT-LLM's scheduler does not know how few rows of a pass "
+                "have logits; leave it out, or serve with scheduler: native"
+            )
         limits = self._limits
         may_grow = limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION
         if may_grow and not limits.enable_chunked_context and request.max_num_tokens > limits.max_num_tokens:

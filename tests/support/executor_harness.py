@@ -111,6 +111,7 @@ class Setup:
     max_draft_len: int = 4
     max_batch_size: int = 8
     max_num_tokens: int = 64
+    max_logit_rows: int | None = None
     max_seq_len: int = 64
     tokens_per_block: int = 4
     num_blocks: int = 128
@@ -155,7 +156,13 @@ class Setup:
         )
         self.clock = self.make_clock()
         max_num_branches = self.max_batch_size * self.num_branches
-        self.target = ToyEngine(target, **sizes, segmented=self.segmented, max_num_branches=max_num_branches)
+        self.target = ToyEngine(
+            target,
+            **sizes,
+            segmented=self.segmented,
+            max_num_branches=max_num_branches,
+            max_logit_rows=self.max_logit_rows,
+        )
         self.draft = None
         if self.policy != "off" and "head" in self.drafters:
             self.draft = ToyHead(draft, self.target, **sizes)

@@ -32,6 +32,7 @@ def setups(draw):
     tokens_per_block = draw(st.sampled_from([2, 4, 16]))
     drafters = draw(st.sampled_from(DRAFTERS))
     blocks_for_one = -(-64 // tokens_per_block)
+    fewest_logits = max_batch_size * 5  # a GPU engine's: a token and four drafts of each
     return Setup(
         vocab_size=VOCAB,
         table_seed=draw(st.integers(0, 3)),
@@ -39,6 +40,7 @@ def setups(draw):
         policy=draw(st.sampled_from(POLICIES)),
         max_batch_size=max_batch_size,
         max_num_tokens=draw(st.sampled_from([8, 11, 64])),
+        max_logit_rows=draw(st.sampled_from([None, fewest_logits])),
         tokens_per_block=tokens_per_block,
         num_blocks=blocks_for_one * draw(st.sampled_from([1, 2, 8])),
         capacity=capacity,

@@ -52,6 +52,7 @@ class ToyEngine(HostPruning):
         max_seq_len=64,
         segmented=False,
         max_num_branches=0,
+        max_logit_rows=None,
     ):
         vocab_size = table.shape[1]
         segments = (0, 1, 2) if segmented else (0, 2)
@@ -65,6 +66,7 @@ class ToyEngine(HostPruning):
             max_batch_size,
             segments,
             max_num_branches,
+            max_logit_rows,
         )
         self.table = table
         self.kv = np.full((2, num_blocks + max_num_branches, tokens_per_block), -1, np.int64)
@@ -134,6 +136,8 @@ class ToyEngine(HostPruning):
 
     def _logits(self, batch):
         rows = self._rows(batch)
+        num_branches = 0 if batch.branch_parents is None else batch.branch_parents.size
+        assert batch.logit_rows.size - num_branches <= (self.spec.max_logit_rows or self.spec.max_num_tokens)
         logits = np.zeros((batch.logit_rows.size, self.spec.vocab_size), np.float32)
         for out, row in enumerate(batch.logit_rows):
             logits[out] = self.table[self._context(1, *rows[row])]

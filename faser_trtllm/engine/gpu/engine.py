@@ -72,7 +72,7 @@ class GpuEngine(HostPruning):
         self._decoder = decoder
         self._batch = decoder.batch
         self._keep_logits = keep_logits
-        self._max_logit_rows = max(min(limits.max_logit_rows, limits.max_num_tokens), limits.max_batch_size)
+        self._max_logit_rows = spec.max_logit_rows or spec.max_num_tokens
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
         self._buckets = Buckets(graph_rows, limits.max_num_tokens if decoder.has_fixed_shapes else 0)
         runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for

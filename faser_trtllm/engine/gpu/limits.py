@@ -62,5 +62,6 @@ class GpuLimits:
             max_num_tokens=self.max_num_tokens,
             max_batch_size=self.max_batch_size,
             segments=segments,
+            max_logit_rows=max(min(self.max_logit_rows, self.max_num_tokens), self.max_batch_size),
             is_head="head" in sizes,
         )

@@ -19,7 +19,7 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import SamplingArray
-from faser_trtllm.ops.log_probs import TokenRows
+from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.ops.prune_rows import PruneBatch
 from faser_trtllm.testing.load.acceptance import AcceptanceProcess
 
@@ -64,7 +64,7 @@ class SyntheticTester:
     def take(self, logits: object, rows: npt.NDArray[np.int64]) -> object:
         return logits
 
-    def log_probs(self, logits: object, asked: TokenRows) -> npt.NDArray[np.float64]:
+    def log_probs(self, logits: object, asked: TokenRows) -> LogProbs:
         raise NotImplementedError("nobody asks for log probs in a load")
 
     def park(self, slot: int) -> object:

@@ -19,7 +19,7 @@ from faser_trtllm.engine.gpu.sampler.table import PackedSampling, has_edits
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.log_probs import TokenRows, token_log_probs
+from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,16 +120,16 @@ class DeviceAcceptor:
         return _split(self._host_result.numpy(), n, self._max_draft_len)
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
-        """As Acceptor.take; the result is read on the device only."""
+        """As Acceptor.take."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
         runtime = self._engine.runtime
         with runtime.on(self._engine.partition), torch.no_grad():
             index = torch.from_numpy(rows).to(runtime.device)
-            return DeviceLogits(logits.tensor.index_select(0, index), self._engine)
+            return DeviceLogits(logits.tensor.index_select(0, index))
 
-    def log_probs(self, logits: Any, asked: TokenRows) -> npt.NDArray[np.float64]:
+    def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
         """As Acceptor.log_probs. Edited rows, of which the device has no exact copy, are copied to the host."""
         import torch
 
@@ -144,8 +144,10 @@ class DeviceAcceptor:
             token_ids = torch.from_numpy(asked.token_ids).to(runtime.device)
             is_greedy = torch.from_numpy(asked.sampling["mode"] == native.GREEDY).to(runtime.device)
             parameters = ProbsParameters.of(asked.sampling, runtime.device)
-            found: npt.NDArray[np.float64] = log_probs(rows, token_ids, is_greedy, parameters).cpu().numpy()
-            return found
+            num_top = min(int(asked.num_top.max(initial=0)), self._vocab_size)
+            values, ids, tops = log_probs(rows, token_ids, is_greedy, parameters, num_top)
+            pairs = zip(ids.int().cpu().numpy(), tops.cpu().numpy(), asked.num_top.tolist(), strict=True)
+            return LogProbs(values.cpu().numpy(), [(best[:num], logs[:num]) for best, logs, num in pairs])
 
     def park(self, slot: int) -> Any:
         """As ProbsMemory.park."""

@@ -19,10 +19,11 @@ class LogitsSource(Protocol):
 class DeviceLogits:
     """Logits [num_rows, vocab_size] fp32 of an engine's last pass; valid until its next call.
 
-    tensor: on the device. Indexing copies all of them to the host and waits, for the few requests that need it.
+    tensor: on the device. source: None for a copy of some rows. Indexing copies all of them to the host and waits, for
+    the few requests that need it.
     """
 
-    def __init__(self, tensor: Tensor, source: LogitsSource) -> None:
+    def __init__(self, tensor: Tensor, source: LogitsSource | None = None) -> None:
         self.tensor = tensor
         self._source = source
 
@@ -31,4 +32,6 @@ class DeviceLogits:
         return tuple(self.tensor.shape)
 
     def __getitem__(self, index: Any) -> Any:
+        if self._source is None:
+            return self.tensor.cpu().numpy()[index]
         return self._source.host_logits(self.shape[0])[index]

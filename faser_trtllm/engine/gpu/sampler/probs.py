@@ -39,8 +39,11 @@ def inverse_temperature(entries: npt.NDArray[np.void]) -> npt.NDArray[np.float32
     return found
 
 
-def log_probs(logits: Tensor, token_ids: Tensor, is_greedy: Tensor, parameters: ProbsParameters) -> Tensor:
-    """Log probabilities [n] fp64 of token_ids [n] under logits [n, vocab_size] fp32, filtered as ops/probs.py does.
+def log_probs(
+    logits: Tensor, token_ids: Tensor, is_greedy: Tensor, parameters: ProbsParameters, num_top: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities [n] fp64 of token_ids [n] under logits [n, vocab_size] fp32, filtered as ops/probs.py does, and
+    the num_top most probable tokens: ids and log probabilities, each [n, num_top].
 
     is_greedy [n] bool: all probability is at the argmax. Sorts the vocabulary, so it is for the few who ask.
     """
@@ -54,6 +57,7 @@ def log_probs(logits: Tensor, token_ids: Tensor, is_greedy: Tensor, parameters: 
     kept = kept * (reached | (parameters.top_p[:, None] >= 1)) * (kept >= parameters.min_p[:, None])
     probs = (kept / kept.sum(-1, keepdim=True)).log()
     is_asked = ids == token_ids[:, None].long()
+    certain = torch.where(place == 0, 0.0, -torch.inf).double()
+    probs = torch.where(is_greedy[:, None], certain, probs)
     found = torch.where(is_asked, probs, -torch.inf).amax(-1)
-    is_best = ids[:, 0] == token_ids.long()
-    return torch.where(is_greedy, torch.where(is_best, 0.0, -torch.inf).double(), found)
+    return found, ids[:, :num_top], probs[:, :num_top]
