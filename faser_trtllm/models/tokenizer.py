@@ -174,6 +174,16 @@ class IncrementalDetokenizer:
             plain = []
         return "".join([*text, self._end_bytes(plain), self._text_of(plain)])
 
+    def peek(self, token_id: int) -> str:
+        """The text that this id would complete; a special token's own spelling, though push() leaves it out."""
+        if token_id in self._skipped:
+            return self._tokenizer.token(token_id) or ""
+        state, context = self._utf8.getstate(), self._context
+        text = self.push([token_id])
+        self._utf8.setstate(state)
+        self._context = context
+        return text
+
     def finish(self) -> str:
         """The text still held back, as U+FFFD; call once, after the last push."""
         return self._utf8.decode(b"", True)

@@ -51,6 +51,8 @@ INPUT_DTYPES = {
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
     "return_log_probs": "BOOL",
+    "return_context_log_probs": "BOOL",
+    "num_top_log_probs": "INT32",
     "return_generation_logits": "BOOL",
     "return_is_draft": "BOOL",
     "return_perf_metrics": "BOOL",

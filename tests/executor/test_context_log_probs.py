@@ -1,15 +1,24 @@
 """Log probs of prompts, and the most probable tokens beside log probs: those of the target alone bit for bit, whatever
 the speculation, the chunks and the cache."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.executor.factory import open_executor
+from faser_trtllm.models.config import load_model_config
+from faser_trtllm.models.reference import ReferenceModel
+from faser_trtllm.models.weights import CheckpointWeights
+from tests.support.checkpoints import make_pair
 from tests.support.effort import examples
-from tests.support.executor_harness import Setup, run
+from tests.support.executor_harness import Collector, Setup, run
 from tests.support.random_setups import VOCAB, prompts, setups
 from tests.support.toy_engine import context_row, make_table
 
@@ -171,6 +180,45 @@ def test_tokens_that_float32_says_are_impossible_have_log_probs_in_order():
     for ids, logs in (*request.context_tops, *request.output_tops):
         assert ids.tolist() == [1, 3, 0, 4]
         assert logs.tolist() == pytest.approx([0.0, -70.0, -80.0, -85.0], abs=1e-4)
+
+
+BF16_ERROR = 0.1  # the largest of a logit (tests/builder/test_cpu_parity.py); log probs of two differ no more
+
+
+def test_real_engines_say_what_the_reference_does_in_the_same_bits_however_they_run(tmp_path):
+    """Chunks, drafts, and whether a token was sent or generated; against torch within the error of bf16."""
+    target, draft = make_pair(tmp_path)
+    build_engines(BuildOptions(target, draft, tmp_path / "engine", max_batch_size=2, max_seq_len=128, max_draft_len=4))
+    prompt = np.random.default_rng(0).integers(2, 320, 90).tolist()
+    fields = {"return_log_probs": True, "return_context_log_probs": True, "num_top_log_probs": 5}
+
+    def generate(prompt, speculation, max_num_tokens):
+        config = ExecutorConfig(speculation=speculation, max_num_tokens=max_num_tokens)
+        collector = Collector()
+        with open_executor(tmp_path / "engine", config) as executor:
+            for name in "01":
+                executor.submit(name, prompt, SamplingParams(max_tokens=20, **fields), collector.sink(name))
+            while executor.step():
+                pass
+        assert kept(collector.requests["0"]) == kept(collector.requests["1"])
+        return collector.tokens["0"], collector.requests["0"], executor.stats()
+
+    tokens, request, _ = generate(prompt, "off", 128)
+    for speculation, max_num_tokens in itertools.product(("off", "fixed:4"), (11, 128)):
+        found = generate(prompt, speculation, max_num_tokens)
+        assert (found[0], kept(found[1])) == (tokens, kept(request))
+    assert found[2]["num_accepted_tokens"] > 0
+    _, sent, _ = generate(prompt + tokens[:-1], "off", 128)
+    assert sent.context_log_probs == request.context_log_probs + request.output_log_probs[:-1]
+    assert as_lists(sent.context_tops) == as_lists(request.context_tops + request.output_tops[:-1])
+
+    reference = ReferenceModel(load_model_config(target), CheckpointWeights(target))
+    expected = reference.logits(prompt).log_softmax(-1)[:-1].numpy()
+    picked = expected[np.arange(len(prompt) - 1), prompt[1:]]
+    assert np.abs(request.context_log_probs - picked).max() < BF16_ERROR
+    for row, (ids, logs) in zip(expected, request.context_tops, strict=True):
+        assert np.abs(np.sort(row)[::-1][:5] - logs).max() < BF16_ERROR
+        assert np.abs(row[ids] - logs).max() < BF16_ERROR
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import openai
 from tests.support.triton_server import ROOT, free_ports
 from tests.support.waiting import wait_until
 
+MAX_SEQ_LEN = 512
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"

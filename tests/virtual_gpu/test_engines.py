@@ -12,10 +12,12 @@ from faser_trtllm.config import KvCacheDtype
 from faser_trtllm.core.sampling_params import SamplingParams
 from tests.engine.cuda.harness import build_pair
 from tests.support.effort import ONLY_ALL, pick
+from tests.support.executor_harness import Collector
 from tests.virtual_gpu.generation import generate_cuda
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 DRAFT, TARGET = "0+32", "32+100"
+BF16_ERROR = 0.1
 POLICIES = [*pick([], ["price:mode=draft_ahead"]), "fixed:3:draft_ahead", "erratic", "price:prune=on"]
 EDITS = {
     "repetition_penalty": 1.2,
@@ -65,6 +67,32 @@ def test_speculation_changes_no_token(
         assert found.stats["num_pruned_rows"] > 0
         assert {"prune_rows", "compact_rows"} <= both[1].keys() | found.counters.kernels("whole").keys()
         assert min(found.stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")) > 0
+
+
+def _generate_logged(engines: EngineDir, policy: str, requests: Any) -> tuple[list[list[int]], list[Any]]:
+    collector = Collector()
+    found = generate_cuda(engines, policy, requests, collector=collector)
+    logged = [collector.requests[str(index)] for index in range(len(requests))]
+    return found.tokens, [(request.context_log_probs, request.context_tops) for request in logged]
+
+
+def test_log_probs_of_prompts_are_those_of_the_tokens_as_they_were_generated(
+    gpu: VirtualGpuProcess, engines: EngineDir, alone: list[list[int]]
+) -> None:
+    """Prompts beside requests that decode, in graphs; log probs and the best tokens are made on the device."""
+    asks = SamplingParams(max_tokens=2, return_context_log_probs=True, num_top_log_probs=3, end_ids=())
+    texts = [[*prompt, *tokens] for (prompt, _), tokens in zip(REQUESTS, alone, strict=True)]
+    asking = [(text, asks) for text in texts[:3]]
+    tokens, expected = gpu.run(_generate_logged, engines, "off", asking)
+    together, found = gpu.run(_generate_logged, engines, "fixed:3:draft_ahead", [*REQUESTS[:3], *asking])
+    assert together == [*alone[:3], *tokens]
+    for number, text in enumerate(texts[:3]):
+        log_probs, tops = found[3 + number]
+        assert len(log_probs) == len(tops) == len(text) - 1
+        assert log_probs == pytest.approx(expected[number][0], abs=BF16_ERROR), "chunks may be wider: other sums"
+        is_best = [log_prob == max(logs) for log_prob, (_, logs) in zip(log_probs, tops, strict=True)]
+        if number % 2 == 0:
+            assert all(is_best[len(REQUESTS[number][0]) - 1 :]), "it was generated greedily"
 
 
 @ONLY_ALL

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Protocol
 
 from faser_trtllm.errors import FaserError, UnavailableError
-from faser_trtllm.serving.text.request import TextOutput, TextRequest
+from faser_trtllm.serving.text.request import TextOutput, TextRequest, TopLogProbs
 from faser_trtllm.serving.worker.engine_process import SHUTTING_DOWN, message_of
 from faser_trtllm.serving.worker.messages import Chunk, Failed
 
@@ -180,7 +180,12 @@ class LocalEngine:
 def _bytes_of(chunk: Chunk) -> int:
     """Memory of a chunk, roughly: a character up to 4 bytes, a number 36 with its place."""
     num_numbers = len(chunk.token_ids) + len(chunk.log_probs) + len(chunk.is_draft)
-    return 512 + 4 * len(chunk.text) + 36 * num_numbers + len(chunk.logits)
+    tops = [chunk.tops]
+    if chunk.context is not None:
+        num_numbers += len(chunk.context.token_ids) + len(chunk.context.log_probs)
+        tops.append(chunk.context.tops)
+    num_bytes = len(chunk.logits) + sum(len(one.ids) + len(one.log_probs) for one in tops)
+    return 512 + 4 * len(chunk.text) + 36 * num_numbers + num_bytes
 
 
 def _merged(chunks: list[Chunk]) -> Chunk:
@@ -196,4 +201,6 @@ def _merged(chunks: list[Chunk]) -> Chunk:
         log_probs=tuple(chain.from_iterable([chunk.log_probs for chunk in chunks])),
         logits=b"".join([chunk.logits for chunk in chunks]),
         is_draft=tuple(chain.from_iterable([chunk.is_draft for chunk in chunks])),
+        tops=TopLogProbs.join([chunk.tops for chunk in chunks]),
+        context=chunks[0].context,
     )

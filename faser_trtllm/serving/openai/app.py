@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -43,6 +43,7 @@ _METRICS_TIMEOUT_S = 5.0
 _DRAINED_BODIES = 4  # too large a body is read up to this many limits, else its client would not see the error
 _RETRY_AFTER_S = "1"
 
+T = TypeVar("T")
 Parse = Callable[[Mapping[str, Any], ServedModel], GenerationRequest]
 
 
@@ -173,14 +174,14 @@ class _Endpoint:
                 await _stream(generation.deltas(), reply, writer)
                 return
             async for index, delta in generation.deltas():
-                reply.add(index, delta)
+                await _spelled(reply.add, index, delta)
         await writer.respond(_json(reply.whole()))
 
 
 async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer: _Writer) -> None:
     """Send nothing before the first delta, so that a refused request still gets an HTTP status."""
     async for index, delta in deltas:
-        chunks = reply.chunks(index, delta)
+        chunks = await _spelled(reply.chunks, index, delta)
         if not writer.has_started:
             await writer.start_events()
             chunks = [*reply.first_chunks(), *chunks]
@@ -188,6 +189,11 @@ async def _stream(deltas: AsyncIterator[tuple[int, Delta]], reply: Reply, writer
             await writer.write(b"".join(map(event, chunks)))
     await writer.write(b"".join(map(event, reply.last_chunks())) + LAST_EVENT)
     await writer.end()
+
+
+async def _spelled(spell: Callable[[int, Delta], T], index: int, delta: Delta) -> T:
+    """A prompt's tokens take long to spell if they are many; other streams must not wait for that."""
+    return spell(index, delta) if delta.context is None else await asyncio.to_thread(spell, index, delta)
 
 
 class _Writer:

@@ -30,12 +30,25 @@ _FIELDS = {"text_input": "prompt", "input_ids": "prompt", "stop_words": "stop"}
 """Input names that start an error message of the model -> field names of this API."""
 
 
+Top = Sequence[tuple[int, float]]
+"""The most probable tokens of a place and their log probs, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Of a prompt: its tokens, and the log probs of all but the first. tops: beside them, or empty."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    tops: Sequence[Top]
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """New text of a sequence and its tokens.
 
-    log_probs: one per token, or empty. num_*: counts so far, 0 where they were not sent. Only the last delta has the
-    rest.
+    log_probs, tops: one per token, or empty. context: with the first delta, if asked for. num_*: counts so far, 0 where
+    they were not sent. Only the last delta has the rest.
     """
 
     text: str
@@ -46,6 +59,8 @@ class Delta:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     is_synthetic: bool = False  # the output is not the target's
+    tops: Sequence[Top] = ()
+    context: Context | None = None
 
 
 class Model:
@@ -187,6 +202,17 @@ def _delta_of(get: Any) -> Delta:
         array = get(name)
         return () if array is None else tuple(array.reshape(-1).tolist())
 
+    def tops(name: str) -> list[Top]:
+        ids, log_probs = get(f"{name}_top_ids"), get(f"{name}_top_log_probs")
+        if ids is None:
+            return []
+        return [
+            list(zip(*pair, strict=True)) for pair in zip(ids[0, 0].tolist(), log_probs[0, 0].tolist(), strict=True)
+        ]
+
+    context = None
+    if get("context_ids") is not None:
+        context = Context(values("context_ids"), values("context_log_probs"), tops("context"))
     reason = get("finish_reason")
     finish, is_synthetic = (None, False) if reason is None else read_finish(reason.reshape(-1)[0].decode())
     return Delta(
@@ -198,6 +224,8 @@ def _delta_of(get: Any) -> Delta:
         num_input_tokens=number("num_input_tokens"),
         num_output_tokens=number("num_output_tokens"),
         num_cached_tokens=number("num_cached_tokens"),
+        tops=tops("output"),
+        context=context,
     )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.openai.logprobs import Entry, Logprobs
 from faser_trtllm.serving.openai.model import Delta
-from faser_trtllm.serving.openai.request import GenerationRequest
+from faser_trtllm.serving.openai.request import GenerationRequest, Prompt
 from faser_trtllm.serving.text.finish_reason import SYNTHETIC
 
-_MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "timeout": "length"}
 
 
@@ -21,11 +20,10 @@ class Reply:
     """Collects the deltas of a request's sequences and formats them."""
 
     def __init__(self, request: GenerationRequest, model_name: str, tokenizer: Tokenizer | None) -> None:
-        num_sequences = len(request.prompts) * request.num_choices
         self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._request = request
         self._head = {"id": self.id, "created": int(time.time()), "model": model_name}
-        self._choices = [_Choice(request, tokenizer) for _ in range(num_sequences)]
+        self._choices = [_Choice(request, prompt, tokenizer) for prompt, _ in request.sequences()]
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream, after all deltas were added."""
@@ -83,20 +81,25 @@ class Reply:
 class _Choice:
     """One sequence."""
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: GenerationRequest, prompt: Prompt, tokenizer: Tokenizer | None) -> None:
         self._is_chat = request.is_chat
-        self._logprobs = _Logprobs(tokenizer, request.is_chat) if request.logprobs and tokenizer is not None else None
+        self._only_prompt = request.only_prompt
+        self._tokenizer = tokenizer
+        self._prompt = prompt if request.echo else None  # until it was echoed
+        self._logprobs: Logprobs | None = None
+        if request.logprobs is not None and tokenizer is not None:
+            self._logprobs = Logprobs(tokenizer, request.is_chat)
         self._texts: list[str] = []
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._finish_reason: str | None = None
         self.num_input_tokens = 0
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
 
     def add(self, delta: Delta) -> None:
-        self._texts.append(delta.text)
-        if self._logprobs is not None:
-            self._entries += self._logprobs.entries(delta)
+        text, entries = self._added(delta)
+        self._texts.append(text)
+        self._entries += entries
         self._count(delta)
 
     def whole(self, index: int) -> dict[str, Any]:
@@ -109,76 +112,45 @@ class _Choice:
 
     def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         self._count(delta)
-        entries = [] if self._logprobs is None else self._logprobs.entries(delta)
+        text, entries = self._added(delta)
         logprobs = None if self._logprobs is None or not entries else self._logprobs.spell(entries)
-        has_content = bool(delta.text or entries)
+        has_content = bool(text or entries)
         if not self._is_chat:
             reason = self._finish_reason
             rest = {"index": index, "logprobs": logprobs, "finish_reason": reason}
-            return [{"text": delta.text, **rest}] if has_content or reason else []
-        pieces = [_chat_chunk(index, {"content": delta.text}, logprobs, None)] if has_content else []
+            return [{"text": text, **rest}] if has_content or reason else []
+        pieces = [_chat_chunk(index, {"content": text}, logprobs, None)] if has_content else []
         if self._finish_reason is not None:
             pieces.append(_chat_chunk(index, {}, None, self._finish_reason))
         return pieces
 
+    def _added(self, delta: Delta) -> tuple[str, list[Entry]]:
+        """The text and the tokens that a delta adds to the answer: the prompt's come before the first."""
+        text, entries = "", []
+        if self._prompt is not None:
+            text, self._prompt = self._text_of(self._prompt), None
+            if self._logprobs is not None and delta.context is not None:
+                entries = self._logprobs.of_context(delta.context, text)
+        if not self._only_prompt:
+            text += delta.text
+            entries += [] if self._logprobs is None else self._logprobs.of_output(delta)
+        return text, entries
+
+    def _text_of(self, prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        assert self._tokenizer is not None, "the request was refused"
+        detokenizer = IncrementalDetokenizer(self._tokenizer)
+        return detokenizer.push(prompt) + detokenizer.finish()
+
     def _count(self, delta: Delta) -> None:
         if delta.finish_reason is not None:
-            self._finish_reason = _FINISH_REASONS.get(delta.finish_reason, "stop")
+            reason = "length" if self._only_prompt else delta.finish_reason
+            self._finish_reason = _FINISH_REASONS.get(reason, "stop")
         if delta.finish_reason is not None or delta.num_output_tokens:
             self.num_input_tokens = delta.num_input_tokens
-            self.num_output_tokens = delta.num_output_tokens
+            self.num_output_tokens = 0 if self._only_prompt else delta.num_output_tokens
             self.num_cached_tokens = delta.num_cached_tokens
-
-
-class _Entry:
-    """A token: the text it completes, its log prob, and the offset of that text in the output."""
-
-    __slots__ = ("logprob", "offset", "text")
-
-    def __init__(self, text: str, logprob: float, offset: int) -> None:
-        self.text = text
-        self.logprob = logprob
-        self.offset = offset
-
-
-class _Logprobs:
-    """The tokens of one sequence in OpenAI's format.
-
-    A token's text is what it adds to the output: a token that ends inside a character adds nothing, the token that
-    completes the character adds it. So the texts, and their bytes, concatenate to the output.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, is_chat: bool) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._is_chat = is_chat
-        self._offset = 0
-
-    def entries(self, delta: Delta) -> list[_Entry]:
-        found = []
-        for token, log_prob in zip(delta.token_ids, delta.log_probs, strict=True):
-            text = self._detokenizer.push([token])
-            found.append(_Entry(text, max(log_prob, _MIN_LOGPROB), self._offset))
-            self._offset += len(text)
-        return found
-
-    def spell(self, entries: Sequence[_Entry]) -> dict[str, Any]:
-        if self._is_chat:
-            content = [
-                {
-                    "token": entry.text,
-                    "logprob": entry.logprob,
-                    "bytes": list(entry.text.encode()),
-                    "top_logprobs": [],
-                }
-                for entry in entries
-            ]
-            return {"content": content, "refusal": None}
-        return {
-            "tokens": [entry.text for entry in entries],
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{entry.text: entry.logprob} for entry in entries],
-            "text_offset": [entry.offset for entry in entries],
-        }
 
 
 def encode(value: Any) -> bytes:

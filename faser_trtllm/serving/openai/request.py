@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
@@ -49,7 +49,6 @@ _IGNORED = frozenset(
 """Fields for the bookkeeping of OpenAI's service; they do not affect the answer."""
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "echo": ((False,), "the prompt is not repeated"),
     "suffix": (("",), "insertion is not supported"),
     "tool_choice": (("none", "auto"), "tools are not supported"),
     "functions": (([],), "tools are not supported"),
@@ -78,7 +77,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request: num_choices sequences per prompt. inputs: of the Triton model, except prompt and seed."""
+    """One request: num_choices sequences per prompt. inputs: of the Triton model, except prompt and seed.
+
+    logprobs: how many of the most probable tokens stand beside each token's, None: no log probs. echo: the answer
+    begins with the prompt. only_prompt: it ends there; the model is asked for one token, since it gives no less.
+    """
 
     prompts: tuple[Prompt, ...]
     num_choices: int
@@ -87,8 +90,10 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     usage_per_chunk: bool
-    logprobs: bool
+    logprobs: int | None
     is_chat: bool
+    echo: bool = False
+    only_prompt: bool = False
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
         """Prompt and inputs of each choice, by index.
@@ -106,26 +111,23 @@ class GenerationRequest:
 def parse_completion(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
     """A body of /v1/completions; raises RequestError."""
     fields = _checked_fields(values, _COMPLETION, model)
-    if "logprobs" in fields and isinstance(fields.get("logprobs"), bool):
-        raise RequestError("logprobs is true or false, it must be 0: log probs of the chosen tokens", "logprobs")
-    if fields.integer("logprobs", 0, _MAX_INT32):
-        raise RequestError(
-            f"logprobs is {shown(fields.get('logprobs'))}, allowed is 0: the chosen tokens, without alternatives",
-            "logprobs",
-        )
+    logprobs = fields.integer("logprobs", 0, MAX_TOP_LOG_PROBS)
     prompts = _prompts(fields.get("prompt"))
-    max_tokens = fields.integer("max_tokens", 1, _MAX_INT32) or DEFAULT_MAX_TOKENS
-    return _request(fields, model, prompts, max_tokens, "logprobs" in fields, is_chat=False)
+    echo = fields.flag("echo")
+    if echo and model.tokenizer is None and not all(isinstance(prompt, str) for prompt in prompts):
+        raise RequestError("echo of token ids needs the tokenizer's files; start the server with --engine_dir", "echo")
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1, _MAX_INT32)
+    if max_tokens is None:
+        max_tokens = DEFAULT_MAX_TOKENS
+    return _request(fields, model, prompts, max_tokens, logprobs, is_chat=False, echo=echo)
 
 
 def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
     """A body of /v1/chat/completions; raises RequestError. May take long for long messages."""
     fields = _checked_fields(values, _CHAT, model)
-    if fields.integer("top_logprobs", 0, _MAX_INT32):
-        raise RequestError(
-            f"top_logprobs is {shown(fields.get('top_logprobs'))}, allowed is 0: only the chosen tokens have logprobs",
-            "top_logprobs",
-        )
+    logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOG_PROBS) or 0
+    if logprobs and not fields.flag("logprobs"):
+        raise RequestError(f"top_logprobs is {logprobs} without logprobs; set logprobs to true", "top_logprobs")
     _check_tools(fields)
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]
     limits = [fields.integer(name, 1, _MAX_INT32) for name in names]
@@ -144,7 +146,8 @@ def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationReque
     if not prompt:
         raise RequestError("messages render to an empty prompt; send a message with content", "messages")
     max_tokens = limits[0] if limits else model.max_seq_len
-    return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, fields.flag("logprobs"), is_chat=True)
+    wanted = logprobs if fields.flag("logprobs") else None
+    return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, wanted, is_chat=True)
 
 
 def _check_tools(fields: Fields) -> None:
@@ -189,10 +192,11 @@ def _request(
     model: ServedModel,
     prompts: tuple[Prompt, ...],
     max_tokens: int,
-    logprobs: bool,
+    logprobs: int | None,
     is_chat: bool,
+    echo: bool = False,
 ) -> GenerationRequest:
-    if logprobs and model.tokenizer is None:
+    if logprobs is not None and model.tokenizer is None:
         raise RequestError("logprobs needs the tokenizer's files; start the server with --engine_dir", "logprobs")
     num_choices = fields.integer("n", 1, MAX_RETURN_SEQUENCES) or 1
     if fields.get("best_of") is not None and fields.integer("best_of", 1, MAX_RETURN_SEQUENCES) != num_choices:
@@ -209,10 +213,10 @@ def _request(
     return GenerationRequest(
         prompts=prompts,
         num_choices=num_choices,
-        inputs=_inputs(fields, max_tokens)
+        inputs=_inputs(fields, max(1, max_tokens))
         | guide_inputs(fields)
         | {"stream": stream, "exclude_input_in_output": True}
-        | ({"return_log_probs": True} if logprobs else {})
+        | _log_prob_inputs(logprobs, echo, max_tokens)
         | ({"return_perf_metrics": True} if usage_per_chunk else {}),
         seed=None if seed is None else seed % 2**64,
         stream=stream,
@@ -220,7 +224,20 @@ def _request(
         usage_per_chunk=usage_per_chunk,
         logprobs=logprobs,
         is_chat=is_chat,
+        echo=echo,
+        only_prompt=max_tokens == 0,
     )
+
+
+def _log_prob_inputs(logprobs: int | None, echo: bool, max_tokens: int) -> dict[str, Any]:
+    if logprobs is None:
+        return {}
+    inputs: dict[str, Any] = {"return_log_probs": True, "num_top_log_probs": logprobs}
+    if echo:
+        inputs["return_context_log_probs"] = True
+        if max_tokens <= 1:  # who scores a prompt cuts one token off at the end: an end token has to be there, too
+            inputs["end_id"] = -1
+    return inputs
 
 
 def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:

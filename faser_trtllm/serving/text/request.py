@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from faser_trtllm.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS
@@ -31,8 +33,8 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: token sequences that end the output and are not part of it.
     bad_token_ids, logit_bias: sequences never produced; (token id, value) added to the logits. Both add to bad_words
     and embedding_bias_words.
-    return_log_probs, normalize_log_probs, return_generation_logits: as in SamplingParams; logits of at most
-    MAX_LOGITS_BYTES per request.
+    return_log_probs, normalize_log_probs, return_context_log_probs, num_top_log_probs, return_generation_logits: as in
+    SamplingParams; logits of at most MAX_LOGITS_BYTES per request.
     return_is_draft: return for each output token whether it was an accepted draft.
     return_statistics: return the statistics so far with every output, not only with the last.
     drafters: names of those that may draft for it, with commas between them; None: all that the server has.
@@ -68,6 +70,8 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     return_log_probs: bool = False
     normalize_log_probs: bool = False
+    return_context_log_probs: bool = False
+    num_top_log_probs: int = 0
     return_generation_logits: bool = False
     return_is_draft: bool = False
     return_statistics: bool = False
@@ -142,13 +146,35 @@ class Statistics(msgspec.Struct, frozen=True):
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+class TopLogProbs(msgspec.Struct, frozen=True):
+    """The most probable tokens of some places, best first: ids int32 and log_probs fp32, each [num_places, num_top] in
+    C order."""
+
+    ids: bytes = b""
+    log_probs: bytes = b""
+
+    @staticmethod
+    def join(parts: Sequence[TopLogProbs]) -> TopLogProbs:
+        """Those of all parts' places, one behind the other."""
+        return TopLogProbs(b"".join(part.ids for part in parts), b"".join(part.log_probs for part in parts))
+
+
+class ContextLogProbs(msgspec.Struct, frozen=True):
+    """Of a prompt: its tokens, the log probs of all but the first, and the most probable tokens in those places."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    tops: TopLogProbs
+
+
 class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """New text and its tokens.
 
     The last output has statistics and a finish reason: "stop", "length", "cancelled", "timeout" or "error". With
     return_statistics every output has statistics.
     error: a sentence, only with "error" and "timeout". error_code: the Triton status of "error".
-    log_probs: one per token id. logits: [len(token_ids), vocab_size] fp32 in C order. Both are empty unless requested.
+    log_probs, tops: of the token ids. logits: [len(token_ids), vocab_size] fp32 in C order. All are empty unless
+    requested. context: with the first output of a request that asks for it.
     """
 
     text: str = ""
@@ -160,6 +186,8 @@ class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     logits: bytes = b""
     error_code: str = "INTERNAL"
     is_draft: tuple[bool, ...] = ()
+    tops: TopLogProbs = TopLogProbs()
+    context: ContextLogProbs | None = None
 
     @property
     def is_final(self) -> bool:

@@ -10,17 +10,26 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.core.plan import RequestOutput
-from faser_trtllm.core.request import FinishReason
+from faser_trtllm.core.request import FinishReason, Request, Top
 from faser_trtllm.core.sampling_params import SamplingParams, check_token_ids
 from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.text.guide_queue import GuideQueue
-from faser_trtllm.serving.text.request import MAX_LOGITS_BYTES, Statistics, TextOutput, TextRequest
+from faser_trtllm.serving.text.request import (
+    MAX_LOGITS_BYTES,
+    ContextLogProbs,
+    Statistics,
+    TextOutput,
+    TextRequest,
+    TopLogProbs,
+)
 from faser_trtllm.serving.text.stopping import StoppingText, StoppingTokens
 
 OnOutput = Callable[[TextOutput], None]
@@ -175,6 +184,8 @@ class TextGenerator:
             drafters=None if request.drafters is None else tuple(n.strip() for n in request.drafters.split(",")),
             return_log_probs=request.return_log_probs,
             normalize_log_probs=request.normalize_log_probs,
+            return_context_log_probs=request.return_context_log_probs,
+            num_top_log_probs=request.num_top_log_probs,
             return_generation_logits=request.return_generation_logits,
         )
 
@@ -220,6 +231,7 @@ class _TextSink:
         self._num_sent_tokens = 0
         self._returns_statistics = request.return_statistics
         self._returns_is_draft = request.return_is_draft
+        self._lacks_context = request.return_context_log_probs
         self._is_draft: list[bool] = []
         self._num_accepted_tokens = 0
 
@@ -246,19 +258,10 @@ class _TextSink:
             self._pieces, self._token_ids = [], []
         self._num_steps_held = 0
         is_draft = tuple(self._is_draft[self._num_sent_tokens : self._num_output_tokens])
-        log_probs, logits = self._kept_rows(output)
+        kept = self._kept_rows(output.request)
         if not final:
             statistics = self._statistics(output) if self._returns_statistics else None
-            self._on_output(
-                TextOutput(
-                    text,
-                    tuple(token_ids),
-                    statistics=statistics,
-                    log_probs=log_probs,
-                    logits=logits,
-                    is_draft=is_draft,
-                )
-            )
+            self._on_output(TextOutput(text, tuple(token_ids), statistics=statistics, is_draft=is_draft, **kept))
             return False
         reason = FinishReason.STOP if stopped or reason is None else reason
         self._on_output(
@@ -268,9 +271,8 @@ class _TextSink:
                 finish_reason=reason.value,
                 statistics=self._statistics(output),
                 error=self._error(output, reason),
-                log_probs=log_probs,
-                logits=logits,
                 is_draft=is_draft,
+                **kept,
             )
         )
         return stopped
@@ -282,15 +284,21 @@ class _TextSink:
         self._num_accepted_tokens = num_accepted
         self._is_draft += [True] * num_drafts + [False] * (num_new - num_drafts)
 
-    def _kept_rows(self, output: RequestOutput) -> tuple[tuple[float, ...], bytes]:
-        """Log probs and logits of the tokens sent now."""
-        request, first, end = output.request, self._num_sent_tokens, self._num_output_tokens
+    def _kept_rows(self, request: Request) -> dict[str, Any]:
+        """Log probs and logits of the tokens sent now, and once those of the prompt, as fields of TextOutput."""
+        first, end = self._num_sent_tokens, self._num_output_tokens
         self._num_sent_tokens = end
-        if not request.keeps_rows:
-            return (), b""
-        return tuple(request.output_log_probs[first:end]), b"".join(
-            row.tobytes() for row in request.output_logits[first:end]
-        )
+        kept: dict[str, Any] = {}
+        if request.keeps_rows:
+            kept["log_probs"] = tuple(request.output_log_probs[first:end])
+            kept["tops"] = _tops(request.output_tops[first:end])
+            kept["logits"] = b"".join(row.tobytes() for row in request.output_logits[first:end])
+        if self._lacks_context and not request.lacks_context_log_probs:
+            self._lacks_context = False
+            prompt: list[int] = request.tokens[: request.prompt_len].tolist()
+            tops = _tops(request.context_tops)
+            kept["context"] = ContextLogProbs(tuple(prompt), tuple(request.context_log_probs), tops)
+        return kept
 
     def _statistics(self, output: RequestOutput) -> Statistics:
         request, stats = output.request, output.request.stats
@@ -332,6 +340,12 @@ class _TextSink:
             limit = f"timeout_ms is {self._timeout_ms:g}"
             return f"the request timed out {where}, {limit}; try again later or raise it"
         return None
+
+
+def _tops(tops: Sequence[Top]) -> TopLogProbs:
+    return TopLogProbs(
+        b"".join(ids.tobytes() for ids, _ in tops), b"".join(logs.astype(np.float32).tobytes() for _, logs in tops)
+    )
 
 
 def _end(error: FaserError, num_input_tokens: int) -> TextOutput:

@@ -144,7 +144,14 @@ class ModelContract:
 
 FASER = ModelContract(
     "faser",
-    frozenset(("text_output", "output_ids", "output_is_draft", "finish_reason", "num_cached_tokens", *CORE_OUTPUTS)),
+    frozenset(
+        (
+            *("text_output", "output_ids", "output_is_draft", "finish_reason", "num_cached_tokens"),
+            *("output_top_ids", "output_top_log_probs"),
+            *("context_ids", "context_log_probs", "context_top_ids", "context_top_log_probs"),
+            *CORE_OUTPUTS,
+        )
+    ),
     is_trtllm=False,
 )
 ENSEMBLE = ModelContract("ensemble", frozenset(("text_output", *CORE_OUTPUTS)))

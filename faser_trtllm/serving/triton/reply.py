@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.serving.text.finish_reason import spell_finish
-from faser_trtllm.serving.text.request import Statistics
+from faser_trtllm.serving.text.request import Statistics, TopLogProbs
 from faser_trtllm.serving.triton.contract import ModelContract
 from faser_trtllm.serving.triton.request import Part, RequestedStats
 from faser_trtllm.serving.worker.messages import Chunk
@@ -55,6 +55,12 @@ class Reply:
             outputs["generation_logits"] = logits.reshape(1, 1, len(chunk.token_ids), -1 if logits.size else 0)
         if request.return_log_probs:
             outputs |= self._log_probs_of(place, chunk)
+            outputs |= _tops("output", chunk.tops, len(chunk.token_ids), request.num_top_log_probs)
+        context = chunk.context
+        if context is not None:
+            outputs["context_ids"] = np.array([[context.token_ids]], np.int32)
+            outputs["context_log_probs"] = np.array([[context.log_probs]], np.float32)
+            outputs |= _tops("context", context.tops, len(context.log_probs), request.num_top_log_probs)
         if self._has_batch:
             outputs["batch_index"] = _int32(part.batch_index)
         if self._has_sequences:
@@ -101,6 +107,15 @@ class Reply:
             counts["total_accepted_draft_tokens"] = _int32(statistics.num_accepted_tokens)
             counts["total_draft_tokens"] = _int32(statistics.num_draft_tokens)
         return counts
+
+
+def _tops(name: str, tops: TopLogProbs, num_places: int, num_top: int) -> dict[str, npt.NDArray[Any]]:
+    """Two outputs [1, 1, num_places, num_top], or as many as the vocabulary has; none if none are asked for."""
+    if not num_top:
+        return {}
+    shape = 1, 1, num_places, -1 if num_places else 0
+    ids, log_probs = np.frombuffer(tops.ids, np.int32), np.frombuffer(tops.log_probs, np.float32)
+    return {f"{name}_top_ids": ids.reshape(shape), f"{name}_top_log_probs": log_probs.reshape(shape)}
 
 
 def _int32(value: int) -> npt.NDArray[np.int32]:

@@ -40,6 +40,8 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
     "priority": float,
     "timeout_ms": float,
     "return_log_probs": bool,
+    "return_context_log_probs": bool,
+    "num_top_log_probs": int,
     "return_generation_logits": bool,
     "return_is_draft": bool,
 }

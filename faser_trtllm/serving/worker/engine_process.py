@@ -57,6 +57,8 @@ def message_of(request_id: int, output: TextOutput, was_stopped: bool) -> Chunk 
         log_probs=output.log_probs,
         logits=output.logits,
         is_draft=output.is_draft,
+        tops=output.tops,
+        context=output.context,
     )
 
 

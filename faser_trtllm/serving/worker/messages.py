@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from faser_trtllm.serving.text.request import Statistics
+from faser_trtllm.serving.text.request import ContextLogProbs, Statistics, TopLogProbs
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -18,6 +18,8 @@ class Chunk(msgspec.Struct, frozen=True):
     log_probs: tuple[float, ...] = ()
     logits: bytes = b""
     is_draft: tuple[bool, ...] = ()
+    tops: TopLogProbs = TopLogProbs()
+    context: ContextLogProbs | None = None
 
     @property
     def is_final(self) -> bool:

@@ -152,6 +152,33 @@ def test_log_probs_are_the_host_s(engines: EngineDir, normalized: bool, edited: 
             assert len(request.output_log_probs) == len(request.output_logits) > 0
 
 
+@pytest.mark.parametrize("policy", ["off", "fixed:3", "erratic"])
+def test_prompts_are_logged_by_the_rows_of_logits_that_a_pass_has(engines: EngineDir, policy: str) -> None:
+    """Beside requests that want none, and one that wants its rows' logits; against log probs made on the host of the
+    logits of generated tokens."""
+    fields = {"return_log_probs": True, "num_top_log_probs": 4}
+    requests = [(prompt, replace(params, end_ids=())) for prompt, params in mixed_requests(False)]
+    requests[0] = (requests[0][0], replace(requests[0][1], max_tokens=50, return_generation_logits=True, **fields))
+    collector = Collector()
+    generate(engines, "off", requests, collector=collector)
+    first = collector.requests["0"]
+    text = [*requests[0][0], *collector.tokens["0"]]
+    context = SamplingParams(max_tokens=3, return_context_log_probs=True, **fields)
+    again = Collector()
+    tokens, _ = generate(engines, policy, [(text, context), *requests], collector=again)
+    assert tokens[1:] == [collector.tokens[str(index)] for index in range(len(requests))]
+    assert np.array_equal(again.requests["1"].output_logits, first.output_logits)
+    sent, known = again.requests["0"], len(requests[0][0]) - 1
+    assert sent.context_log_probs[known:] == first.output_log_probs
+    for (ids, logs), (same_ids, same_logs), row in zip(
+        sent.context_tops[known:], first.output_tops, first.output_logits, strict=True
+    ):
+        assert ids.tolist() == same_ids.tolist() == np.argsort(-row)[:4].tolist()
+        assert logs.tolist() == same_logs.tolist()
+        exact = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
+        assert np.allclose(logs, exact[ids], rtol=0, atol=1e-5)
+
+
 def test_histories_longer_than_the_first_upload_buffer(engines: EngineDir) -> None:
     rng = np.random.default_rng(4)
     params = SamplingParams(max_tokens=10, temperature=0.0, repetition_penalty=1.3)

@@ -10,7 +10,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
 from faser_trtllm.serving.openai.error import RequestError, error_object
 from faser_trtllm.serving.openai.fields import parse_object
-from faser_trtllm.serving.openai.model import Delta
+from faser_trtllm.serving.openai.model import Context, Delta
 from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_chat, parse_completion
 from faser_trtllm.serving.triton.request import SEED_STEP
@@ -58,7 +58,7 @@ def test_defaults_are_openai_s_and_not_the_model_s(served):
         "stream": False,
         "exclude_input_in_output": True,
     }
-    assert (request.num_choices, request.seed, request.logprobs, request.include_usage) == (1, None, False, False)
+    assert (request.num_choices, request.seed, request.logprobs, request.include_usage) == (1, None, None, False)
     assert chat(served).inputs["max_tokens"] == 512
 
 
@@ -67,7 +67,8 @@ def test_every_field_reaches_the_model(served):
     fields |= {"top_k": 5, "min_p": 0.1, "min_tokens": 2, "repetition_penalty": 1.1, "num_draft_tokens": 0}
     fields |= {"drafters": "suffix,model"}
     inputs = completion(served, stop=["x", "y"], ignore_eos=True, timeout_ms=5, logprobs=0, **fields).inputs
-    expected = {"stop_words": ("x", "y"), "end_id": -1, "timeout_ms": 5.0, "return_log_probs": True}
+    expected = {"stop_words": ("x", "y"), "end_id": -1, "timeout_ms": 5.0}
+    expected |= {"return_log_probs": True, "num_top_log_probs": 0}
     assert inputs == fields | expected | {"stream": False, "exclude_input_in_output": True}
     assert chat(served, max_completion_tokens=9).inputs["max_tokens"] == 9
     assert chat(served, max_completion_tokens=9, max_tokens=9).inputs["max_tokens"] == 9
@@ -120,9 +121,11 @@ BAD_COMPLETIONS = [
     ({"n": 65}, "n is 65, allowed is 1 to 64"),
     ({"n": 0}, "n is 0"),
     ({"best_of": 2}, "best_of is 2, allowed is the value of n"),
-    ({"logprobs": 5}, "logprobs is 5, allowed is 0"),
-    ({"logprobs": True}, "it must be 0"),
-    ({"echo": True}, "echo was sent"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens is -1, allowed is 0 to"),
+    ({"logprobs": 21}, "logprobs is 21, allowed is 0 to 20"),
+    ({"logprobs": -1}, "logprobs is -1, allowed is 0 to 20"),
+    ({"logprobs": True}, "logprobs is true, it must be a whole number from 0 to 20"),
+    ({"echo": "yes"}, 'echo is "yes", it must be true or false'),
     ({"suffix": "x"}, "suffix was sent"),
     ({"logit_bias": {"1": 101}}, "logit_bias of token 1 is 101, allowed is -100 to 100"),
     ({"logit_bias": {"-1": 1}}, 'logit_bias has the key "-1", it must be a token id'),
@@ -179,7 +182,9 @@ BAD_CHATS = [
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "it must be an object with one of json, regex, grammar"),
     ({"guided_regex": 3}, "guided_regex is a number, it must be a string"),
     ({"guided_grammar": "x" * 65537}, "guided_grammar has 65537 bytes, allowed are at most 65536"),
-    ({"top_logprobs": 2, "logprobs": True}, "top_logprobs is 2"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs is 21, allowed is 0 to 20"),
+    ({"top_logprobs": 2}, "top_logprobs is 2 without logprobs; set logprobs to true"),
+    ({"echo": True}, '"echo" is not a field'),
     ({"logprobs": 1}, "logprobs is 1, it must be true or false"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "send one of them"),
     ({"prompt": "a"}, '"prompt" is not a field'),
@@ -326,7 +331,25 @@ def test_without_a_tokenizer_there_is_no_chat_and_no_logprobs():
         chat(served)
     with pytest.raises(RequestError, match="logprobs needs the tokenizer"):
         completion(served, logprobs=0)
-    assert completion(served).prompts == ("a",)
+    with pytest.raises(RequestError, match="echo of token ids needs the tokenizer"):
+        completion(served, prompt=["a", [1, 2]], echo=True)
+    assert completion(served, echo=True).prompts == ("a",)
+
+
+def test_who_scores_a_prompt_gets_one_token_behind_it_whatever_it_is(served):
+    """Only then: a text that is wanted for itself ends where it ends."""
+    asks = {"echo": True, "logprobs": 5}
+    expected = {"return_log_probs": True, "num_top_log_probs": 5, "return_context_log_probs": True, "end_id": -1}
+    for max_tokens in (0, 1):
+        inputs = completion(served, max_tokens=max_tokens, **asks).inputs
+        assert {name: inputs.get(name) for name in expected} == expected
+        assert inputs["max_tokens"] == 1
+    assert "end_id" not in completion(served, max_tokens=2, **asks).inputs
+    plain = completion(served, max_tokens=1, echo=True).inputs
+    assert not plain.keys() & expected.keys()
+    assert completion(served, echo=True).inputs["max_tokens"] == 16
+    chatting = chat(served, logprobs=True, top_logprobs=3)
+    assert (chatting.logprobs, chatting.inputs["num_top_log_probs"]) == (3, 3)
 
 
 def test_texts_and_bytes_of_tokens_add_up_to_the_output(served, tokenizer):
@@ -344,3 +367,70 @@ def test_texts_and_bytes_of_tokens_add_up_to_the_output(served, tokenizer):
     assert [entry["logprob"] for entry in content] == [-0.5] * (len(ids) - 1) + [-9999.0]
     counts = {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
     assert reply.whole()["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_alternatives_have_the_text_that_they_would_add(served, tokenizer):
+    """Also within a character, which no later token of the answer sees; an end token has its name. Of two with the same
+    text the more probable counts, and the token itself is there if it is none of them."""
+    first, second = tokenizer.encode("é")
+    (other,) = tokenizer.encode("a")
+    end = tokenizer.token_id(END_OF_TEXT)
+    tops = [[(first, -0.5), (end, -1.0)], [(second, -0.1), (other, -2.0)], [(first, -1.0), (second, -2.0)]]
+    delta = Delta("éa", (first, second, other), (-0.5, -0.1, -3.0), "length", 3, 3, tops=tops)
+    reply = Reply(completion(served, logprobs=2), "faser", tokenizer)
+    reply.add(0, delta)
+    found = reply.whole()["choices"][0]["logprobs"]
+    assert found["tokens"] == ["", "é", "a"]
+    assert found["text_offset"] == [0, 0, 1]
+    assert found["top_logprobs"] == [
+        {"": -0.5, END_OF_TEXT: -1.0},
+        {"é": -0.1, "\ufffda": -2.0},
+        {"": -1.0, "\ufffd": -2.0, "a": -3.0},
+    ]
+    reply = Reply(chat(served, logprobs=True, top_logprobs=2), "faser", tokenizer)
+    reply.add(0, delta)
+    last = reply.whole()["choices"][0]["logprobs"]["content"][-1]
+    assert (last["token"], [top["token"] for top in last["top_logprobs"]]) == ("a", ["", "\ufffd"])
+    assert last["top_logprobs"][1] == {"token": "\ufffd", "logprob": -2.0, "bytes": list("\ufffd".encode())}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_an_echo_begins_with_the_prompt_s_tokens(served, tokenizer, stream, max_tokens):
+    prompt = "a東"
+    ids = tokenizer.encode(prompt)
+    context = Context(tuple(ids), tuple(-float(place) for place in range(1, len(ids))), ())
+    (token,) = tokenizer.encode("b")
+    deltas = [Delta("b", (token,), (-9.0,), context=context), Delta("b", (token,), (-8.0,), "stop", len(ids), 2)]
+    for sent in (prompt, ids):
+        fields = {"prompt": sent, "echo": True, "logprobs": 0, "max_tokens": max_tokens, "stream": stream}
+        reply = Reply(completion(served, **fields), "faser", tokenizer)
+        if stream:
+            choices = [chunk["choices"][0] for delta in deltas for chunk in reply.chunks(0, delta)]
+        else:
+            for delta in deltas:
+                reply.add(0, delta)
+            choices = reply.whole()["choices"]
+        expected = prompt if max_tokens == 0 else prompt + "bb"
+        assert "".join(choice["text"] for choice in choices) == expected
+        assert choices[-1]["finish_reason"] == ("length" if max_tokens == 0 else "stop")
+        parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        found = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+        assert "".join(found["tokens"]) == expected
+        values = [None, *context.log_probs, *([] if max_tokens == 0 else [-9.0, -8.0])]
+        assert found["token_logprobs"] == values
+        assert found["top_logprobs"][0] is None
+        for text, offset in zip(found["tokens"], found["text_offset"], strict=True):
+            assert expected[offset : offset + len(text)] == text
+        assert max_tokens == 0 or found["text_offset"][-2:] == [len(prompt), len(prompt) + 1]
+
+
+def test_what_follows_an_echo_is_placed_behind_the_prompt_as_it_was_sent(served, tokenizer):
+    """Where a tokenizer's normalizer shortened it, as here."""
+    context = Context(tuple(tokenizer.encode("a b")), (-1.0,) * (len(tokenizer.encode("a b")) - 1), ())
+    (token,) = tokenizer.encode("c")
+    reply = Reply(completion(served, prompt="a  b", echo=True, logprobs=0), "faser", tokenizer)
+    reply.add(0, Delta("c", (token,), (-1.0,), "length", 3, 1, context=context))
+    (choice,) = reply.whole()["choices"]
+    assert choice["text"] == "a  bc"
+    assert choice["logprobs"]["text_offset"][-1] == 4

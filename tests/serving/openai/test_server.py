@@ -11,60 +11,18 @@ import urllib.request
 import openai
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import GrpcClient
 from faser_trtllm.serving.triton.request import SEED_STEP
-from tests.support.checkpoints import make_pair
-from tests.support.openai_frontend import TEMPLATE, Frontend
+from tests.support.openai_frontend import MAX_SEQ_LEN, Frontend
 from tests.support.triton_server import Server, children, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-MAX_SEQ_LEN = 512
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "naïve 😀"}]
 CHAT_PROMPT = "system: be brief\nuser: naïve 😀\nassistant:"
 GREEDY = {"temperature": 0, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    build_engines(
-        BuildOptions(
-            target,
-            draft,
-            directory / "engine",
-            max_batch_size=16,
-            max_seq_len=MAX_SEQ_LEN,
-            max_draft_len=4,
-            tokens_per_block=16,
-        )
-    )
-    return directory / "engine"
-
-
-@pytest.fixture(scope="module")
-def triton(engine_dir, tmp_path_factory):
-    log = tmp_path_factory.mktemp("triton") / "log"
-    with Server(engine_dir, speculation="fixed:4", log=log) as server:
-        yield server.wait_ready()
-
-
-@pytest.fixture(scope="module")
-def frontend(triton, engine_dir, tmp_path_factory):
-    log = tmp_path_factory.mktemp("frontend") / "log"
-    with Frontend(log, "--url", f"grpc://{triton.grpc_url}", "--engine_dir", engine_dir) as frontend:
-        yield frontend.wait_ready()
-
-
-@pytest.fixture(scope="module")
-def client(frontend):
-    with frontend.client() as client:
-        yield client
 
 
 def model_s_own(triton, prompt, **fields):

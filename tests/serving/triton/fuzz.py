@@ -29,6 +29,7 @@ INTEGERS = (
     "beam_width",
     "num_return_sequences",
     "num_draft_tokens",
+    "num_top_log_probs",
     "input_ids",
 )
 FLOATS = (
@@ -44,6 +45,7 @@ FLOATS = (
     "timeout_ms",
 )
 BOOLS = ("stream", "exclude_input_in_output", "return_num_input_tokens", "return_log_probs", "return_perf_metrics")
+BOOLS += ("return_context_log_probs",)
 
 texts = st.one_of(
     st.text(max_size=40),

@@ -216,14 +216,16 @@ def test_our_own_model_takes_what_ensemble_takes():
     """Its own additions besides; nothing that TensorRT-LLM's clients send is unknown to it."""
     ours, theirs = declared(config_of("faser").input), declared(config_of("tensorrt_llm_bls").input)
     added = {"input_ids", "min_p", "priority", "timeout_ms", "stop", "return_is_draft", "drafters"}
-    added |= {"logit_bias_ids", "logit_bias_values"}
+    added |= {"logit_bias_ids", "logit_bias_values", "return_context_log_probs", "num_top_log_probs"}
     assert set(ours) == set(theirs) | added
     for name in theirs:
         assert ours[name][:2] == theirs[name][:2], name
     assert all(optional for _, _, optional in ours.values())
     outputs, core = declared(config_of("faser").output), declared(config_of("ensemble").output)
     assert {name: outputs[name] for name in core} == core
-    assert set(outputs) - set(core) == {"output_ids", "output_is_draft", "finish_reason", "num_cached_tokens"}
+    added = {"output_ids", "output_is_draft", "finish_reason", "num_cached_tokens", "context_ids", "context_log_probs"}
+    added |= {f"{which}_top_{what}" for which in ("output", "context") for what in ("ids", "log_probs")}
+    assert set(outputs) - set(core) == added
 
 
 SPECIAL = {"text_input", "input_ids", "input_lengths", "stream", "stop", "end_id", "beam_width", "num_return_sequences"}

@@ -16,6 +16,7 @@ from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http, stream_http
 from faser_trtllm.serving.text.offline import generate_all
+from tests.serving.triton.contract_clients import send, succeed
 from tests.support.checkpoints import make_pair
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -91,6 +92,53 @@ def test_every_way_gives_the_target_s_own_tokens(server, alone, prompt):
     assert gather(stream_http(server.http_url, prompt, **GREEDY))[:2] == expected
     answer = generate_http(server.http_url, prompt, exclude_input_in_output=True, **GREEDY)
     assert (answer.text, answer.token_ids) == expected
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_log_probs_of_prompts_and_the_most_probable_tokens(server, streams):
+    """In the first response those of the prompt; of what the model then says, those that the same text has as a
+    prompt."""
+    prompt, num_top = [5, 6, 7] * 9, 3
+    flags = {"return_context_log_probs": True, "return_log_probs": True, "stream": streams}
+
+    def ask(input_ids, **more):
+        tensors = {"input_ids": np.array([input_ids], np.int32), "max_tokens": np.array([[20]], np.int32)}
+        tensors |= {name: np.array([[value]], bool) for name, value in flags.items()}
+        tensors |= {name: np.array([[value]], np.int32) for name, value in more.items()}
+        return succeed(send(server, "faser", tensors))
+
+    def joined(results, name):
+        return np.concatenate([result.as_numpy(name) for result in results], axis=2)
+
+    results = ask(prompt, num_top_log_probs=num_top, end_id=-1)
+    first = results[0]
+    assert first.as_numpy("context_ids").tolist() == [[prompt]]
+    assert first.as_numpy("context_log_probs").shape == (1, 1, len(prompt) - 1)
+    for name in ("ids", "log_probs"):
+        assert first.as_numpy(f"context_top_{name}").shape == (1, 1, len(prompt) - 1, num_top)
+        assert joined(results, f"output_top_{name}").shape == (1, 1, 20, num_top)
+    assert all(result.as_numpy("context_ids") is None for result in results[1:])
+    output_ids = joined(results, "output_ids")
+    assert np.array_equal(joined(results, "output_top_ids")[..., 0], output_ids), "it is greedy"
+    assert np.array_equal(joined(results, "output_top_log_probs")[..., 0], joined(results, "output_log_probs"))
+
+    (sent, *_) = ask(prompt + output_ids[0, 0].tolist(), num_top_log_probs=num_top, num_draft_tokens=0)
+    for name in ("log_probs", "top_ids", "top_log_probs"):
+        both = np.concatenate([first.as_numpy(f"context_{name}"), joined(results, f"output_{name}")], axis=2)
+        assert np.array_equal(sent.as_numpy(f"context_{name}"), both)
+    plain = ask(prompt)
+    names = {output.name for result in plain for output in result.get_response().outputs}
+    assert {"context_ids", "context_log_probs", "output_log_probs"} <= names
+    assert not {name for name in names if "_top_" in name}
+
+
+def test_log_probs_of_prompts_over_http(server):
+    body = {"text_input": "abc", "max_tokens": 2, "return_context_log_probs": True, "num_top_log_probs": 2}
+    request = urllib.request.Request(f"{server.http_url}/v2/models/faser/generate", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        found = json.load(answer)
+    assert len(found["context_log_probs"]) == len(found["context_ids"]) - 1
+    assert len(found["context_top_ids"]) == len(found["context_top_log_probs"]) == 2 * len(found["context_log_probs"])
 
 
 def test_one_response_per_step_not_per_token(server):

@@ -146,7 +146,7 @@ class DeviceAcceptor:
             parameters = ProbsParameters.of(asked.sampling, runtime.device)
             num_top = min(int(asked.num_top.max(initial=0)), self._vocab_size)
             values, ids, tops = log_probs(rows, token_ids, is_greedy, parameters, num_top)
-            pairs = zip(ids.int().cpu().numpy(), tops.cpu().numpy(), asked.num_top.tolist(), strict=True)
+            pairs = zip(ids.cpu().numpy(), tops.cpu().numpy(), asked.num_top.tolist(), strict=True)
             return LogProbs(values.cpu().numpy(), [(best[:num], logs[:num]) for best, logs, num in pairs])
 
     def park(self, slot: int) -> Any:

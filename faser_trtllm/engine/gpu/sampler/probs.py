@@ -43,7 +43,7 @@ def log_probs(
     logits: Tensor, token_ids: Tensor, is_greedy: Tensor, parameters: ProbsParameters, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities [n] fp64 of token_ids [n] under logits [n, vocab_size] fp32, filtered as ops/probs.py does, and
-    the num_top most probable tokens: ids and log probabilities, each [n, num_top].
+    the num_top most probable tokens: ids int32 and log probabilities, each [n, num_top].
 
     is_greedy [n] bool: all probability is at the argmax. Sorts the vocabulary, so it is for the few who ask.
     """
@@ -60,4 +60,4 @@ def log_probs(
     certain = torch.where(place == 0, 0.0, -torch.inf).double()
     probs = torch.where(is_greedy[:, None], certain, probs)
     found = torch.where(is_asked, probs, -torch.inf).amax(-1)
-    return found, ids[:, :num_top], probs[:, :num_top]
+    return found, ids[:, :num_top].int(), probs[:, :num_top].contiguous()

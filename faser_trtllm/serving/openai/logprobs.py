@@ -1,0 +1,102 @@
+"""Log probs of tokens in OpenAI's two formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.openai.model import Context, Delta, Top
+
+_MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+
+
+class Entry:
+    """A token: the text it completes, its log prob (None: the first of a prompt, which has none), and the offset of
+    that text in the answer. top: texts and log probs of the most probable tokens in its place, best first."""
+
+    __slots__ = ("logprob", "offset", "text", "top")
+
+    def __init__(self, text: str, logprob: float | None, offset: int, top: list[tuple[str, float]]) -> None:
+        self.text = text
+        self.logprob = logprob
+        self.offset = offset
+        self.top = top
+
+
+class Logprobs:
+    """The tokens of one sequence.
+
+    A token's text is what it adds to the answer: a token that ends inside a character adds nothing, the token that
+    completes the character adds it. So the texts, and their bytes, concatenate to the answer. An alternative's text is
+    what it would add.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, is_chat: bool) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._is_chat = is_chat
+        self._offset = 0
+
+    def of_context(self, context: Context, text: str) -> list[Entry]:
+        """The prompt's tokens; call it first. text: the prompt as the answer has it."""
+        detokenizer = IncrementalDetokenizer(self._tokenizer)
+        log_probs = (None, *context.log_probs)
+        found = self._read(detokenizer, context.token_ids, log_probs, context.tops and ((), *context.tops))
+        found[-1].text += detokenizer.finish()
+        self._offset = len(text)
+        return found
+
+    def of_output(self, delta: Delta) -> list[Entry]:
+        return self._read(self._detokenizer, delta.token_ids, delta.log_probs, delta.tops)
+
+    def spell(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        if self._is_chat:
+            return {
+                "content": [
+                    _token(entry.text, entry.logprob) | {"top_logprobs": [_token(*one) for one in entry.top]}
+                    for entry in entries
+                ],
+                "refusal": None,
+            }
+        return {
+            "tokens": [entry.text for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [_by_text(entry) for entry in entries],
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+    def _read(
+        self,
+        detokenizer: IncrementalDetokenizer,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float | None],
+        tops: Sequence[Top],
+    ) -> list[Entry]:
+        found = []
+        for token, log_prob, top in zip(token_ids, log_probs, tops or [()] * len(token_ids), strict=True):
+            others = {other: detokenizer.peek(other) for other, _ in top if other != token}
+            text = detokenizer.push([token])
+            named = [(others.get(other, text), _finite(logprob)) for other, logprob in top]
+            found.append(Entry(text, None if log_prob is None else _finite(log_prob), self._offset, named))
+            self._offset += len(text)
+        return found
+
+
+def _by_text(entry: Entry) -> dict[str, float] | None:
+    """The most probable tokens, and the token itself if it is none of them; of equal texts the most probable."""
+    if entry.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    pairs: Iterable[tuple[str, float]] = (*entry.top, (entry.text, entry.logprob))
+    for text, logprob in pairs:
+        found.setdefault(text, logprob)
+    return found
+
+
+def _token(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)

@@ -1,0 +1,47 @@
+"""One Triton server over real engines, and one `faser openai` beside it, for the tests of this folder."""
+
+import pytest
+
+from faser_trtllm.builder.build import BuildOptions, build_engines
+from tests.support.checkpoints import make_pair
+from tests.support.openai_frontend import MAX_SEQ_LEN, TEMPLATE, Frontend
+from tests.support.triton_server import Server
+
+
+@pytest.fixture(scope="package")
+def engine_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pair")
+    target, draft = make_pair(directory, 320)
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    build_engines(
+        BuildOptions(
+            target,
+            draft,
+            directory / "engine",
+            max_batch_size=16,
+            max_seq_len=MAX_SEQ_LEN,
+            max_draft_len=4,
+            tokens_per_block=16,
+        )
+    )
+    return directory / "engine"
+
+
+@pytest.fixture(scope="package")
+def triton(engine_dir, tmp_path_factory):
+    log = tmp_path_factory.mktemp("triton") / "log"
+    with Server(engine_dir, speculation="fixed:4", log=log) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="package")
+def frontend(triton, engine_dir, tmp_path_factory):
+    log = tmp_path_factory.mktemp("frontend") / "log"
+    with Frontend(log, "--url", f"grpc://{triton.grpc_url}", "--engine_dir", engine_dir) as frontend:
+        yield frontend.wait_ready()
+
+
+@pytest.fixture(scope="package")
+def client(frontend):
+    with frontend.client() as client:
+        yield client
