@@ -54,6 +54,15 @@ def test_greedy_tokens_are_the_targets_own(setup, data):
         assert result.reasons[str(index)] == ("length" if len(expected) == room else "stop")
 
 
+def test_log_probs_of_prompts_are_refused():
+    with Setup(scheduler="trtllm").open() as executor:
+        with pytest.raises(
+            InvalidArgumentError, match="return_context_log_probs was sent, but TensorRT-LLM's scheduler"
+        ):
+            executor.submit("0", [1, 2], SamplingParams(return_context_log_probs=True), lambda output: False)
+        executor.submit("0", [1, 2], SamplingParams(return_log_probs=True, num_top_log_probs=2), lambda output: False)
+
+
 @settings(max_examples=examples(25))
 @given(setup=setups(), data=st.data())
 def test_seeded_tokens_are_the_native_schedulers(setup, data):

@@ -10,11 +10,12 @@ from typing import Any
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.cost_table import ExitModel
+from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.text.offline import generate_all
 from tests.support.checkpoints import make_pair
-from tests.support.executor_harness import toy_costs
+from tests.support.executor_harness import Collector, toy_costs
 from tests.virtual_gpu.device.counters import Counters
 from tests.virtual_gpu.generation import Generated
 
@@ -53,3 +54,17 @@ def generate_texts(path: Path, speculation: str, prompts: Sequence[str], **field
         found = [answer.token_ids for answer in generate_all(executor, path, prompts, fields)]
         stats = executor.stats()
     return Generated([list(tokens) for tokens in found], stats, Counters.now().since(before))
+
+
+def prompt_log_probs(
+    path: Path, speculation: str, prompts: Sequence[Sequence[int]], **fields: Any
+) -> list[list[float]]:
+    """Those of each prompt's tokens but the first."""
+    collector = Collector()
+    params = SamplingParams(max_tokens=2, return_context_log_probs=True, **fields)
+    with open_executor(path, ExecutorConfig(speculation=speculation)) as executor:
+        for index, prompt in enumerate(prompts):
+            executor.submit(str(index), prompt, params, collector.sink(str(index)))
+        while executor.step():
+            pass
+    return [collector.requests[str(index)].context_log_probs for index in range(len(prompts))]

@@ -12,7 +12,7 @@ from faser_trtllm.engine.tensorrt.plans import check_requirements
 from faser_trtllm.errors import EngineFileError
 from tests.support.effort import ONLY_ALL
 from tests.support.networks import load_trt
-from tests.virtual_gpu.plan_engines import build_plans, generate_texts
+from tests.virtual_gpu.plan_engines import build_plans, generate_texts, prompt_log_probs
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 load_trt()  # networks are made with tensorrt_rtx
@@ -39,6 +39,16 @@ def test_speculation_changes_no_token(gpu: VirtualGpuProcess, engine_dir: Path) 
     assert "plan of layers 1 to 2" in found.counters.work[TARGET]
     assert found.counters.graphs[DRAFT] > 0
     assert set(alone.counters.graphs) == {"whole"}
+
+
+def test_log_probs_of_prompts_in_passes_of_other_sizes(gpu: VirtualGpuProcess, engine_dir: Path) -> None:
+    """Of four rows of logits without drafts and of twenty with them."""
+    prompts = [list(range(first, first + 14)) for first in (5, 10)]
+    alone = gpu.run(prompt_log_probs, engine_dir, "off", prompts)
+    found = gpu.run(prompt_log_probs, engine_dir, "fixed:4", prompts, num_top_log_probs=2)
+    assert [len(log_probs) for log_probs in found] == [13, 13]
+    for one, other in zip(found, alone, strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
 
 
 def test_a_real_tensorrt_refuses_them(engine_dir: Path) -> None:
