@@ -28,6 +28,11 @@ class TokenRows:
     sampling: SamplingArray
     num_top: Int32Array
 
+    def where(self, chosen: npt.NDArray[np.bool_]) -> TokenRows:
+        """Those chosen [n]."""
+        rows, token_ids, positions = self.rows[chosen], self.token_ids[chosen], self.positions[chosen]
+        return TokenRows(rows, token_ids, positions, self.sampling[chosen], self.num_top[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
@@ -37,6 +42,14 @@ class LogProbs:
 
     values: Float64Array
     tops: list[Top]
+
+    @staticmethod
+    def merge(some: LogProbs, others: LogProbs, is_some: npt.NDArray[np.bool_]) -> LogProbs:
+        """All [n] in order: where is_some the next of some, else the next of the others."""
+        values = np.empty(is_some.size)
+        values[is_some], values[~is_some] = some.values, others.values
+        next_some, next_other = iter(some.tops), iter(others.tops)
+        return LogProbs(values, [next(next_some if one else next_other) for one in is_some.tolist()])
 
 
 def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> LogProbs:

@@ -152,6 +152,25 @@ def test_log_probs_are_the_host_s(engines: EngineDir, normalized: bool, edited: 
             assert len(request.output_log_probs) == len(request.output_logits) > 0
 
 
+def test_log_probs_do_not_depend_on_who_else_has_edits(engines: EngineDir) -> None:
+    """Those of edited rows are the host's, whose last bits are others."""
+    fields = {"return_log_probs": True, "num_top_log_probs": 2, "end_ids": ()}
+    edits = {"repetition_penalty": 1.3, "logit_bias": ((8, 1.5),)}
+    requests = [
+        ([5 + number] * 4, SamplingParams(max_tokens=12, **fields, **(edits if number % 2 else {})))
+        for number in range(4)
+    ]
+    together = Collector()
+    generate(engines, "fixed:3", requests, collector=together)
+    for number, request in enumerate(requests):
+        alone = Collector()
+        generate(engines, "off", [request], collector=alone)
+        one, other = together.requests[str(number)], alone.requests["0"]
+        assert one.output_log_probs == other.output_log_probs
+        for (ids, logs), (same_ids, same_logs) in zip(one.output_tops, other.output_tops, strict=True):
+            assert (ids.tolist(), logs.tolist()) == (same_ids.tolist(), same_logs.tolist())
+
+
 @pytest.mark.parametrize("policy", ["off", "fixed:3", "erratic"])
 def test_prompts_are_logged_by_the_rows_of_logits_that_a_pass_has(engines: EngineDir, policy: str) -> None:
     """Beside requests that want none, and one that wants its rows' logits; against log probs made on the host of the

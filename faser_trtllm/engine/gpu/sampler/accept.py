@@ -130,16 +130,19 @@ class DeviceAcceptor:
             return DeviceLogits(logits.tensor.index_select(0, index))
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """As Acceptor.log_probs. Edited rows, of which the device has no exact copy, are copied to the host."""
+        """As Acceptor.log_probs. Edited rows, of which the device has no exact copy, are copied to the host; the others
+        never are, so that their bits do not depend on who else asks."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
-        is_edited = bool(asked.sampling["masks"].any())
-        is_edited |= bool(has_edits(asked.sampling, asked.positions).any())
+        is_edited = (asked.sampling["masks"] != 0) | has_edits(asked.sampling, asked.positions)
+        if is_edited.any() and not is_edited.all():
+            parts = {edited: self.log_probs(logits, asked.where(is_edited == edited)) for edited in (True, False)}
+            return LogProbs.merge(parts[True], parts[False], is_edited)
         runtime = self._engine.runtime
         with runtime.on(self._engine.partition), torch.no_grad():
             rows = logits.tensor.index_select(0, torch.from_numpy(asked.rows).to(runtime.device))
-            if is_edited:
+            if is_edited.any():
                 return token_log_probs(rows.cpu().numpy(), self._vocab_size, asked)
             token_ids = torch.from_numpy(asked.token_ids).to(runtime.device)
             is_greedy = torch.from_numpy(asked.sampling["mode"] == native.GREEDY).to(runtime.device)
