@@ -8,11 +8,13 @@ import uuid
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.logprobs import Entry, Logprobs
 from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.request import GenerationRequest, Prompt
 from faser_trtllm.serving.text.finish_reason import SYNTHETIC
 
+MAX_LOGPROBS = 1 << 20  # of a whole answer, alternatives counted: about 200 MB while it is put together
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "timeout": "length"}
 
 
@@ -23,6 +25,7 @@ class Reply:
         self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._request = request
         self._head = {"id": self.id, "created": int(time.time()), "model": model_name}
+        self._num_logprobs = 0
         self._choices = [_Choice(request, prompt, tokenizer) for prompt, _ in request.sequences()]
 
     def whole(self) -> dict[str, Any]:
@@ -32,8 +35,17 @@ class Reply:
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
 
     def add(self, index: int, delta: Delta) -> None:
-        """Add a delta to the whole answer."""
+        """Add a delta to the whole answer; raises RequestError if it becomes too large."""
         self._note(delta)
+        if self._request.logprobs is not None:
+            num_tokens = len(delta.token_ids) + (0 if delta.context is None else len(delta.context.token_ids))
+            self._num_logprobs += num_tokens * (1 + self._request.logprobs)
+            if self._num_logprobs > MAX_LOGPROBS:
+                raise RequestError(
+                    f"logprobs of this answer are more than {MAX_LOGPROBS}, alternatives counted; send fewer prompts, "
+                    "lower logprobs, or stream",
+                    "logprobs",
+                )
         self._choices[index].add(delta)
 
     def first_chunks(self) -> list[dict[str, Any]]:

@@ -434,3 +434,17 @@ def test_what_follows_an_echo_is_placed_behind_the_prompt_as_it_was_sent(served,
     (choice,) = reply.whole()["choices"]
     assert choice["text"] == "a  bc"
     assert choice["logprobs"]["text_offset"][-1] == 4
+
+
+def test_an_answer_of_too_many_log_probs_is_refused_before_it_fills_the_memory(served, tokenizer, monkeypatch):
+    monkeypatch.setattr("faser_trtllm.serving.openai.reply.MAX_LOGPROBS", 12)
+    (token,) = tokenizer.encode("a")
+    tops = [[(token, -0.5), (token + 1, -1.0)]] * 2
+    context = Context((token,) * 3, (-0.5,) * 2, tops)
+    delta = Delta("a", (token,), (-0.5,), tops=tops[:1], context=context)
+    reply = Reply(completion(served, prompt=["aaa"] * 2, echo=True, logprobs=2), "faser", tokenizer)
+    reply.add(0, delta)
+    with pytest.raises(
+        RequestError, match="logprobs of this answer are more than 12, alternatives counted; send fewer"
+    ):
+        reply.add(1, delta)
