@@ -34,8 +34,7 @@ class Backend:
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
     has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
     has_ranks: bool = False  # a target that is split over several GPUs
-    has_eagle3: bool = False  # drafts with an EAGLE-3 head
-    has_medusa: bool = False  # drafts with Medusa heads
+    heads: tuple[str, ...] = ()  # kinds of draft heads (builder/source.py) that it drafts with
     can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
 
 
@@ -48,8 +47,7 @@ BACKENDS = (
         dtypes=("bfloat16",),
         on_cpu=True,
         has_integer_weights=True,
-        has_eagle3=True,
-        has_medusa=True,
+        heads=("eagle3", "medusa"),
     ),
     Backend(
         "cuda",
@@ -60,7 +58,7 @@ BACKENDS = (
         has_fp8=True,
         has_fp8_kv=True,
         has_ranks=True,
-        has_eagle3=True,
+        heads=("eagle3", "medusa"),
     ),
     Backend(
         "tensorrt_rtx",

@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -106,11 +105,10 @@ def _check_head(options: BuildOptions, sources: list[Source]) -> None:
     head = sources[-1].head
     if head is None:
         return
-    has_head = attrgetter("has_medusa" if isinstance(head, MedusaHeads) else "has_eagle3")
-    if not has_head(find_backend(options.backend)):
+    if head.kind not in find_backend(options.backend).heads:
         raise InvalidArgumentError(
             f"the draft checkpoint {options.draft_checkpoint_dir} is {head}, which backend {options.backend} does not "
-            f"draft with; build with --backend {names_with(has_head)}"
+            f"draft with; build with --backend {names_with(lambda backend: head.kind in backend.heads)}"
         )
 
 

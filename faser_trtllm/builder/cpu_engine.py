@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,13 @@ class CpuBackend:
         entries: dict[str, Any] = {"engine_file_version": engine_file.VERSION}
         for source in sources:
             if source.head is not None:
-                kind, sizes = head_json(source.head)
-                entries[kind] = {source.role: sizes}
+                entries[source.head.kind] = {source.role: head_json(source.head)}
         quantized = {source.role: self._quantization(source) for source in sources if source.role in self._schemes}
         return entries | ({"quantization": quantized} if quantized else {})
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
         quantized = {"quantization": self._quantization(source)} if source.role in self._schemes else {}
-        return quantized if source.head is None else dict([head_json(source.head)])
+        return quantized if source.head is None else {source.head.kind: head_json(source.head)}
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
         sizes = engine_file.tensor_sizes(_model(source, build_config), self._schemes.get(source.role))
@@ -113,16 +112,16 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     model = engine_model(source.config, build_config.max_seq_len)
     if source.head is None:
         return model
-    kind, sizes = head_json(source.head)
-    return model | ({"medusa": sizes, "tied": True} if kind == "medusa" else {"head": sizes})
+    sizes = head_json(source.head)
+    return model | ({"medusa": sizes, "tied": True} if isinstance(source.head, MedusaHeads) else {"head": sizes})
 
 
-def head_json(head: Eagle3Head | MedusaHeads) -> tuple[str, dict[str, Any]]:
-    """Which kind of head it is, and its object in an engine file's header."""
+def head_json(head: Eagle3Head | MedusaHeads) -> dict[str, Any]:
+    """A head's object in an engine file's header."""
     if isinstance(head, MedusaHeads):
-        return "medusa", {"num_heads": head.config.num_heads, "num_layers": head.config.num_layers}
+        return {"num_heads": head.config.num_heads, "num_layers": head.config.num_layers}
     config = head.config
-    return "eagle3", {
+    return {
         "layers": list(config.layers),
         "num_features": config.num_features,
         "draft_vocab_size": config.draft_vocab_size,
@@ -223,14 +222,16 @@ def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
 
     def biases() -> npt.NDArray[np.float32]:
         padded = np.zeros((len(blocks), round_up(hidden, PANEL)), np.float32)
-        for row, block in zip(padded, blocks, strict=True):
-            row[:hidden] = weights.residual_bias(*block, hidden)
+        for row, (head, layer) in zip(padded, blocks, strict=True):
+            row[:hidden] = weights.float32(f"{head}.residual_bias.{layer}", (hidden,))
         return padded
 
-    yield "medusa.residual", lambda: np.concatenate([pack_matrix(weights.residual(*b, hidden)) for b in blocks])
+    def packed(names: Iterable[str], num_out: int) -> npt.NDArray[np.uint32]:
+        return np.concatenate([pack_matrix(weights.bfloat16(name, (num_out, hidden))) for name in names])
+
+    yield "medusa.residual", lambda: packed((f"{head}.residual.{layer}" for head, layer in blocks), hidden)
     yield "medusa.residual_bias", biases
-    numbers = range(config.num_heads)
-    yield "lm_head", lambda: np.concatenate([pack_matrix(weights.lm_head(n, vocab, hidden)) for n in numbers])
+    yield "lm_head", lambda: packed((f"{head}.lm_head" for head in range(config.num_heads)), vocab)
 
 
 class _Layer:

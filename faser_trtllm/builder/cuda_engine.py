@@ -10,11 +10,11 @@ import numpy as np
 
 from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_model, head_json
-from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_shapes, write_cuda_file
+from faser_trtllm.builder.cuda_engine_file import VERSION, Array, Shape, num_bytes, tensor_shapes, write_cuda_file
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.shard import check_tp_size
-from faser_trtllm.builder.source import Eagle3Head, Source
+from faser_trtllm.builder.source import Eagle3Head, MedusaHeads, Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
@@ -48,29 +48,27 @@ class CudaBackend:
             entries["tp_size"] = self._tp_size
         for source in sources:
             if source.head is not None:
-                kind, sizes = head_json(source.head)
-                entries[kind] = {source.role: sizes}
+                entries[source.head.kind] = {source.role: head_json(source.head)}
         return entries
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
-        return {} if source.head is None else dict([head_json(source.head)])
+        return {} if source.head is None else {source.head.kind: head_json(source.head)}
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
         return num_bytes(_sizes(source, build_config), self._dtype)
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
         model = _sizes(source, build_config)
-        tensors = _Tensors(source, self._dtype)
-        total = len(tensor_shapes(model))
+        tensors, shapes = _Tensors(source, self._dtype), tensor_shapes(model)
         done = 0
 
         def on_tensor(name: str) -> None:
             nonlocal done
             done += 1
             if progress is not None:
-                progress(source.role, done, total)
+                progress(source.role, done, len(shapes))
 
-        named = ((name, tensors.maker(name)) for name in tensor_shapes(model))
+        named = ((name, tensors.maker(name, shape)) for name, shape in shapes.items())
         write_cuda_file(path, model, list(source.segments), self._dtype, named, on_tensor)
 
 
@@ -89,7 +87,9 @@ def _sizes(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     }
     if isinstance(head, Eagle3Head):
         own = {"fc_bias": head.config.fc_bias, "target_ids": head.target_ids is not None}
-        sizes["head"] = head_json(head)[1] | own
+        sizes["head"] = head_json(head) | own
+    elif head is not None:
+        sizes["medusa"] = head_json(head)
     return sizes
 
 
@@ -100,26 +100,29 @@ class _Tensors:
         self._config: ModelConfig = source.config
         self._weights: Weights = source.weights
         self._head = source.head if isinstance(source.head, Eagle3Head) else None
+        self._medusa = source.head.weights if isinstance(source.head, MedusaHeads) else None
         self._dtype = dtype
 
-    def maker(self, name: str) -> Callable[[], Array]:
-        return lambda: self._make(name)
+    def maker(self, name: str, shape: Shape) -> Callable[[], Array]:
+        return lambda: self._make(name, shape)
 
-    def _make(self, name: str) -> Array:
+    def _make(self, name: str, shape: Shape) -> Array:
         config = self._config
+        if self._medusa is not None and name.startswith("medusa."):
+            return self._tensor(self._medusa, name.removeprefix("medusa."), shape)
         if name == "rope_inv_freq":
             return rope_frequencies(config.rope, config.head_dim)[0]
         if name == "head.target_ids":
             assert self._head is not None, "tensor_shapes() names it for heads"
             return np.asarray(self._head.target_ids, np.int64)
-        return np.concatenate([self._tensor(*part) for part in self._parts(name)])
+        return np.concatenate([self._tensor(self._weights, *part) for part in self._parts(name)])
 
-    def _parts(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _parts(self, name: str) -> Iterator[tuple[str, Shape]]:
         """The checkpoint tensors that make up one tensor of the file, and their shapes."""
         config = self._config
         hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        whole: dict[str, tuple[str, tuple[int, ...]]] = {
+        whole: dict[str, tuple[str, Shape]] = {
             "embedding": ("model.embed_tokens.weight", (vocab, hidden)),
             "lm_head": ("lm_head.weight", (vocab, hidden)),
             "final_norm": ("model.norm.weight", (hidden,)),
@@ -156,7 +159,7 @@ class _Tensors:
         for source, size in linears[linear]:
             yield f"{layer}.{source}.{'bias' if is_bias else 'weight'}", (size,) if is_bias else (size, widths[linear])
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> Array:
+    def _tensor(self, weights: Weights, name: str, shape: Shape) -> Array:
         if self._dtype == "bfloat16":
-            return self._weights.bfloat16(name, shape)
-        return self._weights.float32(name, shape).astype(np.float16)
+            return weights.bfloat16(name, shape)
+        return weights.float32(name, shape).astype(np.float16)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.models.medusa import MedusaConfig, expected_shapes
 
 VERSION = 1
 TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"}
@@ -35,15 +36,20 @@ def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
     """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is always fp32.
 
     A model with the object `head` is an EAGLE-3 head: its qkv reads two rows of hidden_size, the normed embedding and
-    the normed hidden row, its LM head is over draft_vocab_size tokens, and head.target_ids are int64.
+    the normed hidden row, its LM head is over draft_vocab_size tokens, and head.target_ids are int64. With the object
+    `medusa` it is Medusa heads (models/medusa.py), and final_norm is the target's.
     """
+    if "medusa" in model:
+        heads = MedusaConfig(**model["medusa"], hidden_size=model["hidden_size"], vocab_size=model["vocab_size"])
+        shapes = {f"medusa.{name}": shape for name, shape in expected_shapes(heads).items()}
+        return {"final_norm": (model["hidden_size"],), **shapes}
     head: Mapping[str, Any] | None = model.get("head")
     hidden, head_dim, vocab, inner = (
         model[name] for name in ("hidden_size", "head_dim", "vocab_size", "intermediate_size")
     )
     q_size = model["num_heads"] * head_dim
     qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
-    shapes: dict[str, Shape] = {"rope_inv_freq": (head_dim // 2,), "embedding": (vocab, hidden)}
+    shapes = {"rope_inv_freq": (head_dim // 2,), "embedding": (vocab, hidden)}
     for i in range(model["num_layers"]):
         layer: dict[str, Shape] = {"qkv": (qkv_size, 2 * hidden)}
         if head is None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ class Eagle3Head:
 
     config: Eagle3Config
     target_ids: npt.NDArray[np.int32] | None
+    kind: ClassVar[str] = "eagle3"  # as an engine's files name it
 
     def __str__(self) -> str:
         return "an EAGLE-3 head"
@@ -43,6 +44,7 @@ class Eagle3Head:
 class MedusaHeads:
     config: MedusaConfig
     weights: MedusaWeights
+    kind: ClassVar[str] = "medusa"
 
     def __str__(self) -> str:
         return "Medusa heads"

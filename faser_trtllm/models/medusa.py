@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, read_json
 from faser_trtllm.models.torch_file import HeadFiles
+from faser_trtllm.models.weights import Bfloat16Array, Float32Array
 
 _SOURCE = "config.json"
 _PREFIX = re.compile(r"^(model\.)?(medusa_heads?\.)?")
@@ -42,69 +42,73 @@ def is_medusa(checkpoint_dir: Path) -> bool:
 
 
 class MedusaWeights:
-    """Tensors of the heads by their numbers."""
+    """The heads' tensors under our names (Weights): `I.residual.J` [hidden, hidden] and `I.residual_bias.J` [hidden] of
+    block J of head I, `I.lm_head` [vocab, hidden]. A block without a bias has one of zeros."""
 
     def __init__(self, files: HeadFiles) -> None:
         """CheckpointError for a tensor that no layout has."""
         self._files = files
-        self._blocks: dict[tuple[int, int, str], str] = {}
-        self._lm_heads: dict[int, str] = {}
-        lm_places = set()
+        self._names: dict[str, str] = {}
+        num_layers, lm_places = 0, set()
         for name in files:
             short = _PREFIX.sub("", name)
             block, lm_head = _BLOCK.match(short), _LM_HEAD.match(short)
             if block is not None:
                 head, layer = (int(n) for n in block.groups()[:4] if n is not None)
-                key = (head, layer, block[5])
-                self._check_new(self._blocks.get(key), name)
-                self._blocks[key] = name
+                self._add(f"{head}.residual{'_bias' if block[5] == 'bias' else ''}.{layer}", name)
+                num_layers = max(num_layers, layer + 1)
             elif lm_head is not None:
-                number = int(lm_head[1] or lm_head[3])
-                self._check_new(self._lm_heads.get(number), name)
-                self._lm_heads[number] = name
+                self._add(f"{int(lm_head[1] or lm_head[3])}.lm_head", name)
                 if lm_head[2] is not None:
                     lm_places.add(int(lm_head[2]))
             else:
                 raise CheckpointError(f"tensor {name} is not one that Medusa heads have, so they cannot be run")
-        self.num_heads = len(self._lm_heads)
-        self.num_layers = 1 + max((layer for _, layer, _ in self._blocks), default=-1)
-        if lm_places and lm_places != {self.num_layers}:
-            raise CheckpointError(f"the LM head of a Medusa head must follow its {self.num_layers} residual blocks")
+        self.num_heads = sum(name.endswith(".lm_head") for name in self._names)
+        self.num_layers = num_layers
+        if lm_places and lm_places != {num_layers}:
+            raise CheckpointError(f"the LM head of a Medusa head must follow its {num_layers} residual blocks")
 
-    def residual(self, head: int, layer: int, hidden: int) -> npt.NDArray[np.uint16]:
-        """bf16 bits [hidden, hidden]."""
-        return self._files.bfloat16(self._name(head, layer), (hidden, hidden))
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.shape(self._find(name))
 
-    def residual_bias(self, head: int, layer: int, hidden: int) -> npt.NDArray[np.float32]:
-        name = self._blocks.get((head, layer, "bias"))
-        return np.zeros(hidden, np.float32) if name is None else self._files.float32(name, (hidden,))
+    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
+        return np.zeros(shape, np.uint16) if self._is_no_bias(name) else self._files.bfloat16(self._find(name), shape)
 
-    def lm_head(self, head: int, vocab: int, hidden: int) -> npt.NDArray[np.uint16]:
-        """bf16 bits [vocab, hidden]."""
-        if head not in self._lm_heads:
-            raise CheckpointError(f"the LM head of Medusa head {head} is missing; fetch the checkpoint again")
-        return self._files.bfloat16(self._lm_heads[head], (vocab, hidden))
-
-    def _name(self, head: int, layer: int) -> str:
-        name = self._blocks.get((head, layer, "weight"))
-        if name is None:
-            raise CheckpointError(
-                f"residual block {layer} of Medusa head {head} is missing; fetch the checkpoint again"
-            )
-        return name
+    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
+        return np.zeros(shape, np.float32) if self._is_no_bias(name) else self._files.float32(self._find(name), shape)
 
     def check(self, config: MedusaConfig) -> None:
         """CheckpointError for the first tensor that is missing or of another shape."""
-        for head in range(config.num_heads):
-            for layer in range(config.num_layers):
-                self.residual(head, layer, config.hidden_size)
-                self.residual_bias(head, layer, config.hidden_size)
-            self.lm_head(head, config.vocab_size, config.hidden_size)
+        for name, shape in expected_shapes(config).items():
+            self.bfloat16(name, shape)
 
-    @staticmethod
-    def _check_new(known: str | None, name: str) -> None:
-        if known is not None:
-            raise CheckpointError(f"tensors {known} and {name} of the Medusa heads are the same one")
+    def _add(self, ours: str, name: str) -> None:
+        if ours in self._names:
+            raise CheckpointError(f"tensors {self._names[ours]} and {name} of the Medusa heads are the same one")
+        self._names[ours] = name
+
+    def _is_no_bias(self, name: str) -> bool:
+        return ".residual_bias." in name and name not in self._names
+
+    def _find(self, name: str) -> str:
+        found = self._names.get(name)
+        if found is None:
+            head, part, *layer = name.split(".")
+            what = "the LM head" if part == "lm_head" else f"residual block {layer[0]}"
+            raise CheckpointError(f"{what} of Medusa head {head} is missing; fetch the checkpoint again")
+        return found
+
+
+def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the heads have, under our names, head by head."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(config.num_heads):
+        for layer in range(config.num_layers):
+            shapes[f"{head}.residual.{layer}"] = (hidden, hidden)
+            shapes[f"{head}.residual_bias.{layer}"] = (hidden,)
+        shapes[f"{head}.lm_head"] = (config.vocab_size, hidden)
+    return shapes
 
 
 def load_medusa_config(checkpoint_dir: Path, weights: MedusaWeights, target: ModelConfig) -> MedusaConfig:

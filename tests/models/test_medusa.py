@@ -8,7 +8,7 @@ import torch
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import load_model_config
-from faser_trtllm.models.medusa import MedusaWeights, is_medusa, load_medusa_config
+from faser_trtllm.models.medusa import MedusaWeights, expected_shapes, is_medusa, load_medusa_config
 from faser_trtllm.models.torch_file import open_head_files
 from tests.support.checkpoints import make_checkpoint
 from tests.support.medusa import make_medusa
@@ -22,17 +22,11 @@ def target(tmp_path_factory):
 
 
 def read(directory, target):
-    """-> config, {(kind, head, layer): values}."""
+    """-> config, its tensors by name."""
     with ExitStack() as stack:
         weights = MedusaWeights(open_head_files(directory, stack))
         config = load_medusa_config(directory, weights, load_model_config(target))
-        found = {}
-        for head in range(config.num_heads):
-            for layer in range(config.num_layers):
-                found["residual", head, layer] = weights.residual(head, layer, HIDDEN).copy()
-                found["bias", head, layer] = weights.residual_bias(head, layer, HIDDEN).copy()
-            found["lm_head", head, 0] = weights.lm_head(head, VOCAB, HIDDEN).copy()
-        return config, found
+        return config, {name: weights.float32(name, shape) for name, shape in expected_shapes(config).items()}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +47,7 @@ def test_layouts_mean_the_same(tmp_path, target, layout, biases):
     assert other[0] == plain[0]
     assert other[1].keys() == plain[1].keys()
     assert all(np.array_equal(other[1][name], plain[1][name]) for name in plain[1])
-    assert any(values.any() for (kind, *_), values in plain[1].items() if kind == "bias") == biases
+    assert any(values.any() for name, values in plain[1].items() if "residual_bias" in name) == biases
 
 
 def test_a_config_may_ask_for_fewer_heads(tmp_path, target):

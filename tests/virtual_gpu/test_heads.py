@@ -1,4 +1,4 @@
-"""A draft head on the virtual GPU: it drafts from the target's hidden rows, which never leave the device."""
+"""Draft heads on the virtual GPU: they draft from the target's hidden rows, which never leave the device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import pytest
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.sampling_params import SamplingParams
-from tests.engine.cuda.harness import build_with_head
+from tests.engine.cuda.harness import HEADS, build_with_head
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head
 from tests.support.effort import pick
+from tests.support.medusa import make_medusa
 from tests.virtual_gpu.commands import run_faser
 from tests.virtual_gpu.generation import generate_cuda
 from tests.virtual_gpu.process import VirtualGpuProcess
 
-POLICIES = ["fixed:4", *pick([], ["fixed:3:ping_pong"]), "fixed:3:draft_ahead", "erratic"]
+POLICIES = ["fixed:4", "fixed:3:ping_pong", "fixed:3:draft_ahead", "erratic"]
+RUNS = pick(
+    [*(("eagle3", policy) for policy in POLICIES if policy != "fixed:3:ping_pong"), ("medusa", "erratic")],
+    [(kind, policy) for kind in HEADS for policy in POLICIES],
+)
 TEST, DRAFTS, PRUNE = (
     "engine/gpu/sampler/accept:run",
     "engine/gpu/sampler/draft_state:read",
@@ -33,22 +38,23 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
-    root = tmp_path_factory.mktemp("head")
-    return build_with_head(root, make_head, exit_layers=(2,), layers=(1, 2, 4), draft_vocab_size=200)
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineDir]:
+    """By kind of head; the targets are the same."""
+    root = tmp_path_factory.mktemp("heads")
+    return {kind: build_with_head(root / kind, exit_layers=(2,), **options) for kind, options in HEADS.items()}
 
 
 @pytest.fixture(scope="module")
-def alone(gpu: VirtualGpuProcess, engines: EngineDir) -> list[list[int]]:
-    return gpu.run(generate_cuda, engines, "off", REQUESTS).tokens
+def alone(gpu: VirtualGpuProcess, engines: dict[str, EngineDir]) -> list[list[int]]:
+    return gpu.run(generate_cuda, engines["eagle3"], "off", REQUESTS).tokens
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("kind", "policy"), RUNS)
 def test_the_text_is_the_targets_own(
-    gpu: VirtualGpuProcess, engines: EngineDir, alone: list[list[int]], policy: str
+    gpu: VirtualGpuProcess, engines: dict[str, EngineDir], alone: list[list[int]], kind: str, policy: str
 ) -> None:
     """In bf16, in a random order of work; the host reads verdicts and drafts, and no hidden row."""
-    found = gpu.run(generate_cuda, engines, policy, REQUESTS, seed=POLICIES.index(policy))
+    found = gpu.run(generate_cuda, engines[kind], policy, REQUESTS, seed=POLICIES.index(policy))
     assert found.tokens == alone
     assert found.stats["num_drafts"] > 0
     assert found.counters.reads().keys() <= {TEST, DRAFTS, PRUNE}
@@ -58,9 +64,13 @@ def test_the_text_is_the_targets_own(
         assert found.stats["num_pruned_rows"] > 0
 
 
-def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", pick(["medusa"], [*HEADS]))
+def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, kind: str) -> None:
     target = make_checkpoint(tmp_path / "t", num_layers=3, num_heads=2, num_kv_heads=1, head_dim=64)
-    head = make_head(tmp_path / "h", target, layers=(0, 1, 3), draft_vocab_size=200)
+    if kind == "eagle3":
+        head = make_head(tmp_path / "h", target, layers=(0, 1, 3), draft_vocab_size=200)
+    else:
+        head = make_medusa(tmp_path / "h", target)
     models = ("--checkpoint_dir", str(target), "--draft_checkpoint_dir", str(head))
     directory = str(tmp_path / "engines")
     limits = ("--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "128", "--max_draft_len", "2")

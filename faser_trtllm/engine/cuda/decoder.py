@@ -33,6 +33,7 @@ class TorchDecoder:
 
     has_fixed_shapes = False
     has_prune_plan = False
+    has_kv = True
     _scales_inner = True  # whether the rows before the last product may come in e4m3
 
     def __init__(

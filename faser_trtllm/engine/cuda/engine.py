@@ -1,17 +1,21 @@
-"""Makes the cuda backend's engine: the GPU engine over torch's layers."""
+"""Makes the cuda backend's engine: the GPU engine over torch's layers, or over Medusa heads."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from faser_trtllm.config import KvCacheDtype
+from faser_trtllm.builder.cuda_engine_file import CudaFile
+from faser_trtllm.builder.shard import Shard
+from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.cuda.medusa import MedusaDecoder, MedusaWeights
 from faser_trtllm.engine.cuda.parallel.decoder import ShardDecoder
 from faser_trtllm.engine.cuda.parallel.leader import LeadingEngine
 from faser_trtllm.engine.cuda.parallel.ranks import Membership
-from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.cuda.weights import WHOLE, DeviceWeights
+from faser_trtllm.engine.gpu.decoder import Decoder
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -21,9 +25,25 @@ from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.green_context import GpuPartition
 
+if TYPE_CHECKING:
+    import torch
+
+
+def load_weights(
+    file: CudaFile,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    quantization: Quantization = Quantization.NONE,
+    shard: Shard = WHOLE,
+) -> DeviceWeights | MedusaWeights:
+    """As DeviceWeights.load, whatever the file is of; quantization is a decoder's only."""
+    if "medusa" in file.model:
+        return MedusaWeights.load(file, device, dtype)
+    return DeviceWeights.load(file, device, dtype, quantization, shard)
+
 
 def make_engine(
-    weights: DeviceWeights,
+    weights: DeviceWeights | MedusaWeights,
     segments: tuple[int, ...],
     ops: Ops,
     runtime: Runtime,
@@ -49,6 +69,11 @@ def make_engine(
     spec = limits.spec(weights.sizes, segments)
     kv_type = torch.float8_e4m3fn if kv_dtype is KvCacheDtype.FP8 else None
     options: dict[str, Any] = {"draft_probs": draft_probs, "keep_logits": keep_logits}
+    decoder: Decoder
+    if isinstance(weights, MedusaWeights):
+        assert hidden_rows is not None, "heads read their target's hidden rows"
+        decoder = MedusaDecoder(weights, ops, spec, runtime, partition, hidden_rows)
+        return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
     if membership is None:
         kind = TorchDecoder if weights.head is None else Eagle3Decoder
         decoder = kind(weights, ops, spec, runtime, partition, hidden_rows, kv_type)

@@ -60,11 +60,12 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
 
 def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
     """KV blocks that a rank has room for, as fit_blocks has them; the draft is rank 0's."""
-    from faser_trtllm.engine.cuda.memory import weight_bytes
+    from faser_trtllm.engine.cuda.memory import place_logits_bytes, weight_bytes
 
     shards = {"target": shard, "draft": Shard()}
     weights = {role: weight_bytes(path, request.quantization, shards[role]) for role, path in request.paths.items()}
-    return fit_blocks(request, weights, gpu.free_bytes())
+    places = place_logits_bytes(request.paths["draft"], request.limits.max_batch_size) if "draft" in weights else 0
+    return fit_blocks(request, weights, gpu.free_bytes(), {"logits of the Medusa heads": places} if places else {})
 
 
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
@@ -79,7 +80,7 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
     """As open_draft_alone; ConfigError for a head, which drafts for no target but its own."""
-    if "eagle3" in (request.engines.draft_config or {}).get("faser", {}):
+    if {"eagle3", "medusa"} & (request.engines.draft_config or {}).get("faser", {}).keys():
         raise ConfigError(
             f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
             "model to draft for another system"
@@ -98,20 +99,21 @@ def _hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
     if not request.drafting:
         return None
     with CudaFile.open(request.engines.draft_path) as file:
-        head = file.model.get("head")
-    if head is None:
+        head, has_medusa = file.model.get("head"), "medusa" in file.model
+    if head is None and not has_medusa:
         return None
     if request.quantization is not Quantization.NONE:
+        what = "Medusa heads, which run" if has_medusa else "an EAGLE-3 head, which runs"
         raise ConfigError(
-            f"quantization is {request.quantization.value}, but {request.engines.path} drafts with an EAGLE-3 head, "
-            "which runs in the dtype it was built in; set quantization to none"
+            f"quantization is {request.quantization.value}, but {request.engines.path} drafts with {what} in the dtype "
+            "of the build; set quantization to none"
         )
     with CudaFile.open(request.engines.target_path) as file:
-        hidden_size, dtype = file.model["hidden_size"], gpu.weights_dtype or getattr(torch, file.dtype)
+        target, dtype = file.model, gpu.weights_dtype or getattr(torch, file.dtype)
     return HiddenRows(
         gpu.make_runtime(),
-        head["layers"],
-        hidden_size,
+        (target["num_layers"],) if head is None else head["layers"],
+        target["hidden_size"],
         dtype,
         num_blocks=request.num_blocks,
         tokens_per_block=request.limits.tokens_per_block,
@@ -129,8 +131,7 @@ def _open(
     membership: Membership | None = None,
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
-    from faser_trtllm.engine.cuda.engine import make_engine
-    from faser_trtllm.engine.cuda.weights import DeviceWeights
+    from faser_trtllm.engine.cuda.engine import load_weights, make_engine
     from faser_trtllm.engine.gpu.limits import GpuLimits
 
     engines, runtime = request.engines, gpu.make_runtime()
@@ -138,7 +139,7 @@ def _open(
     with CudaFile.open(engines.target_path if role == "target" else engines.draft_path) as file:
         ops = gpu.make_ops(runtime, file.model["head_dim"])
         gpu.check_quantization(runtime, request.quantization)
-        weights = DeviceWeights.load(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
+        weights = load_weights(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
         segments = file.segments
     limits = GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None)
     engine = make_engine(

@@ -85,18 +85,10 @@ class DeviceWeights:
         import torch
 
         sizes = shard.sizes(file.model)
-        wanted = getattr(torch, file.dtype) if dtype is None else dtype
         tensors: dict[str, Tensor] = {}
         layers: list[dict[str, Any]] = [{} for _ in range(sizes["num_layers"])]
         for name in tensor_shapes(file.model):
-            data, shape, kind = file.bytes_of(name)
-            row_bytes, own = len(data) // shape[0], shard.rows(name, shape[0], file.model)
-            read = bytearray()  # since torch warns about read-only memory; it lives until the copy is done
-            for rows in own:
-                read += data[rows.start * row_bytes : rows.stop * row_bytes]
-            shape = (sum(rows.stop - rows.start for rows in own), *shape[1:])
-            tensor = torch.frombuffer(read, dtype=getattr(torch, kind)).reshape(shape)
-            tensor = tensor.to(device) if kind != file.dtype else tensor.to(device, wanted)
+            tensor = device_tensor(file, name, device, dtype, shard)
             if not name.startswith("layers."):
                 tensors[name] = tensor
                 continue
@@ -105,7 +97,7 @@ class DeviceWeights:
             if FOLDED_NORMS.get(part) in layer:
                 tensor.mul_(layer.pop(FOLDED_NORMS[part]))  # the file has it before the matrix
             if part in MATRICES and quantization is Quantization.FP8:
-                check_matrix(name, shape, file.dtype)
+                check_matrix(name, tuple(tensor.shape), file.dtype)
                 layer[part] = quantize_rows(tensor)
             else:
                 layer[part] = tensor
@@ -136,3 +128,19 @@ class DeviceWeights:
         return sum(
             held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
         )
+
+
+def device_tensor(
+    file: CudaFile, name: str, device: torch.device, dtype: torch.dtype | None = None, shard: Shard = WHOLE
+) -> Tensor:
+    """A file's tensor, or a rank's rows of it, on the device. dtype: of what is in the file's; default: that one."""
+    import torch
+
+    data, shape, kind = file.bytes_of(name)
+    row_bytes, own = len(data) // shape[0], shard.rows(name, shape[0], file.model)
+    read = bytearray()  # since torch warns about read-only memory; it lives until the copy is done
+    for rows in own:
+        read += data[rows.start * row_bytes : rows.stop * row_bytes]
+    shape = (sum(rows.stop - rows.start for rows in own), *shape[1:])
+    tensor = torch.frombuffer(read, dtype=getattr(torch, kind)).reshape(shape)
+    return tensor.to(device) if kind != file.dtype else tensor.to(device, dtype or tensor.dtype)

@@ -38,6 +38,10 @@ class Decoder(Protocol):
     def weight_bytes(self) -> int:
         """Bytes of device memory of the weights."""
 
+    @property
+    def has_kv(self) -> bool:
+        """Whether rows without logits count for anything."""
+
     def hidden(self, segment: int) -> Tensor:
         """[max_num_tokens, hidden_size]: the rows that a segment leaves."""
 

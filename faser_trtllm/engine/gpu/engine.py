@@ -206,7 +206,8 @@ class GpuEngine(HostPruning):
 
     def run_rows(self, batch: RaggedBatch) -> None:
         """A whole pass whose logits stay on the device, at the start of their buffer."""
-        self._run(batch, WHOLE_PASS, True)
+        if batch.logit_rows.size or self._decoder.has_kv:
+            self._run(batch, WHOLE_PASS, True)
 
     def run_step(self, rows: int) -> None:
         """A draft step over the batch on the device, by the graph of such a pass if there is one."""

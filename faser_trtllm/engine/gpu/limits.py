@@ -63,5 +63,5 @@ class GpuLimits:
             max_batch_size=self.max_batch_size,
             segments=segments,
             max_logit_rows=max(min(self.max_logit_rows, self.max_num_tokens), self.max_batch_size),
-            is_head="head" in sizes,
+            is_head="head" in sizes or "medusa" in sizes,
         )

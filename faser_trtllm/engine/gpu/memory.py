@@ -14,11 +14,14 @@ log = logging.getLogger(__name__)
 _GIB = 1 << 30
 
 
-def fit_blocks(request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes: int) -> int:
+def fit_blocks(
+    request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes: int, buffers: Mapping[str, int] | None = None
+) -> int:
     """KV blocks of each engine: request.num_blocks, or fewer if kv_memory_fraction of what is left holds fewer.
 
-    weight_bytes: by role. ConfigError if not even one request of max_seq_len fits, or without a fraction not all
-    blocks. Graphs and library workspaces need what the fraction leaves, so a pair that fits may still be too large.
+    weight_bytes: by role. buffers: bytes by name of what is beside weights, logits, draft probs and KV. ConfigError if
+    not even one request of max_seq_len fits, or without a fraction not all blocks. Graphs and library workspaces need
+    what the fraction leaves, so a pair that fits may still be too large.
     """
     limits, engines = request.limits, request.engines
     rows = max(min(limits.max_batch_size * (1 + limits.max_draft_len), limits.max_num_tokens), limits.max_batch_size)
@@ -26,6 +29,7 @@ def fit_blocks(request: OpenRequest, weight_bytes: Mapping[str, int], free_bytes
     draft_probs = 4 * limits.max_batch_size * limits.max_draft_len * engines.vocab_size
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
+    needed |= buffers or {}
     left = free_bytes - sum(needed.values())
     block_bytes = limits.tokens_per_block * request.kv_bytes_per_token
     fraction, least = request.kv_memory_fraction, request.num_blocks

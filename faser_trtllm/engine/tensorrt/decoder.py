@@ -37,6 +37,7 @@ class PlanDecoder:
 
     has_fixed_shapes = True
     is_read = False
+    has_kv = True
 
     def __init__(
         self,

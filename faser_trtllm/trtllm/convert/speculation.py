@@ -102,7 +102,7 @@ def _beside_suffix(key: str, value: Any) -> Verdict:
     return Verdict(key, value, Outcome.BECAME, note, {"drafters": ["suffix", "model"]})
 
 
-_HEAD = ignored("the checkpoint says what head it is; cpu engines take it")
+_HEAD = ignored("the checkpoint says what head it is; cpu and cuda engines take it")
 _EAGLE_RULES: dict[str, Rule] = {
     "decoding_type": _HEAD,
     "eagle3_layers_to_capture": _layers_left,

@@ -23,9 +23,15 @@ from faser_trtllm.partition.green_context import GpuPartition
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.ops.cuda.emulation import emulated
 from tests.support.checkpoints import make_checkpoint, make_pair
+from tests.support.eagle3 import make_head
+from tests.support.medusa import make_medusa
 
 WHOLE = GpuPartition("whole", 1, 132)
 MAX_BATCH_SIZE = 6
+HEADS = {  # options of build_with_head
+    "eagle3": {"make": make_head, "layers": (1, 2, 4), "draft_vocab_size": 200},
+    "medusa": {"make": make_medusa, "num_heads": 5, "num_layers": 2},
+}
 
 
 class SmallBlocks:

@@ -23,7 +23,7 @@ from faser_trtllm.config import Quantization
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.engine.cuda.memory import weight_bytes
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
-from tests.engine.cuda.harness import build_pair, build_with_head
+from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
 from tests.engine.cuda.host_executor import generate, mixed_requests
 from tests.engine.cuda.ranks import (
     BesideGpu,
@@ -36,7 +36,6 @@ from tests.engine.cuda.ranks import (
     wait_until_ended,
 )
 from tests.support.checkpoints import make_pair
-from tests.support.eagle3 import make_head
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.engine_harness import Harness
 
@@ -133,9 +132,10 @@ def test_a_call_that_is_wrong_leaves_the_ranks_in_step(built) -> None:
 
 
 @ONLY_ALL
-def test_a_head_drafts_for_a_split_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_drafts_for_a_split_target(tmp_path: Path, kind: str) -> None:
     found = [
-        generate(build_with_head(tmp_path / str(size), make_head, exit_layers=(2,), tp_size=size), policy, REQUESTS)
+        generate(build_with_head(tmp_path / str(size), exit_layers=(2,), tp_size=size, **HEADS[kind]), policy, REQUESTS)
         for size, policy in ((1, "off"), (2, "fixed:4"))
     ]
     assert found[1][0] == found[0][0]

@@ -1,0 +1,135 @@
+"""Medusa heads in device memory, over the hidden row that their target keeps there of each token.
+
+Head i drafts i places behind the last committed token, and reads the row of the position before that token behind the
+target's final norm, as the CPU engine's heads do (plugins/cpu/engine/medusa.cpp). So no law hangs on a draft: a pass
+makes the logits of all places, each head's matrices are read once, and a step only takes the next place's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.cuda.weights import device_tensor
+from faser_trtllm.engine.gpu.batch import DeviceBatch
+from faser_trtllm.engine.gpu.decoder import Bounds
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.partition.green_context import GpuPartition
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaWeights:
+    """By the names of the engine file, such as medusa.0.lm_head. sizes: its `model` object."""
+
+    sizes: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def load(cls, file: CudaFile, device: torch.device, dtype: torch.dtype | None = None) -> MedusaWeights:
+        """dtype: another one than the file's, for tests."""
+        names = tensor_shapes(file.model)
+        return cls(file.model, {name: device_tensor(file, name, device, dtype) for name in names})
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+class MedusaDecoder:
+    """Decoder (engine/gpu/decoder.py) without layers and KV."""
+
+    has_fixed_shapes = False
+    has_prune_plan = False
+    has_kv = False
+    is_read = False
+
+    def __init__(
+        self,
+        weights: MedusaWeights,
+        ops: Ops,
+        spec: EngineSpec,
+        runtime: Runtime,
+        partition: GpuPartition,
+        hidden_rows: HiddenRows,
+    ) -> None:
+        """hidden_rows: the target's, of its last layer."""
+        import torch
+
+        self.weights = weights
+        self._ops = ops
+        self._read = hidden_rows
+        medusa: Mapping[str, int] = weights.sizes["medusa"]
+        self._num_heads, self._num_layers = medusa["num_heads"], medusa["num_layers"]
+        self._max_batch_size = spec.max_batch_size
+        runtime.wait()  # weights may come from the default stream, which other streams do not wait for
+        with runtime.on(partition):
+            self.batch = DeviceBatch(runtime, spec, token_rows=hidden_rows.rows_before)
+            # By place and request, and then a row for places without a head, which ends a request's drafting.
+            shape = (self._num_heads * spec.max_batch_size + 1, spec.vocab_size)
+            self._logits = torch.full(shape, -math.inf, dtype=torch.float32, device=runtime.device)
+            self._first = torch.arange(spec.max_batch_size, dtype=torch.int64, device=runtime.device)
+            self._at = self._first.clone()  # the row of each request's place
+            self._hidden = torch.zeros((spec.max_num_tokens, 1), dtype=torch.float32, device=runtime.device)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights.num_bytes
+
+    def hidden(self, segment: int) -> Tensor:
+        return self._hidden
+
+    def query_rows(self, num_query_rows: int, rows: int) -> int:
+        return rows
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+        """As Decoder.run, for the first max_batch_size rows with logits: no more requests draft."""
+        if logits is None:
+            return
+        import torch
+
+        tensors, sizes = self.weights.tensors, self.weights.sizes
+        count = min(logits.shape[0], self._max_batch_size)
+        kept_rows = self.batch.token_rows.index_select(0, self.batch.logit_rows[:count])
+        kept = self._read.tensor.index_select(0, kept_rows)
+        normed = self._ops.rms_norm(kept, tensors["final_norm"], sizes["rms_norm_eps"])
+        for head in range(self._num_heads):
+            x = normed
+            for layer in range(self._num_layers):
+                product = self._ops.linear(x, tensors[f"medusa.{head}.residual.{layer}"])
+                product += tensors[f"medusa.{head}.residual_bias.{layer}"]
+                x = x + torch.nn.functional.silu(product).to(x.dtype)
+            start = head * self._max_batch_size
+            self._ops.logits(x, tensors[f"medusa.{head}.lm_head"], self._logits[start : start + count])
+        self._at.copy_(self._first)
+        self._take_place(logits[:count])
+
+    def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
+        """As Decoder.step: requests with a row go on to the next place, the others stay."""
+        has_row = self.batch.kv_lens[:rows] > 0
+        self._at[:rows] += has_row * self._max_batch_size
+        self._take_place(logits)
+
+    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
+        raise NotImplementedError("Medusa heads have one segment")
+
+    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
+        raise NotImplementedError("Medusa heads have one segment")
+
+    def close(self) -> None:
+        del self.batch, self.weights, self._read, self._logits, self._first, self._at, self._hidden
+
+    def _take_place(self, out: Tensor) -> None:
+        import torch
+
+        rows = self._at[: out.shape[0]].clamp(max=self._logits.shape[0] - 1)
+        torch.index_select(self._logits, 0, rows, out=out)

@@ -1,0 +1,86 @@
+"""Draft heads under the whole executor on the cuda engine: the text is the target's own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import Quantization
+from faser_trtllm.engine.cuda.open import open_cuda_draft, open_cuda_engines
+from faser_trtllm.engine.opening import OpenRequest
+from faser_trtllm.errors import ConfigError
+from tests.engine.cuda.harness import HEADS, WHOLE, build_with_head
+from tests.engine.cuda.heads import NUM_LAYERS, draft, open_pair, random_tokens
+from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests
+from tests.support.effort import pick
+
+POLICIES = [
+    *pick([], ["fixed:1", "price:prune=on"]),
+    "fixed:4",
+    "fixed:3:draft_ahead",
+    "fixed:3:ping_pong",
+    "erratic",
+    "price:mode=ping_pong,prune=on",
+]
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engines(kind: str, tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
+    return build_with_head(tmp_path_factory.mktemp(kind), exit_layers=(2,), **HEADS[kind])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "edited"])
+def alone(request: pytest.FixtureRequest, engines: EngineDir):
+    requests = mixed_requests(request.param)
+    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_text_is_the_targets_own(engines: EngineDir, alone, policy: str) -> None:
+    requests, expected = alone
+    tokens, found = generate(engines, policy, requests)
+    assert tokens == expected
+    assert found["num_drafts"] > 0 or policy.startswith("price")
+    if policy == "erratic":
+        assert found["num_pruned_rows"] > 0
+
+
+def test_graphs_change_no_bit_and_hold_every_step(engines: EngineDir) -> None:
+    """Pending drafts included: of a draft call only the first pass may be launched kernel by kernel."""
+    tokens = random_tokens(7, 9, 20, 17)
+    requests = [(tokens[0], 9, 0, 3), (tokens[1], 18, 0, 2), (tokens[2], 16, 0, 4)]
+    found = []
+    for captures in (False, True):
+        with ExitStack() as stack:
+            pair = open_pair(engines, stack, None)
+            if captures:
+                pair.draft.capture_graphs([WHOLE])
+            pair.target.run([(slot, t, 0, len(t) - 1) for slot, t in enumerate(tokens)])
+            drafted = draft(pair, requests)
+            found.append([(result, q.tobytes()) for result, q in drafted])
+            assert (("step", 4, WHOLE.name) in pair.draft.graphs) is captures
+    assert found[0] == found[1]
+
+
+def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None:
+    says = {"eagle3": "an EAGLE-3 head, which runs in the dtype", "medusa": "Medusa heads, which run in the dtype"}
+    request, gpu = OpenRequest(engines, engines.build_config, 16, drafting=True), HostGpu()
+    with ExitStack() as stack:
+        with pytest.raises(ConfigError, match=f"quantization is fp8, but .* drafts with {says[kind]}"):
+            open_cuda_engines(replace(request, quantization=Quantization.FP8), gpu, stack)
+        with pytest.raises(ConfigError, match="reads hidden rows of a target of ours"):
+            open_cuda_draft(request, gpu, stack)
+
+
+def test_hidden_rows_are_counted_with_the_kv(kind: str, engines: EngineDir) -> None:
+    """What a KV token takes: keys and values of all layers of both, and hidden rows, of 2 bytes each."""
+    num_layers, num_rows = (NUM_LAYERS + 1, 3) if kind == "eagle3" else (NUM_LAYERS, 1)
+    assert engines.kv_bytes_per_token() == 2 * (num_layers * 2 * 2 * 64 + num_rows * 64)
