@@ -47,7 +47,7 @@ BACKENDS = (
         dtypes=("bfloat16",),
         on_cpu=True,
         has_integer_weights=True,
-        heads=("eagle3", "medusa"),
+        heads=("eagle3", "medusa", "mtp"),
     ),
     Backend(
         "cuda",

@@ -61,7 +61,7 @@ class FaserLayer(Structure):
 
 
 class FaserHead(Structure):
-    """struct faser_head: what an EAGLE-3 head has beside a decoder's layer."""
+    """struct faser_head: what an EAGLE-3 head or an MTP layer has beside a decoder's layer."""
 
     _fields_ = [
         ("fc", c_void_p),
@@ -71,6 +71,9 @@ class FaserHead(Structure):
         ("num_features", c_int32),
         ("draft_vocab_size", c_int32),
         ("norm_before_residual", c_int32),
+        ("input_proj", c_void_p),
+        ("token_norm", c_void_p),
+        ("reads_normed", c_int32),
     ]
 
 

@@ -58,6 +58,8 @@ def build_engines(
             stack,
             options.tokenizer_dir,
             options.eagle3_layers,
+            options.mtp,
+            options.mtp_reads_normed,
         )
         _check_head(options, sources)
         for source in sources:
@@ -107,8 +109,8 @@ def _check_head(options: BuildOptions, sources: list[Source]) -> None:
         return
     if head.kind not in find_backend(options.backend).heads:
         raise InvalidArgumentError(
-            f"the draft checkpoint {options.draft_checkpoint_dir} is {head}, which backend {options.backend} does not "
-            f"draft with; build with --backend {names_with(lambda backend: head.kind in backend.heads)}"
+            f"the draft is {head} (of {sources[-1].checkpoint.path}), which backend {options.backend} does not draft "
+            f"with; build with --backend {names_with(lambda backend: head.kind in backend.heads)}"
         )
 
 

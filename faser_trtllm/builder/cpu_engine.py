@@ -14,7 +14,7 @@ from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, pack_quantized, round_up
 from faser_trtllm.builder.options import BuildOptions, schemes_of
-from faser_trtllm.builder.source import Eagle3Head, MedusaHeads, Source
+from faser_trtllm.builder.source import Eagle3Head, Head, MedusaHeads, MtpLayer, Source
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
@@ -62,6 +62,8 @@ class CpuBackend:
             tensors = list(engine_tensors(source.config, source.weights, scheme))
         elif isinstance(head, MedusaHeads):
             tensors = list(medusa_tensors(head))
+        elif isinstance(head, MtpLayer):
+            tensors = list(mtp_tensors(head))
         else:
             tensors = list(head_tensors(head, source.weights))
         done = 0
@@ -116,10 +118,19 @@ def _model(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     return model | ({"medusa": sizes, "tied": True} if isinstance(source.head, MedusaHeads) else {"head": sizes})
 
 
-def head_json(head: Eagle3Head | MedusaHeads) -> dict[str, Any]:
+def head_json(head: Head) -> dict[str, Any]:
     """A head's object in an engine file's header."""
     if isinstance(head, MedusaHeads):
         return {"num_heads": head.config.num_heads, "num_layers": head.config.num_layers}
+    if isinstance(head, MtpLayer):
+        return {
+            "layers": [head.config.layer],
+            "num_features": head.config.model.hidden_size,
+            "draft_vocab_size": head.config.model.vocab_size,
+            "norm_before_residual": 0,
+            "is_mtp": 1,
+            "reads_normed": int(head.config.reads_normed),
+        }
     config = head.config
     return {
         "layers": list(config.layers),
@@ -212,6 +223,15 @@ def head_tensors(head: Eagle3Head, weights: Weights) -> Iterator[tuple[str, Tens
     yield "head.hidden_norm", lambda: weights.float32("model.layers.0.hidden_norm.weight", (hidden,))
     if head.target_ids is not None:
         yield "head.target_ids", head.target_ids
+
+
+def mtp_tensors(head: MtpLayer) -> Iterator[tuple[str, TensorSource]]:
+    """engine_tensors of an MTP layer."""
+    config, weights, hidden = head.config.model, head.weights, head.config.model.hidden_size
+    yield from engine_tensors(config, weights)
+    yield "head.input_proj", lambda: pack_matrix(weights.embedding_first(hidden))
+    yield "head.token_norm", lambda: weights.float32("token_layernorm.weight", (hidden,))
+    yield "head.hidden_norm", lambda: weights.float32("hidden_layernorm.weight", (hidden,))
 
 
 def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:

@@ -114,8 +114,8 @@ class EngineDir:
         row_itemsize = 4 if self.backend == "cpu" else _KV_ITEMSIZES[pretrained["dtype"]]  # a CPU's lanes may be fp32
         if "medusa" in ours:  # which have no KV
             return target + row_itemsize * int(pretrained["hidden_size"])
-        kept = ours.get("eagle3", {}).get("num_features", 0)
-        return target + _kv_bytes_per_token(pretrained, itemsize) + row_itemsize * int(kept)
+        kept = sum(int(ours[kind]["num_features"]) for kind in ("eagle3", "mtp") if kind in ours)
+        return target + _kv_bytes_per_token(pretrained, itemsize) + row_itemsize * kept
 
 
 def check_sizes(path: Path, files: Mapping[str, Any]) -> None:

@@ -100,11 +100,13 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     """Every tensor a model of these sizes may have -> {name: (nbytes, required)}. scheme: None for bf16.
 
     "head": of an EAGLE-3 head, num_features, draft_vocab_size and norm_before_residual (faser_cpu.h), and the target's
-    layers. "medusa": of Medusa heads, num_heads and num_layers (faser_cpu.h); then all else is theirs.
+    layers; of an MTP layer is_mtp and reads_normed too. "medusa": of Medusa heads, num_heads and num_layers
+    (faser_cpu.h); then all else is theirs.
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
     head = model.get("head")
+    is_mtp = head is not None and bool(head.get("is_mtp"))
     hidden, head_dim, vocab = model["hidden_size"], model["head_dim"], model["vocab_size"]
     q_size = model["num_heads"] * head_dim
     qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
@@ -114,7 +116,10 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
         "rope_inv_freq": (head_dim // 2 * 4, True),
         "final_norm": (hidden * 4, True),
     }
-    if head is not None:
+    if is_mtp:
+        sizes |= _matrix_sizes("head.input_proj", hidden, 2 * hidden, None)
+        sizes |= {"head.token_norm": (hidden * 4, True), "head.hidden_norm": (hidden * 4, True)}
+    elif head is not None:
         sizes |= {
             **_matrix_sizes("head.fc", hidden, head["num_features"], None),
             "head.fc_bias": (hidden * 4, False),
@@ -134,7 +139,7 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
             f"layers.{i}.gate_up_bias": (gate_up_size * 4, False),
             f"layers.{i}.down_bias": (hidden * 4, False),
         }
-        qkv_inputs = hidden if head is None else 2 * hidden
+        qkv_inputs = hidden if head is None or is_mtp else 2 * hidden
         inputs = {"qkv": (qkv_size, qkv_inputs), "o": (hidden, q_size), "gate_up": (gate_up_size, hidden)}
         inputs["down"] = (hidden, model["intermediate_size"])
         for name, shape in inputs.items():
@@ -332,6 +337,7 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: 
 
 def _check_head(head: dict[str, Any]) -> None:
     numbers = [*head["layers"], *(head[name] for name in ("num_features", "draft_vocab_size", "norm_before_residual"))]
+    numbers += [head.get(name, 0) for name in ("is_mtp", "reads_normed")]
     if not head["layers"] or any(not isinstance(number, int) or number < 0 for number in numbers):
         raise ValueError(f"model.head is {head}")
 

@@ -21,7 +21,9 @@ class BuildOptions:
     the limit of both models, at most 4096. max_draft_len: at most the number of Medusa heads is kept. tokens_per_block:
     default: 32, or max_seq_len if the backend's KV cache is linear. exit_layers: layer boundaries that split the
     (expanded) target into segments. eagle3_layers: of the target as it was before expand, whose entering hidden rows an
-    EAGLE-3 head reads; default: as the head's config.json says. expand: times the target's layers (models/expand.py).
+    EAGLE-3 head reads; default: as the head's config.json says. mtp: the target's own MTP layer drafts;
+    mtp_reads_normed: from the target's hidden rows behind its final norm, not before it. expand: times the target's
+    layers (models/expand.py).
     compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
     quantization, draft_quantization: as Scheme.parse reads them, of the target's and of the draft's layers;
     quantize_lm_head: of their LM heads too. tp_size: ranks that the target is split over, a GPU each.
@@ -39,6 +41,8 @@ class BuildOptions:
     tokens_per_block: int | None = None
     exit_layers: tuple[int, ...] = ()
     eagle3_layers: tuple[int, ...] = ()
+    mtp: bool = False
+    mtp_reads_normed: bool = False
     expand: int = 1
     compute_capabilities: tuple[str, ...] = ()
     tokenizer_dir: Path | None = None
@@ -78,7 +82,14 @@ def check_options(options: BuildOptions) -> None:
             f"quantization is {next(iter(schemes.values()))}, only {names_with(lambda b: b.has_integer_weights)} "
             f"engines hold integer weights, not those of {options.backend}; leave it out or use --backend cpu"
         )
-    if "draft" in schemes and options.draft_checkpoint_dir is None:
+    if options.mtp and options.draft_checkpoint_dir is not None:
+        raise InvalidArgumentError(
+            f"mtp is set beside draft_checkpoint_dir {options.draft_checkpoint_dir}, and one of them drafts; leave one "
+            "out"
+        )
+    if options.mtp_reads_normed and not options.mtp:
+        raise InvalidArgumentError("mtp_reads_normed is set without mtp; add --mtp or leave it out")
+    if "draft" in schemes and options.draft_checkpoint_dir is None and not options.mtp:
         raise InvalidArgumentError(
             f"draft_quantization is {options.draft_quantization} without a draft; add --draft_checkpoint_dir or leave "
             "it out"

@@ -19,6 +19,7 @@ from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.eagle3 import Eagle3Config, Eagle3Weights, is_eagle3, load_eagle3_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.medusa import MedusaConfig, MedusaWeights, is_medusa, load_medusa_config
+from faser_trtllm.models.mtp import MtpConfig, MtpWeights, load_mtp_config
 from faser_trtllm.models.torch_file import HeadFiles, open_head_files
 from faser_trtllm.models.vocabulary import ResizedVocabulary, resize_vocabulary
 from faser_trtllm.models.weights import Weights
@@ -51,6 +52,19 @@ class MedusaHeads:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MtpLayer:
+    config: MtpConfig
+    weights: MtpWeights
+    kind: ClassVar[str] = "mtp"
+
+    def __str__(self) -> str:
+        return "an MTP layer"
+
+
+Head = Eagle3Head | MedusaHeads | MtpLayer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
 
@@ -63,7 +77,7 @@ class Source:
     config: ModelConfig
     weights: Weights
     segments: tuple[int, ...]
-    head: Eagle3Head | MedusaHeads | None = None
+    head: Head | None = None
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
@@ -108,10 +122,13 @@ def open_sources(
     stack: ExitStack,
     tokenizer_dir: Path | None = None,
     eagle3_layers: Sequence[int] = (),
+    mtp: bool = False,
+    mtp_reads_normed: bool = False,
 ) -> list[Source]:
     """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
-    tokenizer_dir: a folder whose tokenizer both take instead of their own. Raises CheckpointError, and
+    tokenizer_dir: a folder whose tokenizer both take instead of their own. mtp: the target's MTP layer drafts;
+    mtp_reads_normed: from rows behind the final norm. Raises CheckpointError, and
     InvalidArgumentError for exit_layers and eagle3_layers.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
@@ -122,7 +139,9 @@ def open_sources(
             f"eagle3_layers is {','.join(map(str, eagle3_layers))}, but the draft checkpoint is no EAGLE-3 head; leave "
             "it out"
         )
-    if draft is not None and is_head:
+    if mtp:
+        sources.append(_open_mtp(sources[0], mtp_reads_normed))
+    elif draft is not None and is_head:
         sources.append(_open_eagle3(draft, sources[0], eagle3_layers, stack))
     elif draft is not None and has_config and is_medusa(draft):
         sources.append(_open_medusa(draft, sources[0], stack))
@@ -169,6 +188,16 @@ def _open_medusa(directory: Path, target: Source, stack: ExitStack) -> Source:
     config = dataclasses.replace(target.config, num_layers=1)
     checkpoint = _head_checkpoint(directory, files, config, target.weights, target)
     return Source("draft", checkpoint, config, target.weights, (0, 1), head)
+
+
+def _open_mtp(target: Source, reads_normed: bool) -> Source:
+    of_target = target.checkpoint
+    weights = MtpWeights(of_target.weights, of_target.config.tie_word_embeddings)
+    config = load_mtp_config(
+        of_target.path, weights, of_target.config, target.config.num_layers, reads_normed=reads_normed
+    )
+    checkpoint = dataclasses.replace(of_target, config=config.model, weights=weights, tokenizer_files={})
+    return Source("draft", checkpoint, config.model, weights, (0, 1), MtpLayer(config, weights))
 
 
 def _head_checkpoint(

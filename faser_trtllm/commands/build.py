@@ -71,6 +71,16 @@ def build(
             "config.json says",
         ),
     ] = "",
+    mtp: Annotated[
+        bool, typer.Option("--mtp", help="the target's own MTP layer drafts, in the draft model's place")
+    ] = False,
+    mtp_reads_normed: Annotated[
+        bool,
+        typer.Option(
+            "--mtp_reads_normed",
+            help="the MTP layer reads the target's rows behind its final norm, as FastMTP's do; default: before it",
+        ),
+    ] = False,
     expand: Annotated[
         int,
         typer.Option(
@@ -147,6 +157,8 @@ def build(
         tokens_per_block=tokens_per_block,
         exit_layers=numbers("exit_layers", exit_layers),
         eagle3_layers=numbers("eagle3_layers", eagle3_layers),
+        mtp=mtp,
+        mtp_reads_normed=mtp_reads_normed,
         expand=expand,
         compute_capabilities=tuple(part.strip() for part in compute_capability.split(",") if part.strip()),
         quantization=quantization,

@@ -10,7 +10,8 @@ from typing import Any
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.rope import SUPPORTED_ROPE_TYPES, RopeConfig
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_OF_QWEN2 = ("Qwen2ForCausalLM", "MiMoForCausalLM")  # MiMo's decoder is Qwen2's; its MTP layer: models/mtp.py
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", *_OF_QWEN2, "Qwen3ForCausalLM")
 _MISSING: Any = object()
 
 
@@ -112,7 +113,7 @@ def parse_model_config(data: dict[str, Any], source: str = "config.json") -> Mod
         rope=_parse_rope(fields, max_position_embeddings),
         sliding_window=_parse_sliding_window(fields, architecture, num_layers),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+        qkv_bias=attention_bias or architecture in _OF_QWEN2,
         o_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and fields.boolean("mlp_bias", default=False),
         qk_norm=architecture == "Qwen3ForCausalLM",
@@ -221,7 +222,7 @@ def _parse_sliding_window(fields: _Fields, architecture: str, num_layers: int) -
     if architecture == "MistralForCausalLM":
         # transformers' MistralConfig defaults to a window of 4096; null turns it off.
         window = data.get("sliding_window", 4096)
-    elif architecture.startswith("Qwen") and fields.boolean("use_sliding_window", default=False):
+    elif architecture in (*_OF_QWEN2, "Qwen3ForCausalLM") and fields.boolean("use_sliding_window", default=False):
         window = fields.integer("sliding_window", default=4096)
         first_layer = fields.integer("max_window_layers", default=28, minimum=0)
         if layer_types:

@@ -63,18 +63,23 @@ typedef struct {
   const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // NULL unless quantised
 } faser_layer;
 
-// What an EAGLE-3 head has beside a decoder's layer (arXiv 2503.01840). Its row of the token at position t takes the
-// target's hidden rows of position t - 1, or, where those are not there yet, its own output of position t - 1. The
-// layer's qkv is packed [.., 2 * hidden]: the normed embedding, then the normed hidden row. Position 0 has no hidden
-// row before it, so no other row sees it.
+// What an EAGLE-3 head (arXiv 2503.01840) or an MTP layer has beside a decoder's layer. Its row of the token at
+// position t takes the target's hidden rows of position t - 1, or, where those are not there yet, its own output of
+// position t - 1. The normed embedding and then the normed hidden row are an EAGLE-3 head's input of qkv, which is
+// packed
+// [.., 2 * hidden], and an MTP layer's input of input_proj, behind which it is a decoder's layer. An MTP layer's output
+// is behind its final norm. Position 0 has no hidden row before it, so no other row sees it.
 typedef struct {
-  const uint32_t* fc;            // packed [hidden, num_features]
+  const uint32_t* fc;            // packed [hidden, num_features]; NULL: an MTP layer
   const float* fc_bias;          // [hidden] or NULL
   const float* hidden_norm;      // [hidden]
   const int32_t* target_ids;     // [draft_vocab_size] token ids of lm_head's outputs, or NULL: the same
   int32_t num_features;          // captured layers times the target's hidden_size
   int32_t draft_vocab_size;      // lm_head is packed [draft_vocab_size, hidden]; other tokens have logit -inf
   int32_t norm_before_residual;  // 1: the residual is the normed hidden row
+  const uint32_t* input_proj;    // of an MTP layer: packed [hidden, 2 * hidden]
+  const float* token_norm;       // of an MTP layer: [hidden], of the embedding
+  int32_t reads_normed;          // 1: the target's last hidden row is read behind its final norm
 } faser_head;
 
 // Medusa heads (arXiv 2401.10774). Head i reads the target's last hidden row of a position, behind its final norm, and

@@ -1,6 +1,7 @@
 """A draft head drafts for a real target: the text is the target's own, whatever happens to requests meanwhile."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head
 from tests.support.executor_harness import Collector
 from tests.support.medusa import make_medusa
+from tests.support.mtp import make_mimo
 from tests.support.networks import load_trt
 
 SIZES = {"max_seq_len": 96, "max_batch_size": 3, "max_num_tokens": 64, "max_draft_len": 5, "tokens_per_block": 16}
@@ -26,16 +28,19 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(3, 60)), [9], [4, 8, 15, 4, 8], 
 SAMPLING = [{}, {"temperature": 0.8, "seed": 3}, {}, {"temperature": 1.2, "seed": 4}, {"repetition_penalty": 1.2}]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "medusa"])
+@pytest.fixture(scope="module", params=["eagle3", "medusa", "mtp"])
 def built(request, tmp_path_factory):
     """A target with a head, profiled, so that every policy can be opened."""
     root = tmp_path_factory.mktemp("engines")
-    target = make_checkpoint(root / "target", num_layers=4)
-    if request.param == "eagle3":
-        head = make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200)
-    else:
-        head = make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"])
-    engines = build_engines(BuildOptions(target, head, root / "built", exit_layers=(2,), **SIZES))
+    is_mtp = request.param == "mtp"
+    target = make_mimo(root / "target", num_layers=4) if is_mtp else make_checkpoint(root / "target", num_layers=4)
+    heads = {
+        "eagle3": lambda: make_head(root / "head", target, layers=(1, 2, 4), draft_vocab_size=200),
+        "medusa": lambda: make_medusa(root / "head", target, num_heads=SIZES["max_draft_len"]),
+        "mtp": lambda: None,
+    }
+    options = BuildOptions(target, heads[request.param](), root / "built", exit_layers=(2,), mtp=is_mtp, **SIZES)
+    engines = build_engines(options)
     measure_once(engines.path, num_threads=1)
     return engines.path
 
@@ -111,12 +116,25 @@ def test_it_is_the_default_of_its_engines(built):
 def test_what_cannot_be_built_is_refused(tmp_path):
     target = make_checkpoint(tmp_path / "target", num_layers=3)
     heads = {
-        "an EAGLE-3 head": make_head(tmp_path / "head", target),
-        "Medusa heads": make_medusa(tmp_path / "medusa", target),
+        "an EAGLE-3 head": {"draft_checkpoint_dir": make_head(tmp_path / "head", target)},
+        "Medusa heads": {"draft_checkpoint_dir": make_medusa(tmp_path / "medusa", target)},
+        "an MTP layer": {"checkpoint_dir": make_mimo(tmp_path / "mimo"), "mtp": True},
     }
-    for kind, head in heads.items():
+    alone = BuildOptions(target, None, tmp_path / "a", **SIZES)
+    for kind, options in heads.items():
         with pytest.raises(InvalidArgumentError, match=f"the draft is {kind}, which stays in bf16"):
-            build_engines(BuildOptions(target, head, tmp_path / "a", draft_quantization="int8", **SIZES))
+            build_engines(replace(alone, draft_quantization="int8", **options))
+    mtp = replace(alone, **heads["an MTP layer"])
+    with pytest.raises(
+        InvalidArgumentError, match=r"is an MTP layer \(of .*mimo\), which backend cuda does not draft w"
+    ):
+        build_engines(replace(mtp, backend="cuda"))
+    with pytest.raises(
+        InvalidArgumentError, match=r"mtp is set beside draft_checkpoint_dir .*, and one of them drafts"
+    ):
+        build_engines(replace(mtp, draft_checkpoint_dir=target))
+    with pytest.raises(InvalidArgumentError, match="mtp_reads_normed is set without mtp"):
+        build_engines(replace(alone, mtp_reads_normed=True))
     with pytest.raises(InvalidArgumentError, match="eagle3_layers is 1,2, but the draft checkpoint is no EAGLE-3 head"):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
 
@@ -143,6 +161,9 @@ def test_an_expanded_target_is_read_where_it_was(tmp_path):
     head = make_head(tmp_path / "head", target, layers=(0, 1, 3))
     built = build_engines(BuildOptions(target, head, tmp_path / "e", expand=4, **SIZES))
     assert built.draft_config["faser"]["eagle3"]["layers"] == [0, 4, 12]
+    mimo = make_mimo(tmp_path / "mimo", num_layers=3)
+    built = build_engines(BuildOptions(mimo, None, tmp_path / "m", expand=4, mtp=True, **SIZES))
+    assert built.draft_config["faser"]["mtp"]["layers"] == [12]
 
 
 def test_there_are_no_more_drafts_than_medusa_heads(tmp_path):
@@ -159,6 +180,22 @@ def test_medusa_heads_take_a_row_of_each_token_and_no_kv(tmp_path):
     heads = make_medusa(tmp_path / "heads", target)
     with_heads = build_engines(BuildOptions(target, heads, tmp_path / "b", **SIZES)).kv_bytes_per_token()
     assert with_heads == alone + 4 * 64  # hidden_size values of 4 bytes at most
+
+
+def test_an_mtp_layer_takes_a_row_of_each_token_and_its_own_kv(tmp_path):
+    mimo = make_mimo(tmp_path / "mimo", num_layers=3)
+    alone, drafted = (
+        build_engines(BuildOptions(mimo, None, tmp_path / f"e{mtp:d}", mtp=mtp, **SIZES)).kv_bytes_per_token()
+        for mtp in (False, True)
+    )
+    assert drafted == alone * 4 // 3 + 4 * 64
+
+
+def test_the_row_that_an_mtp_layer_reads_is_another_build(tmp_path):
+    mimo = make_mimo(tmp_path / "mimo")
+    for reads_normed in (False, True):
+        options = BuildOptions(mimo, None, tmp_path / "e", mtp=True, mtp_reads_normed=reads_normed, **SIZES)
+        assert build_engines(options).draft_config["faser"]["mtp"]["reads_normed"] == reads_normed
 
 
 def test_it_drafts_for_no_other_system(built):

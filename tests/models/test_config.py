@@ -60,6 +60,7 @@ def test_the_architectures_differ_in_biases_and_norms(tmp_path: Path) -> None:
     assert traits("mistral") == (False, False, False, False)
     assert traits("qwen2") == (True, False, False, False)
     assert traits("qwen3") == (False, False, False, True)
+    assert traits("mimo", attention_bias=True) == (True, False, False, False)
 
 
 def test_qwen3_has_its_own_default_head_dim() -> None:

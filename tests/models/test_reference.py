@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
 from tests.support.checkpoints import make_checkpoint
+from tests.support.mtp import make_mimo
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -46,6 +47,18 @@ def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     with CheckpointWeights(directory) as weights:
         logits = ReferenceModel(load_model_config(directory), weights).logits(token_ids)
     assert expected.std() > 1
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mimo_is_qwen2(tmp_path: Path) -> None:
+    """But for its MTP layer, which no logits of the target hang on."""
+    directory = make_mimo(tmp_path, head_dim=24)
+    token_ids = torch.randint(0, 320, (80,), generator=torch.Generator().manual_seed(1)).tolist()
+    theirs = Qwen2ForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        expected = theirs(torch.tensor([token_ids])).logits[0]
+    with CheckpointWeights(directory) as weights:
+        logits = ReferenceModel(load_model_config(directory), weights).logits(token_ids)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -17,6 +17,7 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mimo": "MiMoForCausalLM",
 }
 _LINES = (
     "The quick brown fox jumps over the lazy dog and then the other dog jumps over the fox.",
@@ -108,8 +109,8 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // num_heads
     model_type = config["model_type"]
-    o_bias = bool(config.get("attention_bias"))
-    qkv_bias = o_bias or model_type == "qwen2"
+    o_bias = bool(config.get("attention_bias")) and model_type != "mimo"
+    qkv_bias = o_bias or model_type in ("qwen2", "mimo")
     tensors: dict[str, np.ndarray] = {}
 
     def noise(name: str, shape: tuple[int, ...], scale: float) -> np.ndarray:
@@ -125,8 +126,13 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
             tensors[f"{name}.bias"] = noise(f"{name}.bias", (num_out,), 0.2)
 
     tensors["model.embed_tokens.weight"] = noise("model.embed_tokens.weight", (vocab, hidden), 2 * hidden**-0.5)
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}"
+    layers = [f"model.layers.{i}" for i in range(config["num_hidden_layers"])]
+    mtp_layers = [f"model.mtp_layers.{i}" for i in range(config.get("num_nextn_predict_layers") or 0)]
+    for layer in mtp_layers:
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            norm(f"{layer}.{name}.weight", hidden)
+        linear(f"{layer}.input_proj", hidden, 2 * hidden, False)
+    for layer in (*layers, *mtp_layers):
         norm(f"{layer}.input_layernorm.weight", hidden)
         linear(f"{layer}.self_attn.q_proj", num_heads * head_dim, hidden, qkv_bias)
         linear(f"{layer}.self_attn.k_proj", num_kv_heads * head_dim, hidden, qkv_bias)

@@ -127,7 +127,7 @@ class Setup:
     faults: str = ""  # as FASER_FAULT has them; then the guard of a service is there too
     draft_timeout_ms: float = 1e9
     max_queue_size: int = 100_000
-    drafters: str = "model"  # "head", "medusa": an EAGLE-3 head, Medusa heads in the draft model's place
+    drafters: str = "model"  # "head": an EAGLE-3 head or an MTP layer; "medusa": Medusa heads
     num_branches: int = 0
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
     make_clock: type = ManualClock

@@ -38,6 +38,9 @@ _OPTIONAL_LAYER_TENSORS = frozenset(
     | {name for name in _LAYER_TENSORS if name.endswith("_scales")},
 )
 
+_HEAD_TENSORS = ("fc", "fc_bias", "hidden_norm", "target_ids", "input_proj", "token_norm")
+_HEAD_SIZES = ("num_features", "draft_vocab_size", "norm_before_residual", "reads_normed")
+
 
 class CpuEngine(HostPruning):
     """Engine (engine/base.py) over one engine file and one core set. Not thread-safe: one caller at a time.
@@ -353,8 +356,8 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
     model.layers = layers
     if "head" in sizes:
         head = native.FaserHead(
-            **{name: file.address(f"head.{name}") for name in ("fc", "fc_bias", "hidden_norm", "target_ids")},
-            **{name: sizes["head"][name] for name in ("num_features", "draft_vocab_size", "norm_before_residual")},
+            **{name: file.address(f"head.{name}") for name in _HEAD_TENSORS},
+            **{name: sizes["head"].get(name, 0) for name in _HEAD_SIZES},
         )
         model.head = ctypes.pointer(head)
     if "medusa" in sizes:

@@ -1,4 +1,4 @@
-// The EAGLE-3 head's one layer, and the hidden rows that a target keeps for any head.
+// The one layer of an EAGLE-3 head or an MTP module, and the hidden rows that a target keeps for any head.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,16 +14,34 @@ using faser::num_panels;
 using faser::round_up;
 using faser::Team;
 
+namespace faser {
+
+void read_pairs(const char* x, int size, size_t pair_bytes, float* values) {
+  if (pair_bytes == 2 * sizeof(float)) {
+    std::memcpy(values, x, sizeof(float) * static_cast<size_t>(size));
+    return;
+  }
+  for (int i = 0; i < size; i++) {
+    uint16_t half;
+    std::memcpy(&half, x + sizeof(half) * static_cast<size_t>(i), sizeof(half));
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    std::memcpy(values + i, &bits, sizeof(bits));
+  }
+}
+
+}  // namespace faser
+
 int32_t faser_engine::attach(faser_engine* target, const int32_t* layers, int num_layers) {
+  const bool reads_normed = has_medusa_ || head_.reads_normed != 0;
   if (!is_head() || target == nullptr || target->is_head() || target_ != nullptr || target->captured_ != nullptr ||
       num_layers < 1 || num_layers * target->model_.hidden_size != head_.num_features ||
       target->model_.vocab_size != model_.vocab_size || target->num_blocks_ < num_blocks_ ||
-      target->tokens_per_block_ != tokens_per_block_ || (has_medusa_ && layers[0] != target->model_.num_layers))
+      target->tokens_per_block_ != tokens_per_block_ || (reads_normed && layers[0] != target->model_.num_layers))
     return FASER_BAD_ARGUMENT;
   for (int i = 0; i < num_layers; i++)
     if (layers[i] < (i > 0 ? layers[i - 1] + 1 : 0) || layers[i] > target->model_.num_layers) return FASER_BAD_ARGUMENT;
   const size_t num_tokens = static_cast<size_t>(target->num_blocks_) * tokens_per_block_;
-  if (has_medusa_)
+  if (reads_normed)
     target->x_normed_ =
         target->allocate_bytes(static_cast<size_t>(target->max_num_tokens_) * hidden_pairs_ * pair_bytes_);
   target->captured_ = target->allocate_bytes(num_tokens * (head_.num_features / 2) * pair_bytes_);
@@ -68,14 +86,16 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
   const int first = team.begin(num_rows), end = team.end(num_rows);
   for (int row = first; row < end; row++) {
     float* hidden = hidden_ + static_cast<size_t>(row) * hidden_stride_;
-    kernels_.norm_row(hidden, vectors_[0].input_norm, hidden_size, hidden_stride_, model_.rms_norm_eps,
-                      pairs(x_head_, row, 2 * hidden_pairs_));
+    kernels_.norm_row(hidden, is_mtp() ? token_norm_ : vectors_[0].input_norm, hidden_size, hidden_stride_,
+                      model_.rms_norm_eps, pairs(x_head_, row, 2 * hidden_pairs_));
+    char* x = pairs(x_features_, row, feature_pairs_);
     if (continues)
       std::memcpy(hidden, outputs_ + static_cast<size_t>(kept->entries[row]) * hidden_stride_, row_bytes);
     else
-      gather_features(batch, row, pairs(x_features_, row, feature_pairs_));
+      gather_features(batch, row, x);
+    if (is_mtp() && !continues) faser::read_pairs(x, hidden_size, pair_bytes_, hidden);
   }
-  if (!continues) {
+  if (!is_mtp() && !continues) {
     team.sync();
     const int panels = num_panels(hidden_size);
     const faser::Matrix weights = {head_.fc, nullptr, 16, 0, num_pairs(head_.num_features)};
@@ -97,15 +117,35 @@ void faser_engine::run_head_layer(const Team& team, const faser_batch& batch, co
     }
   }
   team.sync();
-  const int qkv_panels = qkv_stride_ / kPanel;
-  const Gemm qkv = {layer_matrix(layers_[0].qkv, layers_[0].qkv_scales, 2 * hidden_size), vectors_[0].qkv_bias, x_head_,
-                    2 * hidden_pairs_, num_rows};
-  kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
-  finish_layer(team, batch, 0);
-  if (kept == nullptr) return;
-  for (int i = team.begin(kept->count); i < team.end(kept->count); i++)
-    std::memcpy(outputs_ + static_cast<size_t>(kept->entries[i]) * hidden_stride_,
-                hidden_ + static_cast<size_t>(kept->rows[i]) * hidden_stride_, row_bytes);
+  if (is_mtp()) {
+    const int panels = num_panels(hidden_size);
+    const faser::Matrix weights = {head_.input_proj, nullptr, 16, 0, num_pairs(2 * hidden_size)};
+    const Gemm projection = {weights, nullptr, x_head_, 2 * hidden_pairs_, num_rows};
+    kernels_.gemm(projection, team.begin(panels), team.end(panels), hidden_, hidden_stride_);
+    team.sync();
+    run_layer(team, batch, 0);
+  } else {
+    const int qkv_panels = qkv_stride_ / kPanel;
+    const Gemm qkv = {layer_matrix(layers_[0].qkv, layers_[0].qkv_scales, 2 * hidden_size), vectors_[0].qkv_bias,
+                      x_head_, 2 * hidden_pairs_, num_rows};
+    kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
+    finish_layer(team, batch, 0);
+  }
+  if (kept != nullptr) keep_outputs(team, *kept);
+}
+
+void faser_engine::keep_outputs(const Team& team, const faser::HeadRows& kept) {
+  for (int i = team.begin(kept.count); i < team.end(kept.count); i++) {
+    const float* hidden = hidden_ + static_cast<size_t>(kept.rows[i]) * hidden_stride_;
+    float* output = outputs_ + static_cast<size_t>(kept.entries[i]) * hidden_stride_;
+    if (!is_mtp()) {
+      std::memcpy(output, hidden, sizeof(float) * static_cast<size_t>(hidden_stride_));
+      continue;
+    }
+    char* x = pairs(x_features_, kept.rows[i], feature_pairs_);
+    kernels_.norm_row(hidden, final_norm_, model_.hidden_size, hidden_stride_, model_.rms_norm_eps, x);
+    faser::read_pairs(x, model_.hidden_size, pair_bytes_, output);
+  }
 }
 
 void faser_engine::spread_logits(const Team& team, int num_logit_rows, float* logits) const {

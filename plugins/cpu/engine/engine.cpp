@@ -94,6 +94,7 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
     head_ = *model.head;
     fc_bias_ = padded_copy(head_.fc_bias, model.hidden_size, kPanel);
     hidden_norm_ = padded_copy(head_.hidden_norm, model.hidden_size, kPanel);
+    token_norm_ = padded_copy(head_.token_norm, model.hidden_size, kPanel);
   }
   if (model.medusa != nullptr) {
     has_medusa_ = true;
@@ -209,8 +210,11 @@ namespace {
 
 bool is_valid_head(const faser_model& model) {
   const faser_head& head = *model.head;
-  if (model.num_layers != 1 || model.sliding_window != 0 || model.embedding == nullptr || head.fc == nullptr ||
-      head.hidden_norm == nullptr || head.num_features < 2 || head.num_features % 2 != 0 || head.draft_vocab_size < 1)
+  if (model.num_layers != 1 || model.sliding_window != 0 || model.embedding == nullptr || head.hidden_norm == nullptr ||
+      head.num_features < 2 || head.num_features % 2 != 0 || head.draft_vocab_size < 1)
+    return false;
+  if (head.fc == nullptr &&
+      (head.input_proj == nullptr || head.token_norm == nullptr || head.num_features != model.hidden_size))
     return false;
   if (head.target_ids == nullptr) return head.draft_vocab_size == model.vocab_size;
   for (int i = 0; i < head.draft_vocab_size; i++)

@@ -62,6 +62,9 @@ struct MedusaRun {
   int head, first, count;
 };
 
+// The values of a row of pairs, which are bf16 numbers or floats that hold such.
+void read_pairs(const char* x, int size, size_t pair_bytes, float* values);
+
 // KV of a row that a branch of its request needs too.
 struct BranchRow {
   int row, block, offset;
@@ -86,6 +89,7 @@ struct faser_engine {
                   int num_logit_rows, float* logits, const faser::HeadRows* kept = nullptr);
   int32_t attach(faser_engine* target, const int32_t* layers, int num_layers);  // throws std::bad_alloc
   bool is_head() const { return has_head_ || has_medusa_; }
+  bool is_mtp() const { return has_head_ && head_.fc == nullptr; }
   int32_t compact_rows(const int32_t* rows, int num_rows);
   int32_t early_exit(const int32_t* rows, int num_rows, const int32_t* candidates, int num_candidates, float* scores);
   int32_t hidden_rows(int num_rows, float* hidden) const;
@@ -112,6 +116,7 @@ struct faser_engine {
   void finish_layer(const faser::Team& team, const faser_batch& batch, int layer);  // behind its qkv
   void capture_rows(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head_layer(const faser::Team& team, const faser_batch& batch, const faser::HeadRows* kept);
+  void keep_outputs(const faser::Team& team, const faser::HeadRows& kept);
   void gather_features(const faser_batch& batch, int row, char* x) const;
   void plan_medusa(const faser::HeadRows& kept, int num_logit_rows);
   void run_medusa(const faser::Team& team, const faser_batch& batch, const faser::HeadRows& kept, int num_logit_rows,
@@ -172,15 +177,15 @@ struct faser_engine {
   // A target's, for its head: [num_blocks, tokens_per_block] rows of pairs, the captured layers side by side.
   std::vector<int32_t> captured_layers_;
   char* captured_ = nullptr;
-  char* x_normed_ = nullptr;  // for Medusa heads: rows behind the final norm
+  char* x_normed_ = nullptr;  // for heads that read rows behind the final norm
 
   // A head's.
   bool has_head_ = false;
   faser_head head_ = {};
   const faser_engine* target_ = nullptr;
-  const float *fc_bias_ = nullptr, *hidden_norm_ = nullptr;
+  const float *fc_bias_ = nullptr, *hidden_norm_ = nullptr, *token_norm_ = nullptr;
   int feature_pairs_ = 0;
-  char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc and of qkv
+  char *x_features_ = nullptr, *x_head_ = nullptr;  // inputs of fc, and of qkv or input_proj
   float *outputs_ = nullptr, *draft_logits_ = nullptr;
 
   // Medusa heads': x_features_ and places_ are by entry of HeadRows, outputs_ what the residual blocks add, by row.

@@ -18,20 +18,6 @@ size_t matrix_words(int num_out, int num_in) {
   return static_cast<size_t>(num_panels(num_out)) * kPanel * static_cast<size_t>(num_pairs(num_in));
 }
 
-// The values of a row of pairs, which are bf16 numbers or floats that hold such.
-void read_pairs(const char* x, int size, size_t pair_bytes, float* values) {
-  if (pair_bytes == 2 * sizeof(float)) {
-    std::memcpy(values, x, sizeof(float) * static_cast<size_t>(size));
-    return;
-  }
-  for (int i = 0; i < size; i++) {
-    uint16_t half;
-    std::memcpy(&half, x + sizeof(half) * static_cast<size_t>(i), sizeof(half));
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
-    std::memcpy(values + i, &bits, sizeof(bits));
-  }
-}
-
 }  // namespace
 
 // Rows with logits are the first of those kept, in their order. A request's place rises with its steps, pending drafts
@@ -62,7 +48,7 @@ void faser_engine::run_medusa(const Team& team, const faser_batch& batch, const 
   for (int i = first; i < end; i++) {
     char* x = pairs(x_hidden_, i, hidden_pairs_);
     std::memcpy(x, pairs(x_features_, kept.entries[i], hidden_pairs_), row_bytes);
-    read_pairs(x, hidden_size, pair_bytes_, hidden_ + static_cast<size_t>(i) * hidden_stride_);
+    faser::read_pairs(x, hidden_size, pair_bytes_, hidden_ + static_cast<size_t>(i) * hidden_stride_);
   }
   team.sync();
   // y rows of a run, each run by its own head's matrix of `matrices`.

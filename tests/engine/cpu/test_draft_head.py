@@ -1,4 +1,5 @@
-"""The EAGLE-3 head on the CPU engine: its drafts' laws are those of the published forward pass in torch."""
+"""The EAGLE-3 head and the MTP layer on the CPU engine: their drafts' laws are those of the published forward pass in
+torch."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from faser_trtllm.sampling.table import SamplingTable
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import TorchHead, make_head, torch_head
 from tests.support.engine_harness import Harness
+from tests.support.mtp import TorchMtp, make_mimo
 
 VOCAB, NUM_LAYERS, NUM_SLOTS, MAX_DRAFT_LEN, MAX_SEQ_LEN = 320, 4, 4, 5, 64
 SIZES = {"max_seq_len": MAX_SEQ_LEN, "max_batch_size": NUM_SLOTS, "max_num_tokens": 128, "max_draft_len": MAX_DRAFT_LEN}
@@ -35,13 +37,18 @@ VARIANTS = {
     "whole_vocabulary": ({}, {"draft_vocab_size": None, "layers": (2,)}),
     "odd_sizes": ({"hidden_size": 70, "num_heads": 5, "num_kv_heads": 1, "head_dim": 18}, {"draft_vocab_size": 33}),
 }
+MTP_VARIANTS = {  # of the target, and whether the layer reads behind its final norm
+    "mtp": ({}, False),
+    "mtp_normed": ({}, True),
+    "mtp_odd_sizes": ({"hidden_size": 70, "num_heads": 5, "num_kv_heads": 1, "head_dim": 18, "tie": True}, False),
+}
 
 
 @dataclass
 class Pair:
     target: Harness
     draft: CpuEngine
-    torch_head: TorchHead
+    torch_head: TorchHead | TorchMtp
     reference: ReferenceModel
     layers: tuple[int, ...]
     path: Path
@@ -67,14 +74,23 @@ class Pair:
             features = torch.cat((features, outputs[-1:]))
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=[*VARIANTS, *MTP_VARIANTS])
 def pair(request, tmp_path_factory):
     root: Path = tmp_path_factory.mktemp(request.param)
-    of_target, of_head = VARIANTS[request.param]
-    of_head = {"layers": (0, 1, 3)} | of_head
-    target_dir = make_checkpoint(root / "t", vocab_size=VOCAB, num_layers=NUM_LAYERS, **of_target)
-    head_dir = make_head(root / "h", target_dir, **of_head)
-    built = build_engines(BuildOptions(target_dir, head_dir, root / "e", exit_layers=(1, 2, 3), **SIZES))
+    sizes = {"vocab_size": VOCAB, "num_layers": NUM_LAYERS}
+    limits = {"output_dir": root / "e", "exit_layers": (1, 2, 3), **SIZES}
+    if request.param in VARIANTS:
+        of_target, of_head = VARIANTS[request.param]
+        of_head = {"layers": (0, 1, 3)} | of_head
+        target_dir = make_checkpoint(root / "t", **sizes, **of_target)
+        head_dir = make_head(root / "h", target_dir, **of_head)
+        built = build_engines(BuildOptions(target_dir, head_dir, **limits))
+        layers, head = of_head["layers"], torch_head(head_dir, target_dir)
+    else:
+        of_target, reads_normed = MTP_VARIANTS[request.param]
+        target_dir = make_mimo(root / "t", **sizes, **of_target)
+        built = build_engines(BuildOptions(target_dir, None, mtp=True, mtp_reads_normed=reads_normed, **limits))
+        layers, head = (NUM_LAYERS,), TorchMtp(target_dir, reads_normed)
     sizes = {"num_blocks": NUM_BLOCKS, "tokens_per_block": 32, "max_batch_size": NUM_SLOTS, "max_num_tokens": 128}
     with ExitStack() as stack:
         cores = stack.enter_context(CoreSet(num_threads=2))
@@ -83,9 +99,7 @@ def pair(request, tmp_path_factory):
         draft.attach(target)
         weights = stack.enter_context(CheckpointWeights(target_dir))
         reference = ReferenceModel(load_model_config(target_dir), weights, round_to_bf16=True)
-        yield Pair(
-            Harness(target), draft, torch_head(head_dir, target_dir), reference, of_head["layers"], built.draft_path
-        )
+        yield Pair(Harness(target), draft, head, reference, layers, built.draft_path)
 
 
 def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: SamplingParams):
