@@ -147,7 +147,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(data: dict[str, Any], says: s
     assert "\n" not in refusals[0]
 
 
-@pytest.mark.parametrize("kind", ["MTP", "Lookahead", "PARD", "AUTO", "User_Provided", "SaveState"])
+@pytest.mark.parametrize("kind", ["Lookahead", "PARD", "AUTO", "User_Provided", "SaveState"])
 def test_other_kinds_of_speculation_are_refused_by_name(kind: str) -> None:
     conversion = convert({"speculative_config": {"decoding_type": kind, "max_draft_len": 3, "num_eagle_layers": 1}})
     (sentence,) = conversion.refusals
@@ -192,6 +192,34 @@ def test_a_head_beside_the_suffix_automaton_has_both_draft() -> None:
     conversion = convert({"speculative_config": section})
     assert not conversion.refusals
     assert conversion.serve == {"max_draft_len": 3, "drafters": ["suffix", "model"]}
+
+
+@pytest.mark.parametrize("length", ["max_draft_len", "num_nextn_predict_layers"])
+def test_an_mtp_layer_is_the_targets_own(length: str) -> None:
+    section = {"decoding_type": "MTP", length: 3, "relaxed_topk": 2, "use_relaxed_acceptance_for_thinking": False}
+    conversion = convert({"speculative_config": section})
+    assert not conversion.refusals
+    assert conversion.build == {"mtp": True, "max_draft_len": 3}
+    assert conversion.serve == {"max_draft_len": 3}
+
+
+def test_an_mtp_layer_drafts_one_token_unless_told_otherwise() -> None:
+    conversion = convert({"speculative_config": {"decoding_type": "MTP"}})
+    assert (conversion.build, conversion.serve) == ({"mtp": True, "max_draft_len": 1}, {"max_draft_len": 1})
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ({"use_relaxed_acceptance_for_thinking": True}, "relaxed acceptance changes the text's distribution"),
+        ({"num_nextn_predict_layers": 2}, "is 2 and max_draft_len 3, but both say how many tokens are drafted"),
+        ({"speculative_model": "x"}, "the MTP layer is read from the target's checkpoint; leave it out"),
+        ({"num_eagle_layers": 1}, "is not a key of TensorRT-LLM"),
+    ],
+)
+def test_what_an_mtp_layer_cannot_do_is_refused(field: dict[str, Any], says: str) -> None:
+    (sentence,) = convert({"speculative_config": {"decoding_type": "MTP", "max_draft_len": 3} | field}).refusals
+    assert says in sentence
 
 
 def test_medusa_heads_draft_a_chain_of_their_number() -> None:

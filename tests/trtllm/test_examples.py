@@ -26,6 +26,7 @@ BECAME = {
     "kv_cache_config.free_gpu_memory_fraction": 0.8,
     "kv_cache_free_gpu_memory_fraction": 0.8,
     "model": "engines/demo/target",
+    "speculative_config.decoding_type": "MTP",
     "speculative_config.eagle3_layers_to_capture": [1],
     "speculative_config.speculative_model": "head",
     "tokenizer": "engines/demo/target",
@@ -35,10 +36,11 @@ IGNORED = {
     "load_format": "auto",
     "skip_loading_weights": False,
     "speculative_config.decoding_type": "Draft_Target",
+    "speculative_config.use_relaxed_acceptance_for_thinking": False,
+    "speculative_config.use_sa_spec": False,
 }
 REFUSED = {
     "checkpoint_format": "Other",
-    "speculative_config.decoding_type": "MTP",
 }
 """Values that lead to a verdict; 16 where nothing is said, and 1 to be ignored."""
 

@@ -1,5 +1,5 @@
-"""Converts TensorRT-LLM's speculative_config: draft models, EAGLE-3 and Medusa heads and n-grams are supported, other
-methods are refused by name."""
+"""Converts TensorRT-LLM's speculative_config: draft models, EAGLE-3 and Medusa heads, MTP layers and n-grams are
+supported, other methods are refused by name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from faser_trtllm.trtllm.convert.verdict import (
 )
 
 OURS = (
-    "only Draft_Target (a separate draft model), Eagle3 and Medusa (heads on the target) and NGram (the request's own "
-    "text) are supported"
+    "only Draft_Target (a separate draft model), Eagle3 and Medusa (heads on the target), MTP (the target's own layer) "
+    "and NGram (the request's own text) are supported"
 )
 _KINDS = {
     "drafttarget": "",
@@ -35,7 +35,7 @@ _KINDS = {
     "eagle": "",
     "eagle3": "",
     "medusa": "",
-    "mtp": "it needs multi token prediction layers of the target",
+    "mtp": "",
     "lookahead": "it drafts without a draft model",
     "ngram": "",
     "sa": "",
@@ -102,6 +102,10 @@ def _beside_suffix(key: str, value: Any) -> Verdict:
     return Verdict(key, value, Outcome.BECAME, note, {"drafters": ["suffix", "model"]})
 
 
+def _beside_suffix_if_true(key: str, value: Any) -> Verdict:
+    return _beside_suffix(key, value) if value else Verdict(key, value, Outcome.IGNORED, "it is the default")
+
+
 _HEAD = ignored("the checkpoint says what head it is; cpu and cuda engines take it")
 _EAGLE_RULES: dict[str, Rule] = {
     "decoding_type": _HEAD,
@@ -124,10 +128,29 @@ _MEDUSA_RULES: dict[str, Rule] = {
     "num_medusa_heads": ignored("the checkpoint says how many heads there are"),
     "medusa_choices": _ONE_CHAIN,
 }
+_RELAXED = ignored("only relaxed acceptance reads it")
+_MTP_RULES: dict[str, Rule] = {
+    "num_nextn_predict_layers": _draft_len,
+    "speculative_model": refused("the MTP layer is read from the target's checkpoint; leave it out"),
+    "speculative_model_dir": refused("the MTP layer is read from the target's checkpoint; leave it out"),
+    "use_relaxed_acceptance_for_thinking": only(
+        False, otherwise="relaxed acceptance changes the text's distribution; leave it out"
+    ),
+    **dict.fromkeys(
+        ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token", "end_thinking_phase_token"), _RELAXED
+    ),
+    "use_mtp_vanilla": ignored("one layer drafts all places, and the checkpoint says how many layers there are"),
+    "mtp_eagle_one_model": _EAGLE_RULES["eagle3_one_model"],
+    "sa_config": _beside_suffix,
+    "use_sa_spec": _beside_suffix_if_true,
+    "sa_spec_threshold": ignored("the text's drafts are taken where they are surer, whatever their match's length"),
+    **dict.fromkeys(("use_dynamic_tree", "dynamic_tree_max_topK"), _ONE_CHAIN),
+}
 _OF_KIND = {
     **dict.fromkeys(_SUFFIX, _SUFFIX_RULES),
     **dict.fromkeys(("eagle", "eagle3"), _EAGLE_RULES),
     "medusa": _MEDUSA_RULES,
+    "mtp": _MTP_RULES,
 }
 _SCHEDULED = ("draft_len_schedule", "max_concurrency")
 FIELDS = (*_RULES, *_SCHEDULED)
@@ -146,7 +169,10 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
     short = str(kind).lower().replace("_", "")
     searches = short in _SUFFIX
     rules = _RULES | _OF_KIND.get(short, {})
+    is_mtp = short == "mtp"
     max_draft_len = section.get("max_draft_len")
+    if is_mtp and max_draft_len is None:
+        max_draft_len = section.get("num_nextn_predict_layers") or 1  # TensorRT-LLM's default
     if max_draft_len is None:
         sentence = f"{key}.max_draft_len is missing, drafting needs the number of tokens to draft; set it"
         yield refusal(f"{key}.max_draft_len", None, sentence)
@@ -161,6 +187,15 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
                 value,
                 f"{path} is {show(value)}, drafts are a chain here, so it must be max_draft_len ({max_draft_len})",
             )
+        elif name == "num_nextn_predict_layers" and is_mtp and value != max_draft_len:
+            yield refusal(
+                path,
+                value,
+                f"{path} is {show(value)} and max_draft_len {show(max_draft_len)}, but both say how many tokens are "
+                "drafted; leave one out",
+            )
+        elif name == "decoding_type" and is_mtp:
+            yield _mtp(path, value, section)
         elif name == "decoding_type" and searches:
             yield Verdict(path, value, Outcome.BECAME, "the suffix automaton drafts", {"drafters": ["suffix"]})
         elif name in rules:
@@ -168,6 +203,13 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
         elif name not in _SCHEDULED:
             yield unknown(path, value, nearest(name, (*rules, *_SCHEDULED)))
     yield from _schedule(key, section, max_draft_len)
+
+
+def _mtp(path: str, value: Any, section: Mapping[Any, Any]) -> Verdict:
+    note = "the layer in the target's own checkpoint drafts, in cpu engines"
+    is_given = any(section.get(name) is not None for name in ("max_draft_len", "num_nextn_predict_layers"))
+    length = {} if is_given else {"max_draft_len": 1}
+    return Verdict(path, value, Outcome.BECAME, note, length, {"mtp": True, **length})
 
 
 def _refused_kind(path: str, kind: Any) -> Verdict | None:
