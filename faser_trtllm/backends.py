@@ -58,7 +58,7 @@ BACKENDS = (
         has_fp8=True,
         has_fp8_kv=True,
         has_ranks=True,
-        heads=("eagle3", "medusa"),
+        heads=("eagle3", "medusa", "mtp"),
     ),
     Backend(
         "tensorrt_rtx",

@@ -14,7 +14,7 @@ from faser_trtllm.builder.cuda_engine_file import VERSION, Array, Shape, num_byt
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
 from faser_trtllm.builder.shard import check_tp_size
-from faser_trtllm.builder.source import Eagle3Head, MedusaHeads, Source
+from faser_trtllm.builder.source import Eagle3Head, MedusaHeads, MtpLayer, Source
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
@@ -88,6 +88,8 @@ def _sizes(source: Source, build_config: BuildConfig) -> dict[str, Any]:
     if isinstance(head, Eagle3Head):
         own = {"fc_bias": head.config.fc_bias, "target_ids": head.target_ids is not None}
         sizes["head"] = head_json(head) | own
+    elif isinstance(head, MtpLayer):
+        sizes["head"] = head_json(head)
     elif head is not None:
         sizes["medusa"] = head_json(head)
     return sizes
@@ -126,6 +128,10 @@ class _Tensors:
             "embedding": ("model.embed_tokens.weight", (vocab, hidden)),
             "lm_head": ("lm_head.weight", (vocab, hidden)),
             "final_norm": ("model.norm.weight", (hidden,)),
+            "head.input_proj": ("input_proj.weight", (hidden, 2 * hidden)),
+            "head.token_norm": ("token_layernorm.weight", (hidden,)),
+            "head.hidden_norm": ("hidden_layernorm.weight", (hidden,)),
+            "head.target_norm": ("target.norm.weight", (hidden,)),
         }
         width = hidden
         if self._head is not None:

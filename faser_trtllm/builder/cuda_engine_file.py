@@ -36,14 +36,16 @@ def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
     """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is always fp32.
 
     A model with the object `head` is an EAGLE-3 head: its qkv reads two rows of hidden_size, the normed embedding and
-    the normed hidden row, its LM head is over draft_vocab_size tokens, and head.target_ids are int64. With the object
-    `medusa` it is Medusa heads (models/medusa.py), and final_norm is the target's.
+    the normed hidden row, its LM head is over draft_vocab_size tokens, and head.target_ids are int64. With is_mtp in
+    that object it is an MTP layer: a decoder's layer behind head.input_proj. With the object `medusa` it is Medusa
+    heads (models/medusa.py), and final_norm is the target's.
     """
     if "medusa" in model:
         heads = MedusaConfig(**model["medusa"], hidden_size=model["hidden_size"], vocab_size=model["vocab_size"])
         shapes = {f"medusa.{name}": shape for name, shape in expected_shapes(heads).items()}
         return {"final_norm": (model["hidden_size"],), **shapes}
     head: Mapping[str, Any] | None = model.get("head")
+    is_mtp = head is not None and bool(head.get("is_mtp"))
     hidden, head_dim, vocab, inner = (
         model[name] for name in ("hidden_size", "head_dim", "vocab_size", "intermediate_size")
     )
@@ -52,7 +54,7 @@ def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
     shapes = {"rope_inv_freq": (head_dim // 2,), "embedding": (vocab, hidden)}
     for i in range(model["num_layers"]):
         layer: dict[str, Shape] = {"qkv": (qkv_size, 2 * hidden)}
-        if head is None:
+        if head is None or is_mtp:
             layer = {"input_norm": (hidden,), "qkv": (qkv_size, hidden)}
         if model["qkv_bias"]:
             layer["qkv_bias"] = (qkv_size,)
@@ -71,7 +73,11 @@ def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
     shapes["final_norm"] = (hidden,)
     if not model["tied"]:
         shapes["lm_head"] = (vocab if head is None else head["draft_vocab_size"], hidden)
-    if head is not None:
+    if head is not None and is_mtp:
+        shapes |= {"head.input_proj": (hidden, 2 * hidden), "head.token_norm": (hidden,), "head.hidden_norm": (hidden,)}
+        if head["reads_normed"]:
+            shapes["head.target_norm"] = (hidden,)
+    elif head is not None:
         shapes |= {"head.fc": (hidden, head["num_features"]), "head.input_norm": (hidden,)}
         shapes["head.hidden_norm"] = (hidden,)
         if head["fc_bias"]:

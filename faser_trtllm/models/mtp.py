@@ -34,7 +34,7 @@ class MtpConfig:
 class MtpWeights:
     """The layer's tensors (Weights) as a decoder's of one layer, `model.layers.0.*` and so on, with what it shares with
     its target, and its own: token_layernorm, hidden_layernorm and input_proj, whose inputs are the normed hidden row
-    and then the normed embedding."""
+    and then the normed embedding; target.norm.weight is the target's final norm."""
 
     def __init__(self, target: Weights, tied: bool) -> None:
         """tied: the target's LM head is its embedding."""
@@ -58,6 +58,8 @@ class MtpWeights:
     def _name(self, name: str) -> str:
         if name in _SHARED:
             return _SHARED[0] if self._tied else name
+        if name == "target.norm.weight":
+            return "model.norm.weight"
         return _PREFIX + name.replace("model.norm.", "final_layernorm.").removeprefix("model.layers.0.")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
-from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.cuda.weights import DeviceWeights, HeadWeights
 from faser_trtllm.engine.gpu.batch import TokenRows
 from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.ops import Ops
@@ -42,8 +42,7 @@ class Eagle3Decoder(TorchDecoder):
     ) -> None:
         """hidden_rows: the target's."""
         assert hidden_rows is not None, "a head reads its target's hidden rows"
-        assert weights.head is not None, "these are no head's weights"
-        self._read, self._head = hidden_rows, weights.head
+        self._read = hidden_rows
         super().__init__(weights, ops, spec, runtime, partition, kv_dtype=kv_dtype)
 
     def _allocate(
@@ -56,9 +55,9 @@ class Eagle3Decoder(TorchDecoder):
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
         kept = self._read.tensor.index_select(0, self.batch.token_rows[:rows])
-        self._run_layer(self._product(kept, self._head.fc, self._head.fc_bias), bounds)
+        self._run_layer(self._features(kept), bounds)
         if logits is not None:
-            outputs = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
+            outputs = self._outputs_of(self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]]))
             num_kept = min(outputs.shape[0], self._outputs.shape[0])
             self._outputs[:num_kept].copy_(outputs[:num_kept])
             self._draft_logits(outputs, logits)
@@ -70,12 +69,25 @@ class Eagle3Decoder(TorchDecoder):
         outputs = self._outputs[:rows]
         self._run_layer(outputs, bounds)
         has_row = (self.batch.kv_lens[:rows] > 0)[:, None]
-        outputs.copy_(torch.where(has_row, self._hidden[:rows], outputs))
+        outputs.copy_(torch.where(has_row, self._outputs_of(self._hidden[:rows]), outputs))
         self._draft_logits(outputs, logits)
 
     def close(self) -> None:
         super().close()
-        del self._read, self._head, self._outputs
+        del self._read, self._outputs
+
+    @property
+    def _head(self) -> HeadWeights:
+        assert isinstance(self.weights.head, HeadWeights), "these are no EAGLE-3 head's weights"
+        return self.weights.head
+
+    def _features(self, kept: Tensor) -> Tensor:
+        """Of the target's rows [rows, num_features] -> [rows, hidden]."""
+        return self._product(kept, self._head.fc, self._head.fc_bias)
+
+    def _outputs_of(self, hidden: Tensor) -> Tensor:
+        """What the next step reads, of the layer's hidden rows."""
+        return hidden
 
     def _run_layer(self, features: Tensor, bounds: Bounds) -> None:
         """features [rows, hidden] -> the batch's hidden rows."""

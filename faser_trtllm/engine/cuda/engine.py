@@ -1,4 +1,4 @@
-"""Makes the cuda backend's engine: the GPU engine over torch's layers, or over Medusa heads."""
+"""Makes the cuda backend's engine: the GPU engine over torch's layers, or over heads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.eagle3 import Eagle3Decoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.medusa import MedusaDecoder, MedusaWeights
+from faser_trtllm.engine.cuda.mtp import MtpDecoder
 from faser_trtllm.engine.cuda.parallel.decoder import ShardDecoder
 from faser_trtllm.engine.cuda.parallel.leader import LeadingEngine
 from faser_trtllm.engine.cuda.parallel.ranks import Membership
-from faser_trtllm.engine.cuda.weights import WHOLE, DeviceWeights
+from faser_trtllm.engine.cuda.weights import WHOLE, DeviceWeights, MtpWeights
 from faser_trtllm.engine.gpu.decoder import Decoder
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.graphs import GraphStore
@@ -76,6 +77,8 @@ def make_engine(
         return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
     if membership is None:
         kind = TorchDecoder if weights.head is None else Eagle3Decoder
+        if isinstance(weights.head, MtpWeights):
+            kind = MtpDecoder
         decoder = kind(weights, ops, spec, runtime, partition, hidden_rows, kv_type)
         return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
     decoder = ShardDecoder(weights, ops, spec, runtime, partition, hidden_rows, kv_type, membership.group)

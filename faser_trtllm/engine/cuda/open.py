@@ -80,7 +80,7 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
     """As open_draft_alone; ConfigError for a head, which drafts for no target but its own."""
-    if {"eagle3", "medusa"} & (request.engines.draft_config or {}).get("faser", {}).keys():
+    if {"eagle3", "medusa", "mtp"} & (request.engines.draft_config or {}).get("faser", {}).keys():
         raise ConfigError(
             f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
             "model to draft for another system"
@@ -103,7 +103,8 @@ def _hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
     if head is None and not has_medusa:
         return None
     if request.quantization is not Quantization.NONE:
-        what = "Medusa heads, which run" if has_medusa else "an EAGLE-3 head, which runs"
+        what = "an MTP layer, which runs" if head and head.get("is_mtp") else "an EAGLE-3 head, which runs"
+        what = "Medusa heads, which run" if has_medusa else what
         raise ConfigError(
             f"quantization is {request.quantization.value}, but {request.engines.path} drafts with {what} in the dtype "
             "of the build; set quantization to none"

@@ -55,6 +55,17 @@ class HeadWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """What an MTP layer has beside a decoder's: input_proj [hidden, 2 * hidden], of the normed hidden row and then the
+    normed embedding; norms [hidden]. target_norm: the target's final one, where rows are read behind it."""
+
+    input_proj: Tensor
+    token_norm: Tensor
+    hidden_norm: Tensor
+    target_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceWeights:
     """sizes: the `model` object of the engine file, or a rank's (builder/shard.py). cos, sin: fp32 [max_seq_len,
     head_dim / 2]. head: of one only."""
@@ -66,7 +77,7 @@ class DeviceWeights:
     lm_head: Tensor
     cos: Tensor
     sin: Tensor
-    head: HeadWeights | None = None
+    head: HeadWeights | MtpWeights | None = None
 
     @classmethod
     def load(
@@ -114,7 +125,7 @@ class DeviceWeights:
             tensors["embedding"][shard.part(sizes["vocab_size"])] if sizes["tied"] else tensors["lm_head"],
             (angles.cos() * factor).to(device),
             (angles.sin() * factor).to(device),
-            HeadWeights(**head) if head else None,
+            _head_weights(head),
         )
 
     @property
@@ -122,12 +133,21 @@ class DeviceWeights:
         """Bytes of device memory of the weights; a tied embedding counts once."""
         own: list[Tensor | ScaledRows] = [self.embedding, self.final_norm, self.cos, self.sin]
         own += [] if self.sizes["tied"] else [self.lm_head]
-        parts: list[LayerWeights | HeadWeights] = [*self.layers, *([] if self.head is None else [self.head])]
+        parts: list[LayerWeights | HeadWeights | MtpWeights] = [
+            *self.layers,
+            *([] if self.head is None else [self.head]),
+        ]
         for part in parts:
             own += [tensor for name in part.__slots__ if (tensor := getattr(part, name)) is not None]
         return sum(
             held.num_bytes if isinstance(held, ScaledRows) else held.numel() * held.element_size() for held in own
         )
+
+
+def _head_weights(tensors: dict[str, Tensor]) -> HeadWeights | MtpWeights | None:
+    if not tensors:
+        return None
+    return MtpWeights(**tensors) if "input_proj" in tensors else HeadWeights(**tensors)
 
 
 def device_tensor(

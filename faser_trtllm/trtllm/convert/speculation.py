@@ -206,7 +206,7 @@ def judge_speculation(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]
 
 
 def _mtp(path: str, value: Any, section: Mapping[Any, Any]) -> Verdict:
-    note = "the layer in the target's own checkpoint drafts, in cpu engines"
+    note = "the layer in the target's own checkpoint drafts, in cpu and cuda engines"
     is_given = any(section.get(name) is not None for name in ("max_draft_len", "num_nextn_predict_layers"))
     length = {} if is_given else {"max_draft_len": 1}
     return Verdict(path, value, Outcome.BECAME, note, length, {"mtp": True, **length})

@@ -25,12 +25,14 @@ from tests.ops.cuda.emulation import emulated
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
 from tests.support.medusa import make_medusa
+from tests.support.mtp import make_mimo
 
 WHOLE = GpuPartition("whole", 1, 132)
 MAX_BATCH_SIZE = 6
 HEADS = {  # options of build_with_head
     "eagle3": {"make": make_head, "layers": (1, 2, 4), "draft_vocab_size": 200},
     "medusa": {"make": make_medusa, "num_heads": 5, "num_layers": 2},
+    "mtp": {"make": None},
 }
 
 
@@ -79,25 +81,29 @@ def build_pair(
 
 def build_with_head(
     directory: Path,
-    make: Callable[..., Path],
+    make: Callable[..., Path] | None,
     dtype: str = "bfloat16",
     exit_layers: tuple[int, ...] = (),
     tp_size: int = 1,
+    mtp_reads_normed: bool = False,
     **head,
 ) -> EngineDir:
-    """A random target of four layers (directory/t) and a head that `make` writes (directory/h)."""
+    """A random target of four layers (directory/t) and a head that `make` writes (directory/h); None: the target's own
+    MTP layer."""
     sizes = {"vocab_size": 320, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
-    target = make_checkpoint(directory / "t", **sizes)
+    target = (make_mimo if make is None else make_checkpoint)(directory / "t", **sizes)
     limits = {"max_seq_len": 128, "max_batch_size": 4, "max_num_tokens": 128, "max_draft_len": 5}
     engines = build_engines(
         BuildOptions(
             target,
-            make(directory / "h", target, **head),
+            None if make is None else make(directory / "h", target, **head),
             directory / "e",
             backend="cuda",
             dtype=dtype,
             exit_layers=exit_layers,
             tp_size=tp_size,
+            mtp=make is None,
+            mtp_reads_normed=mtp_reads_normed,
             **limits,
         )
     )

@@ -1,9 +1,11 @@
-"""The EAGLE-3 head on the cuda engine: what its target keeps for it, and drafts whose laws are torch's."""
+"""The EAGLE-3 head and the MTP layer on the cuda engine: what their target keeps for them, and drafts whose laws are
+torch's."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +28,22 @@ from tests.engine.cuda.heads import (
     random_tokens,
 )
 from tests.support.eagle3 import make_head, torch_head
+from tests.support.mtp import TorchMtp
 
 VARIANTS = {
     "safeailab": {"layers": (0, 1, 3)},
     "specforge": {"naming": "layers.0", "layers": (1, 2, 4), "own_embedding": False, "norm_before_residual": True},
     "whole_vocabulary": {"draft_vocab_size": None, "layers": (2,)},
+    "mtp": {"make": None},
+    "mtp_normed": {"make": None, "mtp_reads_normed": True},
 }
 
 
-def opened(directory: Path, stack: ExitStack, *args, **head) -> Pair:
-    engines = build_with_head(directory, make_head, exit_layers=(1, 3), **head)
+def opened(directory: Path, stack: ExitStack, *args, make=make_head, mtp_reads_normed=False, **head) -> Pair:
+    options = {"mtp_reads_normed": mtp_reads_normed, **head}
+    engines = build_with_head(directory, make, exit_layers=(1, 3), **options)
+    if make is None:
+        return open_pair(engines, stack, TorchMtp(directory / "t", mtp_reads_normed), *args)
     return open_pair(engines, stack, torch_head(directory / "h", directory / "t"), *args)
 
 
@@ -113,10 +121,11 @@ def test_rows_of_pending_drafts_are_run_again_with_the_targets_rows(pair: Pair) 
     np.testing.assert_allclose(q, laws(pair, longer[:-1], 14, 14), atol=2e-5)
 
 
-def test_bfloat16_stays_near_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [{"layers": (0, 1, 3)}, {"make": None}], ids=["eagle3", "mtp"])
+def test_bfloat16_stays_near_torch(tmp_path: Path, head: dict[str, Any]) -> None:
     tokens = random_tokens(8, 30, 21)
     with ExitStack() as stack:
-        pair = opened(tmp_path, stack, torch.bfloat16, ReferenceOps, layers=(0, 1, 3))
+        pair = opened(tmp_path, stack, torch.bfloat16, ReferenceOps, **head)
         pair.target.run([(slot, t, 0, len(t)) for slot, t in enumerate(tokens)])
         requests = [(t, len(t), 0, 4) for t in tokens]
         for (known, num_tokens, _, _), (result, q) in zip(requests, draft(pair, requests), strict=True):

@@ -71,10 +71,14 @@ def test_graphs_change_no_bit_and_hold_every_step(engines: EngineDir) -> None:
 
 
 def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None:
-    says = {"eagle3": "an EAGLE-3 head, which runs in the dtype", "medusa": "Medusa heads, which run in the dtype"}
+    says = {
+        "eagle3": "an EAGLE-3 head, which runs",
+        "medusa": "Medusa heads, which run",
+        "mtp": "an MTP layer, which runs",
+    }
     request, gpu = OpenRequest(engines, engines.build_config, 16, drafting=True), HostGpu()
     with ExitStack() as stack:
-        with pytest.raises(ConfigError, match=f"quantization is fp8, but .* drafts with {says[kind]}"):
+        with pytest.raises(ConfigError, match=f"quantization is fp8, but .* drafts with {says[kind]} in the dtype"):
             open_cuda_engines(replace(request, quantization=Quantization.FP8), gpu, stack)
         with pytest.raises(ConfigError, match="reads hidden rows of a target of ours"):
             open_cuda_draft(request, gpu, stack)
@@ -82,5 +86,6 @@ def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None
 
 def test_hidden_rows_are_counted_with_the_kv(kind: str, engines: EngineDir) -> None:
     """What a KV token takes: keys and values of all layers of both, and hidden rows, of 2 bytes each."""
-    num_layers, num_rows = (NUM_LAYERS + 1, 3) if kind == "eagle3" else (NUM_LAYERS, 1)
+    num_layers = NUM_LAYERS + (kind != "medusa")
+    num_rows = 3 if kind == "eagle3" else 1
     assert engines.kv_bytes_per_token() == 2 * (num_layers * 2 * 2 * 64 + num_rows * 64)
