@@ -13,11 +13,10 @@ from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
-from tests.engine.cuda.harness import build_with_head, open_engine, random_tokens
+from tests.engine.cuda.harness import HEADS, build_with_head, open_engine, random_tokens
 from tests.engine.cuda.host_executor import generate, mixed_requests
 from tests.ops.cuda.emulation import emulated
 from tests.support.checkpoints import make_pair
-from tests.support.eagle3 import make_head
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.engine_harness import Harness
 
@@ -77,8 +76,9 @@ def test_the_kernels_store_and_read_what_their_references_do(engines) -> None:
 
 
 @ONLY_ALL
-def test_a_head_and_ranks_have_such_caches_too(tmp_path: Path) -> None:
-    engines = [build_with_head(tmp_path / str(size), make_head, exit_layers=(2,), tp_size=size) for size in (1, 2)]
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_and_ranks_have_such_caches_too(tmp_path: Path, kind: str) -> None:
+    engines = [build_with_head(tmp_path / str(size), exit_layers=(2,), tp_size=size, **HEADS[kind]) for size in (1, 2)]
     expected = generate(engines[0], "off", REQUESTS, kv_dtype=FP8)[0]
     for each in engines:
         tokens, found = generate(each, "fixed:4", REQUESTS, kv_dtype=FP8)
