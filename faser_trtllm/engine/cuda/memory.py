@@ -22,7 +22,7 @@ def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -
             shape = (rows, *whole[1:])
             total += ITEMSIZES[type_of(name, file.dtype)] * prod(shape)
             part = name.rpartition(".")[2]
-            if part in FOLDED_NORMS.values():
+            if part in FOLDED_NORMS.values() and name.startswith("layers."):
                 total -= ITEMSIZES[file.dtype] * prod(shape)
             elif part in MATRICES and quantization is Quantization.FP8:
                 total -= (ITEMSIZES[file.dtype] - 1) * prod(shape) - _SCALE_BYTES * shape[0]

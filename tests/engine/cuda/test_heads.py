@@ -6,9 +6,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+import torch
 
+from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import Quantization
+from faser_trtllm.engine.cuda.engine import load_weights
+from faser_trtllm.engine.cuda.memory import weight_bytes
 from faser_trtllm.engine.cuda.open import open_cuda_draft, open_cuda_engines
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
@@ -82,6 +86,15 @@ def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None
             open_cuda_engines(replace(request, quantization=Quantization.FP8), gpu, stack)
         with pytest.raises(ConfigError, match="reads hidden rows of a target of ours"):
             open_cuda_draft(request, gpu, stack)
+
+
+def test_weights_are_counted_to_the_byte(kind: str, engines: EngineDir) -> None:
+    """As loaded, but for the two tables of rotations that are made of one."""
+    with CudaFile.open(engines.draft_path) as file:
+        loaded, sizes = load_weights(file, torch.device("cpu")).num_bytes, file.model
+    rotations = 2 * 4 * sizes["max_seq_len"] * sizes["head_dim"] // 2 - 4 * sizes["head_dim"] // 2
+    counted = weight_bytes(engines.draft_path, Quantization.NONE)
+    assert counted == loaded - (0 if kind == "medusa" else rotations)
 
 
 def test_hidden_rows_are_counted_with_the_kv(kind: str, engines: EngineDir) -> None:

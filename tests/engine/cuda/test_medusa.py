@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from faser_trtllm.builder.cuda_engine_file import CudaFile
-from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.shard import Shard
-from faser_trtllm.config import Quantization
 from faser_trtllm.engine.cuda.medusa import MedusaWeights
-from faser_trtllm.engine.cuda.memory import place_logits_bytes, weight_bytes
+from faser_trtllm.engine.cuda.memory import place_logits_bytes
 from faser_trtllm.engine.cuda.open import blocks_of
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.opening import OpenRequest
@@ -116,12 +114,9 @@ def test_engines_in_float16_hold_the_same_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(found[1][name], tensor, atol=1e-7, rtol=0, msg=name)  # what fp16 cannot hold
 
 
-def test_memory_is_counted(tmp_path: Path) -> None:
-    """Weights to the byte, and the logits of all places where not even one request fits."""
-    with ExitStack() as stack:
-        pair = opened(tmp_path, stack, torch.bfloat16, ReferenceOps, num_heads=3)
-        weights, engines = pair.draft.weight_bytes, EngineDir.load(tmp_path / "e")
-    assert weight_bytes(engines.draft_path, Quantization.NONE) == weights
+def test_logits_are_counted(tmp_path: Path) -> None:
+    """The logits of all places, and they are named where not even one request fits."""
+    engines = build_with_head(tmp_path, make_medusa, num_heads=3)
     assert place_logits_bytes(engines.draft_path, 4) == 4 * 3 * 4 * VOCAB
     assert place_logits_bytes(engines.target_path, 4) == 0
     request = OpenRequest(engines, engines.build_config, 16, drafting=True)
