@@ -73,7 +73,10 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
   };
   int32_t token = draw_index(n, recover_bits, residual_mass, &shared->draw);
   // p and q equal up to rounding leave no residual: the draw from p is then the same distribution.
-  if (token < 0) token = draw_index(n, recover_bits, p_mass, &shared->draw);
+  if (token < 0) {
+    __syncthreads();
+    token = draw_index(n, recover_bits, p_mass, &shared->draw);
+  }
   return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
 }
 

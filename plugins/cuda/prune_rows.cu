@@ -62,17 +62,16 @@ __device__ inline void prune(const float* scores, const int32_t* places, const f
     kept[b] = stays;
   }
   __syncthreads();
-  // Rows move to the front, a block's worth at a time: what is written lies within what was read before.
+  // Rows move to the front, a block's worth at a time: what is written lies within what all have read before the sum,
+  // so that no other barrier is needed.
   int32_t num_before = 0;
   for (int32_t base = 0; base < num_listed; base += kThreads) {
     const int32_t r = base + static_cast<int32_t>(threadIdx.x);
     const bool stays = r < num_hidden && rows[r] != 0;
     uint64_t total = 0;
     const uint64_t place = block_exclusive_sum(stays, &total);
-    __syncthreads();
     if (stays) rows[num_before + static_cast<int32_t>(place)] = r;
     num_before += static_cast<int32_t>(total);
-    __syncthreads();
   }
   for (int32_t r = num_before + static_cast<int32_t>(threadIdx.x); r < num_listed; r += kThreads) rows[r] = -1;
 }

@@ -76,7 +76,7 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
                                    static_cast<int64_t>(args.num_kv_heads) * args.tokens_per_block * kHeadDim,
                                    static_cast<int64_t>(kv_head) * args.tokens_per_block * kHeadDim};
   // Halves are K and V of a tile in turn; half h goes to slot h mod kNumSlots. Past the end an empty group is
-  // committed, so that the number of groups in flight is constant.
+  // committed, so that the number of groups in flight is constant, and nothing is in flight once the last half is here.
   auto fetch = [&](int half) {
     if (half < 2 * num_tiles) {
       const Kv* cache = static_cast<const Kv*>(half % 2 == 0 ? args.k_cache : args.v_cache);
@@ -216,7 +216,6 @@ __device__ void attend(const AttentionArguments& args, const Work& mine) {
       }
     }
   }
-  cp_async_wait<0>();
 
 #pragma unroll
   for (int i = 0; i < 2; i++) {

@@ -16,7 +16,8 @@ struct DrawShared {
 };
 
 // The first index at which the running sum of mass(0), mass(1), ... exceeds u times their total; -1 if the total is 0.
-// mass: index -> uint64, with a total below 2^64; n at most kMaxPositions. u = uniform_bits * 2^-53.
+// mass: index -> uint64, with a total below 2^64; n at most kMaxPositions. u = uniform_bits * 2^-53. All threads must
+// meet before another use of `shared`.
 template <typename Mass>
 __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawShared* shared) {
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
@@ -30,10 +31,7 @@ __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawS
   __syncthreads();
   uint64_t total = 0;
   for (int w = 0; w < kWarps; ++w) total += shared->warp_mass[w];
-  if (total == 0) {
-    __syncthreads();
-    return -1;
-  }
+  if (total == 0) return -1;
   const uint64_t wanted = drawn_mass(uniform_bits, total);
   uint64_t reached = 0;
   int chosen = 0;
@@ -58,9 +56,7 @@ __device__ int32_t draw_index(int32_t n, uint64_t uniform_bits, Mass mass, DrawS
     }
   }
   __syncthreads();
-  const int32_t token = shared->token;
-  __syncthreads();
-  return token;
+  return shared->token;
 }
 
 // An upper bound of -log(1 - u) / p for every u whose leading bits are the word, within 1e-5 for small ones.

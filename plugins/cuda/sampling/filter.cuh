@@ -102,7 +102,8 @@ __device__ void for_each_member(const Row<T>& row, const RowProbs& probs, const 
 }
 
 // Moves the cut so that the best top_k entries remain (top_p >= 1), or the smallest set of best entries that holds
-// top_p of the mass (top_p < 1). No effect if that is all of them.
+// top_p of the mass (top_p < 1). No effect if that is all of them. It may be called again at once; for another use of
+// `shared` all threads must have met in between.
 template <typename T>
 __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, RowProbs* probs, FilterShared* shared) {
   const bool by_mass = top_p < 1.0f;
@@ -159,7 +160,6 @@ __device__ void tighten(const Row<T>& row, int32_t top_k, float top_p, RowProbs*
   }
   __syncthreads();
   probs->cut = shared->cut;
-  __syncthreads();
 }
 
 }  // namespace faser
