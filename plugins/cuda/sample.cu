@@ -84,17 +84,6 @@ struct AdvanceShared {
   bool pays;
 };
 
-// Shared memory of an inline function, as elsewhere: a host's linker wants one kind in a section.
-__device__ inline RowShared& row_shared() {
-  __shared__ RowShared shared;
-  return shared;
-}
-
-__device__ inline AdvanceShared& advance_shared() {
-  __shared__ AdvanceShared shared;
-  return shared;
-}
-
 __device__ inline double sigmoid(double z) {
   const double e = exp(z < 0.0 ? z : -z);
   return (z < 0.0 ? e : 1.0) / (1.0 + e);
@@ -112,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
                 int32_t vocab_size, int32_t logits_stride, int32_t max_draft_len, int32_t num_slots,
                 float* edited_logits, float* draft_probs, int32_t* tokens, float* margins, int32_t* candidates) {
   using namespace faser;
-  RowShared& shared = row_shared();
+  __shared__ RowShared shared;
   const int32_t request = blockIdx.x, place = *step;
   if (request >= num_requests || place < 0 || place >= max_draft_len) return;
   const Sampling& s = sampling[request];
@@ -159,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(faser::kAdvanceThreads)
                    int32_t* known, int32_t* remaining, int32_t* pending, double* survival, int32_t* step,
                    int32_t* num_going) {
   using namespace faser;
-  AdvanceShared& shared = advance_shared();
+  __shared__ AdvanceShared shared;
   const int32_t place = *step;
   if (place < 0 || place >= max_draft_len) {
     if (threadIdx.x == 0) *num_going = 0;  // whatever repeats this while somebody goes on ends

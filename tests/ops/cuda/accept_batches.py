@@ -10,22 +10,23 @@ from faser_trtllm import native
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept
-from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.emulation import EmulatedModule, skip_without_a_compiler
 from tests.support.sampling_slots import Slots
 
 MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
 FIELDS = [field.name for field in dataclasses.fields(AcceptResult)]
 
 
-class SmallBlocks:
+class SmallBlocks(EmulatedModule):
     """The emulated kernels of a stem with 64 threads and buckets per block: quick, and the cut takes more levels."""
 
     def __init__(self, order=0, stem="accept"):
-        self._module = emulated(stem, {"FASER_BLOCK_THREADS": 64}, order)
+        skip_without_a_compiler()
+        super().__init__(stem, {"FASER_BLOCK_THREADS": 64}, order)
 
     def launch(self, kernel, grid, block, arguments, stream=0):
-        block = (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows")) else block
-        self._module.launch(kernel, grid, block, arguments, stream)
+        block = (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows", "prune_rows")) else block
+        super().launch(kernel, grid, block, arguments, stream)
 
 
 def run(
@@ -120,3 +121,22 @@ def rounds(draw):
     ties = draw(st.booleans())
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
     return max_draft_len, vocab_size, requests, ties, dtype, draw(st.integers(0, 2**32))
+
+
+def run_every_mode(launcher, seed, n=24, vocab_size=300):
+    """run of a batch in which every mode meets every filter and edit, with ties, a NaN, and a test that leaves no
+    residual."""
+    rng = np.random.default_rng(seed)
+    slots = Slots(n, vocab_size, 1)
+    slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
+    slots.draft_probs[8] = 5
+    edits = {"frequency_penalty": 0.2, "bias": [(7, 1.0), (3, 2.0)], "bad_words": [[3], [5, 6], [9]]}
+    edits |= {"end_ids": [11], "min_tokens": 20, "masks": np.arange(vocab_size)[None] % 9 != 0}
+    for slot in range(n):
+        fields = {"top_k": 100 * (slot % 3 == 0), "top_p": 0.9 if slot % 2 else 1.0, "temperature": 4.0}
+        fields |= edits if slot % 5 == 0 else {}
+        slots.set(slot, tokens=rng.integers(0, vocab_size, 9), mode=MODES[slot % 3], key=slot, **fields)
+    logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)
+    logits[[5, 7], 100] = np.nan
+    ones, rows = np.ones(n, np.int32), np.arange(n + 1, dtype=np.int32)
+    return run(launcher, slots.array, rows[:-1], logits, vocab_size, rows, 8 * ones, ones, 1)

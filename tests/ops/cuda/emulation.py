@@ -1,4 +1,7 @@
-"""The kernels of plugins/cuda on the CPU: compiled by the host compiler over the emulator, launched like a cubin."""
+"""The kernels of plugins/cuda on the CPU: compiled by the host compiler over the emulator, launched like a cubin.
+
+In a process that ThreadSanitizer is loaded in they are compiled for it, and a race ends the process with its report.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,11 @@ MAX_ARGUMENTS = 32
 class EmulatedModule:
     """Launcher over host memory: arguments are addresses of CPU tensors; a launch ends before it returns.
 
-    `order` is the order of a block's threads (0 ascending, 1 descending, else shuffled): results must not depend on it.
+    `order` is the order of a block's threads (0 ascending, 1 descending, else shuffled): results must not depend on it,
+    nor on `shared_byte`, which fills shared memory before each block.
     """
+
+    shared_byte = 0xFF  # NaNs
 
     def __init__(
         self, stem: str, defines: Mapping[str, int] | None = None, order: int = 0, sources: Path | None = None
@@ -39,6 +45,7 @@ class EmulatedModule:
         assert len(arguments) <= MAX_ARGUMENTS
         # A pointer's value is None when it is null; a negative int32 keeps its low 32 bits.
         values = [(argument.value or 0) & 0xFFFF_FFFF_FFFF_FFFF for argument in arguments]
+        self._library.emulator_fill_shared(self.shared_byte)
         self._library.emulator_launch(
             ctypes.cast(getattr(self._library, kernel), ctypes.c_void_p),
             (ctypes.c_uint * 3)(*grid),
@@ -47,27 +54,43 @@ class EmulatedModule:
             ctypes.c_uint(self.order),
         )
 
+    def leave_out(self, file: str, line: int) -> int:
+        """Leave out the barrier in this line from now on (line 0: none); how often the one before was left out."""
+        self._library.emulator_leave_out.restype = ctypes.c_uint64
+        return int(self._library.emulator_leave_out(f"/{file}".encode(), line))
+
 
 def emulated(
     stem: str, defines: Mapping[str, int] | None = None, order: int = 0, sources: Path | None = None
 ) -> EmulatedModule:
     """An EmulatedModule, or a skipped test where there is no host compiler or no CUDA headers."""
+    skip_without_a_compiler()
+    return EmulatedModule(stem, defines, order, sources)
+
+
+def skip_without_a_compiler() -> None:
     if host_compiler() is None:
         pytest.skip("no host C++ compiler (CXX, c++) to emulate the kernels with")
     try:
         include_dirs()
     except FaserError as error:
         pytest.skip(str(error))
-    return EmulatedModule(stem, defines, order, sources)
 
 
 def host_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "c++"))
 
 
+def is_sanitized() -> bool:
+    """Whether ThreadSanitizer is loaded in this process, which it can only be from the start."""
+    return hasattr(ctypes.CDLL(None), "__tsan_init")
+
+
 @functools.cache
 def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
     flags = emulation_flags(defines, folder)
+    if is_sanitized():
+        flags += ["-fsanitize=thread", "-g1"]
     folders = dict.fromkeys((folder, source_dir()))
     headers = [path for place in folders for path in sorted(place.rglob("*.cuh"))]
     sources = [folder / f"{stem}.cu", *headers, *sorted(EMULATOR_DIR.glob("*.h"))]

@@ -14,7 +14,7 @@ from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import Outcome, RowStatus, accept_reference
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED
-from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, int32, one_row, rounds, run
+from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, int32, one_row, rounds, run, run_every_mode
 from tests.ops.cuda.emulation import emulated
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
@@ -49,18 +49,7 @@ def test_the_kernels_are_the_reference(case):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_the_order_of_threads_does_not_matter(order):
-    rng = np.random.default_rng(order)
-    n, vocab_size = 24, 300
-    slots = Slots(n, vocab_size, 1)
-    slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
-    for slot in range(n):
-        fields = {"top_k": 100 * (slot % 3 == 0), "top_p": 0.9 if slot % 2 else 1.0, "temperature": 4.0}
-        edits = {"frequency_penalty": 0.2, "bad_words": [[3], [5, 6]]} if slot % 5 == 0 else {}
-        slots.set(slot, tokens=rng.integers(0, vocab_size, 9), mode=MODES[slot % 3], key=slot, **fields, **edits)
-    logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)
-    ones = np.ones(n, np.int32)
-    batch = (slots.array, np.arange(n, dtype=np.int32), logits, vocab_size, np.arange(n + 1, dtype=np.int32), 8 * ones)
-    ascending, other = (run(SmallBlocks(o), *batch, ones, 1) for o in (0, order))
+    ascending, other = (run_every_mode(SmallBlocks(o), order) for o in (0, order))
     for name in FIELDS:
         assert getattr(ascending, name).tolist() == getattr(other, name).tolist()
 

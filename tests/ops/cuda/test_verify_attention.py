@@ -190,25 +190,18 @@ def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots):
 
 BREAKAGES = {
     "a copy is not waited for": ("cp_async_wait<kNumSlots - 2>", "cp_async_wait<kNumSlots - 1>"),
-    "a barrier is missing": (
-        "cp_async_wait<kNumSlots - 2>();\n    __syncthreads();",
-        "cp_async_wait<kNumSlots - 2>();",
-    ),
     "a slot is taken too early": ("fetch(half + kNumSlots - 1);", "fetch(half + kNumSlots);"),
     "a row sees one position too few": ("position > last ||", "position >= last ||"),
     "stale positions are read": ("position < kv_end;", "position < kv_end + 15;"),
     "a chunk is done twice": ("mine.item / num_row_tiles : 0", "mine.item / num_row_tiles / 2 : 0"),
-    "items share the pool": ("__syncthreads();                  // the pool is free", ""),
     "a slot is another row's": ("(row - mine.first_row) * num_chunks", "(mine.num_rows - 1) * num_chunks"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "breakage", pick(["a barrier is missing", "stale positions are read", "items share the pool"], BREAKAGES)
-)
+@pytest.mark.parametrize("breakage", pick(["a slot is taken too early", "stale positions are read"], BREAKAGES))
 def test_broken_kernels_are_found(breakage, tmp_path):
-    """The emulator is no good if it computes the right thing from a wrong kernel."""
+    """The emulator is no good if it computes the right thing from a wrong kernel. Without a barrier: test_barriers."""
     sources = tmp_path / "cuda"
     shutil.copytree(source_dir(), sources)
     kernel = sources / "verify_attention.cu"

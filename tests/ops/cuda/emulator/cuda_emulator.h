@@ -2,27 +2,24 @@
 //
 // A block's threads are fibers on one thread of the machine; a fiber runs until it waits for others (a barrier, a
 // warp's collective), then the next one runs, in an order that launch() is given, so that a missing barrier shows in
-// one of the orders. Copies by cp.async happen when they are waited for, and until then their destination holds NaNs, as
-// shared memory does when a block begins.
-// Blocks run one after the other. What this cannot show: speed, bank conflicts, memory ordering between blocks.
+// one of the orders; compiled for ThreadSanitizer it shows in each (races.h). Copies by cp.async happen when they are
+// waited for, and until then their destination holds NaNs; shared memory holds a byte of the launch's choice when a
+// block begins. Blocks run one after the other. What this cannot show: speed, bank conflicts, memory ordering between
+// blocks.
 #ifndef FASER_CUDA_EMULATOR_H_
 #define FASER_CUDA_EMULATOR_H_
-
-#include <setjmp.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <map>
-#include <memory>
-#include <vector>
 
+#include "fibers.h"
+
+// Nothing else is of this kind, so it is a block's shared memory that shared_memory() finds. A section of its own would
+// do, but gcc leaves variables of templates out of it without a word.
 #undef __shared__
-#define __shared__ static __attribute__((section("faser_shared")))
+#define __shared__ static thread_local
 #undef __global__
 #define __global__ __attribute__((visibility("default")))
 #undef __device__
@@ -36,192 +33,16 @@
 #undef __restrict__
 #define __restrict__ __restrict
 
-// The linker's names for where that section begins and ends; nullptr in a file without shared memory.
-extern "C" __attribute__((weak, visibility("hidden"))) char __start_faser_shared[], __stop_faser_shared[];
-
-struct EmulatedIndex {
-  unsigned x, y, z;
-};
-inline EmulatedIndex threadIdx, blockIdx, blockDim, gridDim;
-
-namespace emulator {
-
-constexpr int kLanes = 32;
-constexpr size_t kStackBytes = 256 << 10;
-constexpr size_t kDepositBytes = 64;
-
-struct Copy {
-  void* target;
-  const void* source;
-  bool valid;
-};
-
-// A meeting of the lanes in a mask. Two buffers: a lane deposits for the next meeting while others still read this one.
-struct Meeting {
-  alignas(16) unsigned char deposit[2][kLanes][kDepositBytes];
-  uint64_t arrived = 0, finished = 0;
-};
-
-struct Fiber {
-  ucontext_t start;
-  jmp_buf resume;
-  std::unique_ptr<char[]> stack;
-  EmulatedIndex index;
-  bool started = false, done = false;
-  std::map<unsigned, uint64_t> meetings_joined;
-  std::vector<Copy> open;
-  std::vector<std::vector<Copy>> groups;
-};
-
-struct Block {
-  std::vector<Fiber> fibers;
-  std::map<unsigned, Meeting> meetings[32];
-  unsigned waiting_at_barrier = 0, num_done = 0;
-  uint64_t barrier_generation = 0, progress = 0;
-  int barrier_any = 0, barrier_result = 0;
-};
-
-using Entry = void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                       uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                       uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                       uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
-
-inline Block* block;
-inline Fiber* current;
-inline jmp_buf scheduler;
-inline Entry entry;
-inline const uint64_t* arguments;
-
-[[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "emulator: %s in block (%u, %u, %u)\n", what, blockIdx.x, blockIdx.y, blockIdx.z);
-  std::abort();
-}
-
-inline void yield() {
-  if (_setjmp(current->resume) == 0) _longjmp(scheduler, 1);
-}
-
-inline void release_barrier() {
-  block->waiting_at_barrier = 0;
-  block->barrier_generation++;
-  block->barrier_result = block->barrier_any;
-  block->barrier_any = 0;
-  block->progress++;
-}
-
-inline void run_fiber() {
-  const uint64_t* a = arguments;
-  entry(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16],
-        a[17], a[18], a[19], a[20], a[21], a[22], a[23], a[24], a[25], a[26], a[27], a[28], a[29], a[30], a[31]);
-  current->done = true;
-  block->num_done++;
-  block->progress++;
-  const unsigned live = static_cast<unsigned>(block->fibers.size()) - block->num_done;
-  if (live > 0 && block->waiting_at_barrier == live) release_barrier();
-  _longjmp(scheduler, 1);
-}
-
-inline void resume(Fiber& fiber) {
-  current = &fiber;
-  threadIdx = fiber.index;
-  if (_setjmp(scheduler) != 0) return;
-  if (fiber.started) _longjmp(fiber.resume, 1);
-  fiber.started = true;
-  setcontext(&fiber.start);
-}
-
-inline unsigned linear_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
-
-inline unsigned lane() { return linear_thread() % kLanes; }
-
-// Every lane of the mask gives a value; the function then gets all of them, by lane.
-template <typename In, typename Function>
-auto meet(unsigned mask, const In& in, Function function) {
-  static_assert(sizeof(In) <= kDepositBytes);
-  const unsigned me = lane();
-  if (!(mask >> me & 1)) fail("a lane outside the mask of its collective");
-  Meeting& meeting = block->meetings[linear_thread() / kLanes][mask];
-  const uint64_t round = current->meetings_joined[mask]++;
-  auto* deposits = meeting.deposit[round % 2];
-  std::memcpy(deposits[me], &in, sizeof in);
-  const uint64_t members = __builtin_popcount(mask);
-  meeting.arrived++;
-  block->progress++;
-  while (meeting.arrived < (round + 1) * members) yield();
-  return function([deposits](unsigned lane) {
-    In value;
-    std::memcpy(&value, deposits[lane], sizeof value);
-    return value;
-  });
-}
-
-inline int barrier(int predicate) {
-  const uint64_t generation = block->barrier_generation;
-  block->barrier_any |= predicate;
-  block->progress++;
-  if (++block->waiting_at_barrier == block->fibers.size() - block->num_done) {
-    release_barrier();
-  } else {
-    while (block->barrier_generation == generation) yield();
-  }
-  return block->barrier_result;
-}
-
-inline void copy_now(const Copy& copy) {
-  if (copy.valid) {
-    std::memcpy(copy.target, copy.source, 16);
-  } else {
-    std::memset(copy.target, 0, 16);
-  }
-}
-
-// order 0: threads ascending; 1: descending; else a permutation that changes every round.
-inline void run_block(unsigned order) {
-  const size_t num_threads = size_t{blockDim.x} * blockDim.y * blockDim.z;
-  static std::vector<std::unique_ptr<char[]>> stacks;
-  while (stacks.size() < num_threads) stacks.emplace_back(new char[kStackBytes]);
-  if (__start_faser_shared != nullptr) {
-    std::memset(__start_faser_shared, 0xff, static_cast<size_t>(__stop_faser_shared - __start_faser_shared));
-  }
-  Block state;
-  block = &state;
-  state.fibers.resize(num_threads);
-  std::vector<size_t> turn(num_threads);
-  for (size_t i = 0; i < num_threads; i++) {
-    Fiber& fiber = state.fibers[i];
-    fiber.index = {static_cast<unsigned>(i % blockDim.x), static_cast<unsigned>(i / blockDim.x % blockDim.y),
-                   static_cast<unsigned>(i / blockDim.x / blockDim.y)};
-    getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = stacks[i].get();
-    fiber.start.uc_stack.ss_size = kStackBytes;
-    fiber.start.uc_link = nullptr;
-    makecontext(&fiber.start, run_fiber, 0);
-    turn[i] = order == 1 ? num_threads - 1 - i : i;
-  }
-  uint64_t seed = order;
-  while (state.num_done < num_threads) {
-    if (order > 1) {
-      for (size_t i = num_threads - 1; i > 0; i--) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        std::swap(turn[i], turn[(seed >> 33) % (i + 1)]);
-      }
-    }
-    const uint64_t before = state.progress;
-    for (size_t i : turn) {
-      if (!state.fibers[i].done) resume(state.fibers[i]);
-    }
-    if (state.progress == before && state.num_done < num_threads) fail("threads wait for each other (a deadlock)");
-  }
-}
-
-}  // namespace emulator
-
 // Runs a kernel whose arguments are pointers and integers, each widened to 64 bits (at most 32 of them).
 // Not inline, so that it is there although nothing calls it: a library is one file.
 extern "C" void emulator_launch(void* kernel, const unsigned grid[3], const unsigned threads[3],
                                 const uint64_t arguments[32], unsigned order) {
+  const emulator::Unseen unseen;
+  emulator::scheduler.has_run = true;
+  emulator::scheduler.fiber = emulator::this_fiber();
   emulator::entry = reinterpret_cast<emulator::Entry>(kernel);
   emulator::arguments = arguments;
+  emulator::shared = emulator::shared_memory();
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads[0], threads[1], threads[2]};
   for (unsigned z = 0; z < grid[2]; z++) {
@@ -245,13 +66,23 @@ inline void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned 
   }
 }
 
-inline void __syncthreads() { emulator::barrier(0); }
-inline int __syncthreads_or(int predicate) { return emulator::barrier(predicate != 0); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) {
-  emulator::meet(mask, 0, [](auto) { return 0; });
+// What a block finds in shared memory, from the next launch on.
+extern "C" void emulator_fill_shared(int byte) { emulator::shared_byte = byte; }
+
+// Leaves out the barrier in this line of the file from now on; how often one was left out since the last call.
+extern "C" uint64_t emulator_leave_out(const char* file, int line) {
+  const uint64_t num_passed = emulator::left_out.num_passed;
+  emulator::left_out = {file, line};
+  return num_passed;
 }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
+
+// Barriers know their place by the defaults of their arguments.
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  if (!emulator::is_left_out(file, line)) emulator::barrier(0);
+}
+inline int __syncthreads_or(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return emulator::is_left_out(file, line) ? predicate != 0 : emulator::barrier(predicate != 0);
+}
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
@@ -290,21 +121,7 @@ inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 template <typename T>
 T atomicAdd(T* address, T value) {
-  const T old = *address;
-  *address = old + value;
-  return old;
-}
-template <typename T>
-T atomicMax(T* address, T value) {
-  const T old = *address;
-  *address = std::max(old, value);
-  return old;
-}
-template <typename T>
-T atomicMin(T* address, T value) {
-  const T old = *address;
-  *address = std::min(old, value);
-  return old;
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 
 template <typename T>
@@ -344,7 +161,8 @@ inline void cp_async_commit() {
 }
 
 template <int kPending>
-inline void cp_async_wait() {
+inline void cp_async_wait(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  if (emulator::is_left_out(file, line)) return;
   auto& groups = emulator::current->groups;
   const size_t num_ended = groups.size() > kPending ? groups.size() - kPending : 0;
   for (size_t i = 0; i < num_ended; i++) {
@@ -356,18 +174,22 @@ inline void cp_async_wait() {
 inline void ldmatrix_x4_of(uint32_t r[4], const void* row, bool transposed) {
   if (reinterpret_cast<uintptr_t>(row) % 16) emulator::fail("ldmatrix from an address that is not aligned to 16");
   const unsigned lane = emulator::lane();
+  const char* sources[4][2];
   emulator::meet(0xffffffffu, row, [&](auto of) {
     for (unsigned m = 0; m < 4; m++) {
-      uint16_t values[2];
       for (unsigned j = 0; j < 2; j++) {
         const unsigned pair = 2 * (lane % 4) + j, single = lane / 4;
         const unsigned i = transposed ? pair : single, k = transposed ? single : pair;
-        std::memcpy(&values[j], static_cast<const char*>(of(8 * m + i)) + 2 * k, 2);
+        sources[m][j] = static_cast<const char*>(of(8 * m + i)) + 2 * k;
       }
-      std::memcpy(&r[m], values, 4);
     }
     return 0;
   });
+  for (unsigned m = 0; m < 4; m++) {
+    uint16_t values[2];
+    for (unsigned j = 0; j < 2; j++) std::memcpy(&values[j], sources[m][j], 2);
+    std::memcpy(&r[m], values, 4);
+  }
 }
 
 inline void ldmatrix_x4(uint32_t r[4], const void* row) { ldmatrix_x4_of(r, row, false); }

@@ -1,0 +1,76 @@
+"""Random ragged batches for append_kv, and products of rows that were not normalised."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from faser_trtllm.ops.cuda.append_kv import QkvNorm
+from tests.ops.cuda.paged_cases import TORCH_TYPES
+
+MAX_SEQ_LEN = 96
+
+
+@dataclass
+class AppendCase:
+    """Inputs and outputs of append_kv, in its order."""
+
+    qkv: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+    cu_q_lens: torch.Tensor
+    block_table: torch.Tensor
+    kv_lens: torch.Tensor
+    q_rotated: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+    def copy(self, device: str = "cpu") -> AppendCase:
+        return AppendCase(*[tensor.clone().to(device) for tensor in self.tensors()])
+
+
+def append_case(
+    generator, num_rows, kv_lens, *, heads=(4, 2), head_dim=64, tokens_per_block=16, dtype="bf16", fp8=False, dummies=0
+) -> AppendCase:
+    """New rows at the end of each request's context; dummies are rows of nobody at max_seq_len. Caches hold ones."""
+    num_heads, num_kv_heads = heads
+    batch_size, total = len(num_rows), sum(num_rows) + dummies
+    blocks_per_seq = -(-max(kv_lens) // tokens_per_block) + 1
+    num_blocks = batch_size * blocks_per_seq + 1
+    table = torch.randperm(num_blocks, generator=generator)[: batch_size * blocks_per_seq].view(batch_size, -1)
+    angles = torch.arange(MAX_SEQ_LEN)[:, None] * 10_000 ** (-torch.arange(head_dim // 2) * 2 / head_dim)
+    positions = [kv_len - rows + i for rows, kv_len in zip(num_rows, kv_lens, strict=True) for i in range(rows)]
+    kv_type = TORCH_TYPES["e4m3" if fp8 else dtype]
+    qkv = 4 * torch.randn((total, (num_heads + 2 * num_kv_heads) * head_dim), generator=generator)
+    return AppendCase(
+        qkv.to(TORCH_TYPES[dtype]),
+        angles.cos().float(),
+        angles.sin().float(),
+        torch.tensor(positions + [MAX_SEQ_LEN] * dummies, dtype=torch.int32),
+        torch.tensor([0, *num_rows]).cumsum(0).to(torch.int32),
+        table.to(torch.int32),
+        torch.tensor(kv_lens, dtype=torch.int32),
+        torch.full((total, num_heads, head_dim), float("nan"), dtype=TORCH_TYPES[dtype]),
+        torch.ones((num_blocks, num_kv_heads, tokens_per_block, head_dim)).to(kv_type),
+        torch.ones((num_blocks, num_kv_heads, tokens_per_block, head_dim)).to(kv_type),
+    )
+
+
+def normed_case(case: AppendCase, hidden_size: int, generator, *, has_bias: bool, has_norms: bool) -> QkvNorm:
+    """Makes the case's qkv a product of rows that were not normalised, of very different sizes."""
+    dtype, (num_rows, _, head_dim) = case.q_rotated.dtype, case.q_rotated.shape
+    sizes = 2.0 ** torch.randint(-6, 7, (num_rows, 1), generator=generator)
+    hidden = (torch.randn((num_rows, hidden_size), generator=generator) * sizes).to(dtype)
+    case.qkv = (case.qkv.float() * sizes).to(torch.float32 if dtype is torch.float16 else dtype)
+
+    def weights(size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    bias = weights(case.qkv.shape[1]) if has_bias else None
+    return QkvNorm(hidden, 1e-5, bias, *((weights(head_dim), weights(head_dim)) if has_norms else ()))

@@ -1,0 +1,160 @@
+"""A small run of every kernel of plugins/cuda, through all of its barriers. What is right, the ops' tests say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from faser_trtllm import native
+from faser_trtllm.ops.cuda import append_kv, early_exit, gated_silu, prune_rows, quantize_rows, take_step
+from faser_trtllm.ops.cuda import verify_attention as attention
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows
+from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.sample import Draws
+from tests.ops.cuda.accept_batches import FIELDS as ACCEPT_FIELDS
+from tests.ops.cuda.accept_batches import SmallBlocks, run_every_mode
+from tests.ops.cuda.append_cases import append_case, normed_case
+from tests.ops.cuda.emulation import EmulatedModule, emulated
+from tests.ops.cuda.exit_inputs import EPS, inputs
+from tests.ops.cuda.paged_cases import paged_case
+from tests.ops.cuda.pruned_batches import batch_of, boundary_batch, listed_rows
+from tests.ops.cuda.sample_cases import FIELDS, SampleCase
+
+Results = Iterator[torch.Tensor | np.ndarray]
+
+
+def module_of(stem: str, order: int = 0) -> EmulatedModule:
+    """The module that the stem's case runs on: with small blocks where the kernel has any size."""
+    if stem in ("accept", "sample", "prune_rows"):
+        return SmallBlocks(order, stem)
+    return emulated(stem, {"FASER_HEAD_DIM": 64} if stem == "verify_attention" else None, order)
+
+
+def accept(module: EmulatedModule) -> Results:
+    found = run_every_mode(module, 3)
+    yield from (getattr(found, name) for name in ACCEPT_FIELDS)
+
+
+def append(module: EmulatedModule) -> Results:
+    for fp8 in (False, True):
+        generator = torch.Generator().manual_seed(1)
+        case = append_case(generator, [3, 0, 1], [20, 4, 40], fp8=fp8, dummies=1)
+        append_kv.launch(module, *case.tensors())
+        yield from case.tensors()
+        norm = normed_case(case, 1032, generator, has_bias=True, has_norms=True)
+        append_kv.launch(module, *case.tensors(), norm=norm)
+        yield from case.tensors()
+
+
+def compact(module: EmulatedModule) -> Results:
+    hidden, positions, cu_q_lens, kv_lens = batch_of([5, 9, 1], [1, 2, 3], 300)
+    rows = listed_rows(cu_q_lens, [3, 2, 1], 8)
+    shapes = [(n,) for n in (8, 8, 4, 3)]
+    kept = CompactedRows(torch.zeros(8, 300).to(hidden.dtype), *(torch.zeros(n, dtype=torch.int32) for n in shapes))
+    compact_rows(module, hidden, positions, rows, cu_q_lens, kv_lens, 512, kept=kept)
+    yield from kept
+
+
+def score(module: EmulatedModule) -> Results:
+    for dtype, hidden_size in ((torch.bfloat16, 320), (torch.float16, 75)):
+        arguments = inputs(3, num_rows=4, hidden_size=hidden_size, dtype=dtype)
+        arguments[1][1] = -1  # a row that does not exist
+        scores, (rank, gap) = torch.zeros(4, 8), (torch.zeros(4, dtype=kind) for kind in (torch.int32, torch.float32))
+        early_exit.early_exit(module, *arguments, EPS, scores=scores, rank=rank, gap=gap)
+        yield from (scores, rank, gap)
+
+
+def activate(module: EmulatedModule) -> Results:
+    generator = torch.Generator().manual_seed(2)
+    hidden, gate_up, bias = (torch.randn(shape, generator=generator).bfloat16() for shape in ((2, 520), (2, 272), 272))
+    out, rows = torch.zeros(2, 136).bfloat16(), scaled_rows(2, 136)
+    gated_silu.launch(module, gate_up, hidden, bias, EPS, out)
+    gated_silu.launch_scaled(module, gate_up, hidden, bias, EPS, rows)
+    yield from (out, rows.values, rows.scales)
+
+
+def prune(module: EmulatedModule) -> Results:
+    scores, batch = boundary_batch(0, [7] * 15 + [0] * 5, [10])
+    drafts = np.concatenate([[0], np.cumsum(batch.num_rows - 1)]).astype(np.int32)
+    arrays = (scores, batch.places, batch.rule.before, drafts, batch.starts, batch.rule.weights())
+    kept, rows = (torch.zeros(n, dtype=torch.int32) for n in (20, batch.num_hidden + 9))
+    prune_rows.prune_rows(module, *map(torch.from_numpy, arrays), batch.num_hidden, kept=kept, rows=rows)
+    yield from (kept, rows)
+
+
+def quantize(module: EmulatedModule) -> Results:
+    x, hidden = torch.randn((2, 2, 2064), generator=torch.Generator().manual_seed(4)).bfloat16()
+    for add in (False, True):
+        rows = scaled_rows(2, 2064)
+        if add:
+            quantize_rows.launch_add(module, x, hidden, rows)
+        else:
+            quantize_rows.launch(module, x, rows)
+        yield from (rows.values, rows.scales, hidden)
+
+
+def sample(module: EmulatedModule) -> Results:
+    greedy = {"mode": native.GREEDY}
+    # More requests than sample_advance has threads, beside few with all modes and filters.
+    for case in (SampleCase(FIELDS, 300, 2, 1), SampleCase([greedy] * 260, 2, 1, 2, max_requests=260)):
+        case.run(module)
+        yield from list(tensors_of(case.draws))[1:]  # the entries hold addresses
+        yield from (case.stop.pending, case.stop.survival, case.stop.num_going, case.slots.tokens)
+
+
+def take(module: EmulatedModule) -> Results:
+    newest, known, remaining = torch.tensor([[5, 6, 7], [8, 9, 3], [1, 0, 2]], dtype=torch.int32)
+    shapes = ((6,), (6,), (6,), (5,), (6,), (5, 200))
+    found = take_step.StepInputs(*(torch.zeros(shape, dtype=torch.int32) for shape in shapes))
+    table = torch.arange(600, dtype=torch.int32).view(3, 200)
+    take_step.take_step(module, newest, known, remaining, table, found)
+    yield from tensors_of(found)
+
+
+def attend(module: EmulatedModule) -> Results:
+    """Both tiles, both types of the cache; one block for many items, whose contexts are cut into chunks."""
+    for kv_dtype in ("bf16", "e4m3"):
+        for tile_rows in attention.TILE_ROWS:
+            generator = torch.Generator().manual_seed(5)
+            sizes = {"num_heads": 2, "num_kv_heads": 1, "kv_dtype": kv_dtype, "num_rows_of_nobody": 1}
+            case = paged_case(generator, [3, 0, 1], [40, 7, 700], **sizes)
+            shape = attention.shape_of(*case.tensors())
+            for max_slots in (0, attention.choose_max_slots(shape, 700, 64)):
+                out = torch.zeros_like(case.q)
+                workspace = torch.zeros(attention.workspace_bytes(shape, max_slots) // 4)
+                options = {"tile_rows": tile_rows, "max_slots": max_slots, "workspace": workspace, "split_tokens": 64}
+                attention.launch(module, *case.tensors(), out, num_sms=1, **options)
+                yield out
+
+
+CASES: dict[str, Callable[[EmulatedModule], Results]] = {
+    "accept": accept,
+    "append_kv": append,
+    "compact_rows": compact,
+    "early_exit": score,
+    "gated_silu": activate,
+    "prune_rows": prune,
+    "quantize_rows": quantize,
+    "sample": sample,
+    "take_step": take,
+    "verify_attention": attend,
+}
+
+
+def results_of(stem: str, order: int = 0, shared_byte: int = 0xFF) -> list[bytes]:
+    """What the stem's case writes, to the bit."""
+    module = module_of(stem, order)
+    module.shared_byte = shared_byte
+    found = (torch.as_tensor(result) for result in CASES[stem](module))
+    return [result.view(torch.uint8).numpy().tobytes() for result in found]
+
+
+def scaled_rows(num_rows: int, width: int) -> ScaledRows:
+    return ScaledRows(torch.zeros(num_rows, width).to(torch.float8_e4m3fn), torch.zeros(num_rows, 1))
+
+
+def tensors_of(value: Draws | take_step.StepInputs) -> Iterator[torch.Tensor]:
+    return (getattr(value, field.name) for field in dataclasses.fields(value))
