@@ -80,6 +80,15 @@ class _Runtime(HostRuntime):
         self._lint.capture(work)
         return lambda: None
 
+    def capture_loop(self, begin: Callable[[], None], step: Callable[[], None], going: torch.Tensor) -> Replay:
+        """Once around; what sets the condition is no op of torch."""
+
+        def run() -> None:
+            begin()
+            step()
+
+        return self.capture(run)
+
 
 class _Nowhere:
     def launch(self, *arguments: Any, **options: Any) -> None:

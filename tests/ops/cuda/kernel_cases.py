@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,7 @@ from faser_trtllm.ops.cuda import verify_attention as attention
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws
+from faser_trtllm.ops.cuda.set_conditional import set_conditional
 from tests.ops.cuda.accept_batches import FIELDS as ACCEPT_FIELDS
 from tests.ops.cuda.accept_batches import SmallBlocks, run_every_mode
 from tests.ops.cuda.append_cases import append_case, normed_case
@@ -105,6 +107,12 @@ def sample(module: EmulatedModule) -> Results:
         yield from (case.stop.pending, case.stop.survival, case.stop.num_going, case.slots.tokens)
 
 
+def condition(module: EmulatedModule) -> Results:
+    handle = ctypes.c_uint32(77)  # the emulator's handles are addresses
+    set_conditional(module, torch.tensor([3], dtype=torch.int32), ctypes.addressof(handle))
+    yield torch.tensor([handle.value])
+
+
 def take(module: EmulatedModule) -> Results:
     newest, known, remaining = torch.tensor([[5, 6, 7], [8, 9, 3], [1, 0, 2]], dtype=torch.int32)
     shapes = ((6,), (6,), (6,), (5,), (6,), (5, 200))
@@ -139,6 +147,7 @@ CASES: dict[str, Callable[[EmulatedModule], Results]] = {
     "prune_rows": prune,
     "quantize_rows": quantize,
     "sample": sample,
+    "set_conditional": condition,
     "take_step": take,
     "verify_attention": attend,
 }
