@@ -57,6 +57,10 @@ class Slots:
             else:
                 entry[name] = value
 
+    def arrays(self) -> list[np.ndarray]:
+        """What the entries' pointers lead to."""
+        return [self.tokens, self.draft_probs, self.draft_sources, *self._kept]
+
     def _point(self, entry: np.void, name: str, values: Any, dtype: Any) -> None:
         array = np.array(values, dtype)
         self._kept.append(array)

@@ -17,16 +17,33 @@ MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
 FIELDS = [field.name for field in dataclasses.fields(AcceptResult)]
 
 
+SMALL_BLOCK = {"FASER_BLOCK_THREADS": 64}
+
+
+def small(kernel, block):
+    """The block that a kernel compiled with SMALL_BLOCK is launched with."""
+    return (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows", "prune_rows")) else block
+
+
 class SmallBlocks(EmulatedModule):
     """The emulated kernels of a stem with 64 threads and buckets per block: quick, and the cut takes more levels."""
 
     def __init__(self, order=0, stem="accept"):
         skip_without_a_compiler()
-        super().__init__(stem, {"FASER_BLOCK_THREADS": 64}, order)
+        super().__init__(stem, SMALL_BLOCK, order)
 
     def launch(self, kernel, grid, block, arguments, stream=0):
-        block = (64, 1, 1) if kernel.startswith(("accept_rows", "sample_rows", "prune_rows")) else block
-        super().launch(kernel, grid, block, arguments, stream)
+        super().launch(kernel, grid, small(kernel, block), arguments, stream)
+
+
+class SmallLaunches:
+    """The same of any module compiled with SMALL_BLOCK."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def launch(self, kernel, grid, block, arguments, stream=0):
+        self._module.launch(kernel, grid, small(kernel, block), arguments, stream)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Random ragged batches for append_kv, and products of rows that were not normalised."""
+"""Cases of append_kv, and how close results must be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from faser_trtllm.ops.cuda.append_kv import QkvNorm
+from faser_trtllm.ops.cuda import append_kv as op
 from tests.ops.cuda.paged_cases import TORCH_TYPES
 
 MAX_SEQ_LEN = 96
@@ -62,7 +62,25 @@ def append_case(
     )
 
 
-def normed_case(case: AppendCase, hidden_size: int, generator, *, has_bias: bool, has_norms: bool) -> QkvNorm:
+def assert_same(found: AppendCase, wanted: AppendCase) -> None:
+    """Within one rounding of the type: a GPU fuses the multiplication and addition of the rotation."""
+    for name in ("q_rotated", "k_cache", "v_cache"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float8_e4m3fn: 2**-3}[a.dtype]
+        atol = 2**-9 if a.dtype == torch.float8_e4m3fn else 1e-5
+        torch.testing.assert_close(a.float(), b.float(), rtol=step, atol=atol, equal_nan=True)
+
+
+def assert_near(found: AppendCase, wanted: AppendCase) -> None:
+    """A rotation may cancel what was rounded, so the error is one of a head's largest number."""
+    for name in ("q_rotated", "k_cache", "v_cache"):
+        a, b = getattr(found, name), getattr(wanted, name).float()
+        largest = b.abs().amax(-1, keepdim=True).clamp(min=1)
+        step = 2**-3 * b.abs() if a.dtype == torch.float8_e4m3fn else 0.0
+        assert ((a.float() - b).abs() <= 2**-7 * largest + step).all()
+
+
+def normed_case(case: AppendCase, hidden_size: int, generator, *, has_bias: bool, has_norms: bool) -> op.QkvNorm:
     """Makes the case's qkv a product of rows that were not normalised, of very different sizes."""
     dtype, (num_rows, _, head_dim) = case.q_rotated.dtype, case.q_rotated.shape
     sizes = 2.0 ** torch.randint(-6, 7, (num_rows, 1), generator=generator)
@@ -73,4 +91,4 @@ def normed_case(case: AppendCase, hidden_size: int, generator, *, has_bias: bool
         return torch.randn(size, generator=generator).to(dtype)
 
     bias = weights(case.qkv.shape[1]) if has_bias else None
-    return QkvNorm(hidden, 1e-5, bias, *((weights(head_dim), weights(head_dim)) if has_norms else ()))
+    return op.QkvNorm(hidden, 1e-5, bias, *((weights(head_dim), weights(head_dim)) if has_norms else ()))

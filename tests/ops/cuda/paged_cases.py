@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from faser_trtllm.ops.cuda import verify_attention as op
+
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "e4m3": torch.float8_e4m3fn}
 # Of results in units of their size: P is rounded to the type before it meets V, and the result once more.
 TOLERANCES = {"bf16": 2e-2, "fp16": 3e-3}
@@ -73,3 +75,24 @@ def garbage(generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
     edges = torch.tensor([-(2**31), 2**31 - 1, -1, 0])[torch.randint(0, 4, shape, generator=generator)]
     pick = torch.randint(0, 3, shape, generator=generator)
     return torch.where(pick == 0, wild, torch.where(pick == 1, near, edges)).to(torch.int32).to(like.device)
+
+
+NEVER = 1 << 20  # positions of a chunk that no case here is longer than
+
+
+def run(module, case: PagedCase, tile_rows: int, split_tokens: int = NEVER, **options) -> torch.Tensor:
+    """launch() into memory full of NaNs; max_slots: enough for all, unless given."""
+    shape = op.shape_of(*case.tensors(), options.get("window", 0))
+    out = torch.full_like(case.q, float("nan"))
+    options.setdefault("max_slots", op.choose_max_slots(shape, int(case.kv_lens.max()), split_tokens))
+    options.setdefault("num_sms", 2)
+    workspace = torch.full((op.workspace_bytes(shape, options["max_slots"]) // 4,), float("nan"), device=case.q.device)
+    options |= {"tile_rows": tile_rows, "split_tokens": split_tokens, "workspace": workspace}
+    op.launch(module, *case.tensors(), out, **options)
+    return out
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor, dtype: str, size: float = 1.0) -> None:
+    """Within the type's tolerance, times the size of V."""
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance * size, rtol=tolerance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import sample as op
@@ -77,3 +78,16 @@ class SampleCase:
                 op.sample(launcher, self.draws, logits, self.n, scratch)
                 op.advance(launcher, self.draws, self.stop, self.n, has_history=True)
         return self
+
+
+def assert_same(found: SampleCase, wanted: SampleCase) -> None:
+    """Seeded margins and survival up to the last bits of two logarithms, all else to the bit."""
+    for name in ("known", "remaining", "newest", "step", "tokens", "candidates", "probs"):
+        assert torch.equal(getattr(found.draws, name), getattr(wanted.draws, name)), name
+    np.testing.assert_array_equal(found.slots.tokens, wanted.slots.tokens)
+    torch.testing.assert_close(found.draws.margins, wanted.draws.margins, rtol=1e-5, atol=1e-9)
+    is_seeded = wanted.stop.modes == native.SEEDED
+    assert torch.equal(found.draws.margins[:, ~is_seeded], wanted.draws.margins[:, ~is_seeded])
+    for name in ("pending", "num_going"):
+        assert torch.equal(getattr(found.stop, name), getattr(wanted.stop, name)), name
+    torch.testing.assert_close(found.stop.survival, wanted.stop.survival, rtol=1e-5, atol=1e-12)

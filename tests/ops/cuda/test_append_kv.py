@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import append_kv as op
-from tests.ops.cuda.append_cases import MAX_SEQ_LEN, AppendCase, append_case, normed_case
+from tests.ops.cuda.append_cases import MAX_SEQ_LEN, AppendCase, append_case, assert_near, assert_same, normed_case
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import garbage
 from tests.support.effort import examples
-
-
-def assert_same(found: AppendCase, wanted: AppendCase) -> None:
-    """Within one rounding of the type: a GPU fuses the multiplication and addition of the rotation."""
-    for name in ("q_rotated", "k_cache", "v_cache"):
-        a, b = getattr(found, name), getattr(wanted, name)
-        step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float8_e4m3fn: 2**-3}[a.dtype]
-        atol = 2**-9 if a.dtype == torch.float8_e4m3fn else 1e-5
-        torch.testing.assert_close(a.float(), b.float(), rtol=step, atol=atol, equal_nan=True)
 
 
 @st.composite
@@ -106,12 +97,7 @@ def test_rows_that_were_not_normalised_on_the_cpu(
     found = wanted.copy()
     op.append_kv_reference(*wanted.tensors(), norm=norm)
     op.launch(emulated("append_kv"), *found.tensors(), norm=norm)
-    for name in ("q_rotated", "k_cache", "v_cache"):
-        a, b = getattr(found, name).float(), getattr(wanted, name).float()
-        # A rotation may cancel what was rounded, so the error is one of a head's largest number.
-        largest = b.abs().amax(-1, keepdim=True).clamp(min=1)
-        step = 2**-3 * b.abs() if fp8 and name != "q_rotated" else 0.0
-        assert ((a - b).abs() <= 2**-7 * largest + step).all()
+    assert_near(found, wanted)
 
 
 def test_the_reference_norms_as_torch_does():

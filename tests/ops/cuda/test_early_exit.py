@@ -5,36 +5,11 @@ import pytest
 import torch
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES, early_exit, early_exit_reference
+from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES
 from faser_trtllm.ops.prune_rows import rank_and_gap
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.exit_inputs import EPS, inputs
-
-
-def run(launcher, arguments, device="cpu"):
-    num_rows, num_candidates = arguments[4].shape
-    arguments = [tensor.to(device) for tensor in arguments]
-    scores = torch.full((num_rows + 1, num_candidates), 77.0, device=device)
-    rank = torch.full((num_rows + 1,), 77, dtype=torch.int32, device=device)
-    gap = torch.full((num_rows + 1,), 77.0, device=device)
-    outputs = {"scores": scores[:-1], "rank": rank[:-1], "gap": gap[:-1]}
-    early_exit(launcher, *arguments, EPS, **outputs)
-    assert (scores[-1] == 77).all(), "written behind the last row"
-    assert rank[-1] == gap[-1] == 77
-    return [tensor.cpu().numpy() for tensor in outputs.values()]
-
-
-def expected(arguments):
-    floats = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in arguments]
-    return early_exit_reference(*floats, EPS)
-
-
-def assert_equal_but_for_rounding(found, wanted):
-    (scores, rank, gap), (wanted_scores, wanted_rank, wanted_gap) = found, wanted
-    scale = np.abs(wanted_scores[np.isfinite(wanted_scores)]).max(initial=1)
-    np.testing.assert_allclose(scores, wanted_scores, rtol=1e-5, atol=1e-5 * scale)
-    assert rank.tolist() == wanted_rank.tolist()
-    np.testing.assert_allclose(gap, wanted_gap, rtol=1e-5, atol=2e-5 * scale)
+from tests.ops.cuda.exit_inputs import inputs
+from tests.ops.cuda.exit_runs import assert_equal_but_for_rounding, check_what_does_not_exist, expected, run
 
 
 def check(launcher, device="cpu", dtype=torch.bfloat16):
@@ -50,21 +25,6 @@ def check(launcher, device="cpu", dtype=torch.bfloat16):
     ):
         arguments = inputs(seed, dtype=dtype, **shape)
         assert_equal_but_for_rounding(run(launcher, arguments, device), expected(arguments))
-
-
-def check_what_does_not_exist(launcher, device="cpu"):
-    arguments = inputs(3, num_rows=8)
-    _, rows, _, _, candidates, places = arguments
-    rows[1], rows[2] = -1, 7
-    candidates[3] = -1
-    candidates[4, 2:] = -1
-    candidates[5, 0], candidates[5, 1] = 50, -(2**31)
-    candidates[6, 3] = 2**31 - 1
-    places[4], places[5], places[6], places[7] = 5, 0, 8, -3
-    wanted = expected(arguments)
-    assert np.isneginf(wanted[0][1]).all()
-    assert np.isinf(wanted[2][4:8]).all(), "each of these rows must tell a drafted token without a score"
-    assert_equal_but_for_rounding(run(launcher, arguments, device), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,33 +10,8 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, launch, launch_add, quantize_rows
 from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.quantized_rows import assert_same, every_number, random_rows, run
 from tests.support.effort import examples
-
-
-def run(launcher, x: torch.Tensor) -> ScaledRows:
-    """What the kernel writes; memory behind the last row must stay as it was."""
-    num_rows, width = x.shape
-    values = torch.full((num_rows + 1, width), 7.0, device=x.device).to(torch.float8_e4m3fn)
-    scales = torch.full((num_rows + 1, 1), 7.0, device=x.device)
-    found = ScaledRows(values[:-1], scales[:-1])
-    launch(launcher, x, found)
-    assert (values[-1].float() == 7).all()
-    assert scales[-1] == 7
-    return found
-
-
-def assert_same(found: ScaledRows, wanted: ScaledRows) -> None:
-    assert torch.equal(found.scales, wanted.scales)
-    a, b = found.values.float(), wanted.values.float()
-    assert torch.equal(a.isnan(), b.isnan())
-    assert torch.equal(a.nan_to_num(), b.nan_to_num())
-
-
-def random_rows(num_rows: int, width: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    sizes = torch.randint(-40, 41, (num_rows, 1), generator=generator)
-    x = torch.randn(num_rows, width, generator=generator) * 2.0**sizes
-    return (x * 2.0 ** torch.randint(-20, 1, x.shape, generator=generator)).bfloat16()
 
 
 @given(st.integers(1, 5), st.sampled_from([16, 48, 2048, 2064, 4112]), st.integers(0, 10**6))
@@ -59,13 +34,6 @@ def test_a_product_is_added_before(num_rows: int, width: int, seed: int) -> None
     assert_same(ScaledRows(values[:-1], scales[:-1]), quantize_rows(wanted[:-1]))
     assert (values[-1].float() == 7).all()
     assert scales[-1] == 7
-
-
-def every_number(beside: float) -> torch.Tensor:
-    """Rows [254, 272]: each finite bf16 number once, beside another one, which may set the row's scale."""
-    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
-    finite = bits[bits.isfinite().all(-1)]
-    return torch.cat([finite, torch.full((len(finite), 16), beside).bfloat16()], -1)
 
 
 @pytest.mark.parametrize("beside", [0.0, 448.0])

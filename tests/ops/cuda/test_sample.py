@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,21 +11,8 @@ from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import sample as op
 from tests.ops.cuda.accept_batches import SmallBlocks, parameters
-from tests.ops.cuda.sample_cases import FIELDS, MAX_REQUESTS, SampleCase
+from tests.ops.cuda.sample_cases import FIELDS, MAX_REQUESTS, SampleCase, assert_same
 from tests.support.effort import examples
-
-
-def assert_same(found: SampleCase, wanted: SampleCase) -> None:
-    """Seeded margins and survival up to the last bits of two logarithms, all else to the bit."""
-    for name in ("known", "remaining", "newest", "step", "tokens", "candidates", "probs"):
-        assert torch.equal(getattr(found.draws, name), getattr(wanted.draws, name)), name
-    np.testing.assert_array_equal(found.slots.tokens, wanted.slots.tokens)
-    torch.testing.assert_close(found.draws.margins, wanted.draws.margins, rtol=1e-5, atol=1e-9)
-    is_seeded = wanted.stop.modes == native.SEEDED
-    assert torch.equal(found.draws.margins[:, ~is_seeded], wanted.draws.margins[:, ~is_seeded])
-    for name in ("pending", "num_going"):
-        assert torch.equal(getattr(found.stop, name), getattr(wanted.stop, name)), name
-    torch.testing.assert_close(found.stop.survival, wanted.stop.survival, rtol=1e-5, atol=1e-12)
 
 
 @settings(max_examples=examples(100), derandomize=True)

@@ -15,7 +15,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import verify_attention as op
 from faser_trtllm.ops.cuda.compiler import source_dir
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.paged_cases import TOLERANCES, PagedCase, garbage, paged_case
+from tests.ops.cuda.paged_cases import NEVER, PagedCase, assert_close, garbage, paged_case, run
 from tests.support.effort import examples, pick
 
 # (rows, kv_len) per request: idle ones, a first chunk, one row far behind, kv_len 0.
@@ -51,27 +51,6 @@ def dense(case: PagedCase, window: int = 0) -> torch.Tensor:
                 scores = keys @ case.q[row, head].double() / math.sqrt(case.q.shape[2])
                 out[row, head] = scores.softmax(0) @ values
     return out
-
-
-NEVER = 1 << 20  # positions of a chunk that no case here is longer than
-
-
-def run(module, case: PagedCase, tile_rows: int, split_tokens: int = NEVER, **options) -> torch.Tensor:
-    """launch() into memory full of NaNs; max_slots: enough for all, unless given."""
-    shape = op.shape_of(*case.tensors(), options.get("window", 0))
-    out = torch.full_like(case.q, float("nan"))
-    options.setdefault("max_slots", op.choose_max_slots(shape, int(case.kv_lens.max()), split_tokens))
-    options.setdefault("num_sms", 2)
-    workspace = torch.full((op.workspace_bytes(shape, options["max_slots"]) // 4,), float("nan"), device=case.q.device)
-    options |= {"tile_rows": tile_rows, "split_tokens": split_tokens, "workspace": workspace}
-    op.launch(module, *case.tensors(), out, **options)
-    return out
-
-
-def assert_close(found: torch.Tensor, wanted: torch.Tensor, dtype: str, size: float = 1.0) -> None:
-    """Within the type's tolerance, times the size of V."""
-    tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance * size, rtol=tolerance)
 
 
 @st.composite
