@@ -144,7 +144,7 @@ inline float __uint_as_float(unsigned bits) { return __int_as_float(static_cast<
 namespace faser {
 
 inline float exp2_approx(float x) {
-  const float y = std::exp2(x);
+  const float y = static_cast<float>(std::exp2(static_cast<double>(x)));
   return y < 0x1p-126f ? 0.0f : y;
 }
 
