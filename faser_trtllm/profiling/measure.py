@@ -18,6 +18,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 25
 RUNS_PER_VISIT = 4  # for pass after pass: the first is dropped, since it finds other weights in the caches
 WARM_RUNS = 16  # before passes without drafts: after this many the caches are warm, as in service
 QUICK_RUNS, QUICK_WARM_RUNS = 2, 3  # the same of a quick profile
+FIRST_RUNS = 8  # of a kind's first point: pages are cold, and a CPU engine finds out how many threads to use
 NUM_NEEDED = 2  # points of a kind that are measured however long it takes: a level and a slope
 Tick = Callable[[int, int], None]  # rounds done, total rounds
 
@@ -89,6 +90,7 @@ def measure_quickly(
     times: dict[Point, list[float]] = {point: [] for point in ordered}
     disturbance = Disturbance(probe.num_units)
     num_rounds, partition = 0, ""
+    begun: set[tuple[str, str]] = set()
     start = time.perf_counter()
     while True:
         for number, point in enumerate(ordered):
@@ -101,6 +103,9 @@ def measure_quickly(
             if point.partition != partition:
                 partition = point.partition
                 probe.use(partition)
+            if (point.kind, point.partition) not in begun:
+                begun.add((point.kind, point.partition))
+                _visit(probe, point, runners[point], FIRST_RUNS, 0)
             num_runs, num_warm = (1, 1) if is_late else (QUICK_RUNS, QUICK_WARM_RUNS)
             times[point] += _visit(probe, point, runners[point], num_runs, num_warm)
             if tick is not None and not num_rounds:

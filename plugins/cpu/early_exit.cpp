@@ -91,7 +91,7 @@ int32_t faser_engine::early_exit(const int32_t* rows, int num_rows, const int32_
   const int64_t useful = num_scores * model_.hidden_size / kMinWorkPerThread;
   const int limit = pool_->num_threads() < num_rows ? pool_->num_threads() : num_rows;
   const int team_size = useful < 1 ? 1 : useful < limit ? static_cast<int>(useful) : limit;
-  faser::TeamChooser& chooser = pool_choosers_->exits[faser::log2_of(num_rows)];
+  faser::TeamChooser& chooser = faser::TeamChooser::of_size(pool_choosers_->exits, faser::log2_of(num_rows));
   const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
   const auto start = std::chrono::steady_clock::now();
   pool_->run_team(use_team ? team_size : 1, [&](const faser::Team& team) {

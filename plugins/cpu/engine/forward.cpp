@@ -259,7 +259,8 @@ int32_t faser_engine::forward(const faser_batch& batch, int first_layer, int las
     const int64_t work = work_of(batch.num_rows, num_layers, is_last ? num_logit_rows : 0);
     const int64_t useful_threads = work / num_layers / kMinWorkPerThread;
     const int team_size = static_cast<int>(std::clamp<int64_t>(useful_threads, 1, pool_->num_threads()));
-    faser::TeamChooser& chooser = pool_choosers_->passes[faser::log2_of(batch.num_rows)];
+    const int size = faser::log2_of(batch.num_rows);
+    faser::TeamChooser& chooser = faser::TeamChooser::of_size(pool_choosers_->passes, size);
     const bool use_team = team_size > 1 && (always_team_ || chooser.use_team());
     const auto start = std::chrono::steady_clock::now();
     pool_->run_team(use_team ? team_size : 1, [&](const Team& team) {

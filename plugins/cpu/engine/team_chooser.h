@@ -11,6 +11,19 @@ namespace faser {
 // when another process occupies one of them, since each barrier then waits for the scheduler; this changes at run time.
 class TeamChooser {
  public:
+  // A size that has not run begins with what the nearest smaller one found, where that was the team: more work favours
+  // it only more, and the first passes need not be shared out.
+  template <int kSizes>
+  static TeamChooser& of_size(TeamChooser (&choosers)[kSizes], int size) {
+    TeamChooser& chooser = choosers[size];
+    for (int smaller = size - 1; chooser.num_first_ == 0 && smaller >= 0; smaller--) {
+      if (choosers[smaller].num_first_ < kFirstPasses) continue;
+      if (choosers[smaller].team_is_best_) chooser.num_first_ = kFirstPasses;
+      break;
+    }
+    return chooser;
+  }
+
   bool use_team() {
     if (num_first_ < kFirstPasses) return num_first_ % 4 < 2;  // two by two, since threads of a team are woken first
     if (num_trials_left_ > 0) return !team_is_best_;
@@ -30,7 +43,8 @@ class TeamChooser {
       // A single slow call of the usual choice is not enough: when a thread briefly loses its core, a pass takes ten
       // times as long, and the team would be given up for many passes.
       double& mean = seconds_per_work_[team];
-      mean += kWeight * (std::min(seconds_per_work, kMostSlower * mean) - mean);
+      mean = mean == kUnknown ? seconds_per_work
+                              : mean + kWeight * (std::min(seconds_per_work, kMostSlower * mean) - mean);
       // The machine may be slower, or just this choice: what the other takes now has to be seen.
       if (seconds_per_work_[!team] < mean) num_calls_ = interval_;
     }
