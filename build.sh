@@ -111,6 +111,7 @@ run_tests() {
     fi
   done
   check_style
+  unset PYTHONDONTWRITEBYTECODE  # as some images set it: every worker would compile every test, in every run
   report=$(mktemp)
   # shellcheck disable=SC2064
   trap "rm -f '$report'" EXIT

@@ -25,6 +25,8 @@ from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, Invali
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.networks import load_trt
 
+pytestmark = pytest.mark.slow
+
 trt = load_trt()
 
 

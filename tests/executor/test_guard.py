@@ -1,6 +1,7 @@
 """When drafting breaks, the text stays the same and speculation rests for a while."""
 
 import operator
+from itertools import cycle, product
 
 import pytest
 
@@ -8,6 +9,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor import guard as guard_module
 from faser_trtllm.executor.guard import DisabledReason
 from faser_trtllm.testing.faults import parse_faults, with_faults
+from tests.support.effort import pick
 from tests.support.executor_harness import Collector, Setup, run
 from tests.support.random_setups import POLICIES, greedy_reference
 
@@ -46,17 +48,19 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("policy", SPECULATING)
+FAULTS = [
+    ("draft_error@step3,draft_error@step9", "draft_error"),
+    ("draft_error@step1+", "draft_error"),
+    ("draft_oom@step2", "draft_oom"),
+    ("draft_nan@step2+", "draft_nan"),
+]
+
+
 @pytest.mark.parametrize(
-    ("faults", "reason"),
-    [
-        ("draft_error@step3,draft_error@step9", "draft_error"),
-        ("draft_error@step1+", "draft_error"),
-        ("draft_oom@step2", "draft_oom"),
-        ("draft_nan@step2+", "draft_nan"),
-    ],
+    ("policy", "fault"), pick(list(zip(SPECULATING, cycle(FAULTS))), list(product(SPECULATING, FAULTS)))
 )
-def test_a_failing_draft_changes_no_token(policy, faults, reason):
+def test_a_failing_draft_changes_no_token(policy, fault):
+    faults, reason = fault
     setup = Setup(policy=policy, faults=faults)
     executor, collector = _drive(setup, REQUESTS)
     assert _disabled(executor) == {reason}

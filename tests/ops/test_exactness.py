@@ -11,11 +11,13 @@ from tests.support.effort import pick
 from tests.support.enumeration import LENGTH, PROMPT, Enumeration
 from tests.support.toy_models import target_probs, total_variation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seed", pick([3], [3, 4]))
 @pytest.mark.parametrize(
     "rule",
-    ["0", "1", "2", "trimmed", "trimmed, all dropped", "later token", "later value", "surest first"],
+    [*pick([], ["0", "1"]), "2", "trimmed", "trimmed, all dropped", "later token", "later value", "surest first"],
 )
 def test_the_free_test_is_exact(rule, seed):
     """Fixed frontiers; frontiers that look at tokens up to the row's own, drafts carried or dropped; and, where drafts
@@ -27,8 +29,26 @@ def test_the_free_test_is_exact(rule, seed):
 
 
 @pytest.mark.parametrize("seed", pick([3], [3, 4]))
-@pytest.mark.parametrize("source", ["certain", "mixed"])
-@pytest.mark.parametrize("rule", ["0", "2", "trimmed", "later value", "trimmed, all dropped"])
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        ("2", "certain"),
+        ("trimmed", "mixed"),
+        ("later value", "certain"),
+        *pick(
+            [],
+            [
+                ("0", "certain"),
+                ("0", "mixed"),
+                ("2", "mixed"),
+                ("trimmed", "certain"),
+                ("later value", "mixed"),
+                ("trimmed, all dropped", "certain"),
+                ("trimmed, all dropped", "mixed"),
+            ],
+        ),
+    ],
+)
 def test_drafts_that_nobody_drew_are_exact(rule, source, seed):
     """Also beside drawn ones, and where the tokens before say which."""
     enumeration = Enumeration(rule, seed, source)
@@ -37,7 +57,7 @@ def test_drafts_that_nobody_drew_are_exact(rule, source, seed):
     assert total_variation(probs, target_probs(enumeration.target, PROMPT, LENGTH)) < 1e-9
 
 
-@pytest.mark.parametrize("rule", ["2", "trimmed"])
+@pytest.mark.parametrize("rule", [*pick([], ["2"]), "trimmed"])
 def test_replacing_what_was_drawn_is_biased(rule):
     enumeration = Enumeration(rule, 5, "replaced")
     assert total_variation(enumeration.probs(), target_probs(enumeration.target, PROMPT, LENGTH)) > 0.05

@@ -63,12 +63,18 @@ def bias(enumeration):
 
 
 @pytest.mark.parametrize("seed", pick([3], [3, 4, 5]))
-@pytest.mark.parametrize("rule", ["1", "2", "trimmed", "later value", "surest first"])
+@pytest.mark.parametrize("rule", [*pick([], ["1", "2"]), "trimmed", "later value", "surest first"])
 def test_a_row_behind_a_committed_token_may_run_early(rule, seed):
     assert bias(TreeEnumeration(rule, "followed", seed)) < 1e-9
 
 
-@pytest.mark.parametrize("use", ["taken", "row of the draft"])
-@pytest.mark.parametrize("rule", ["2", "trimmed"])
+@pytest.mark.parametrize(
+    ("rule", "use"),
+    [
+        ("trimmed", "taken"),
+        ("trimmed", "row of the draft"),
+        *pick([], [("2", "taken"), ("2", "row of the draft")]),
+    ],
+)
 def test_other_uses_of_a_branch_are_biased(rule, use):
     assert bias(TreeEnumeration(rule, use, 5)) > 0.01

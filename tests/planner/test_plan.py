@@ -22,6 +22,7 @@ from faser_trtllm.planner.plan import Band, make_plan
 from faser_trtllm.planner.systems import SYSTEMS, parse_systems
 from faser_trtllm.planner.text import render_text
 from tests.planner.questions import make
+from tests.support.effort import pick
 
 VOID = {"meta", "rect", "path", "polyline"}
 
@@ -33,7 +34,7 @@ def plan():
             loads=parse_loads("2,azure:2", 0),
             requests=parse_requests("200,60"),
             systems=parse_systems(None),
-            max_requests=16,
+            max_requests=pick(8, 16),
             tpot_ms=6.0,
         )
     )

@@ -1,7 +1,7 @@
 """The price in a simulated world: pays, backs off, stays within limits, and is never far below its baselines."""
 
 from dataclasses import replace
-from itertools import groupby
+from itertools import cycle, groupby, product
 
 import numpy as np
 import pytest
@@ -15,6 +15,9 @@ from faser_trtllm.policy.hold import HELD_STEPS
 from faser_trtllm.policy.price import RETRY_REQUESTS, PricePolicy
 from faser_trtllm.policy.registry import make_policy
 from tests.policy.world import ROWS, World, constant, cost_table, draft_ms, logistic, request, target_ms
+from tests.support.effort import pick
+
+pytestmark = pytest.mark.slow
 
 
 def _goodput(spelling, batch_size, acceptance, *, warm_up=1200, steps=1500, **world):
@@ -23,23 +26,31 @@ def _goodput(spelling, batch_size, acceptance, *, warm_up=1200, steps=1500, **wo
     return made.run(steps)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-@pytest.mark.parametrize("acceptance", [constant(0.0), constant(0.0, margin=15.0), constant(0.2)])
+def _pairs(batch_sizes, acceptances):
+    """Each of both at least once, or everything: every batch size with every acceptance."""
+    return pick(list(zip(cycle(batch_sizes), acceptances, strict=False)), list(product(batch_sizes, acceptances)))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "acceptance"), _pairs([1, 4, 16], [constant(0.0), constant(0.0, margin=15.0), constant(0.2)])
+)
 def test_bad_drafts_cost_less_than_three_percent(batch_size, acceptance):
     """Also where the draft is sure of itself and always wrong."""
     off = _goodput("off", batch_size, acceptance)
     assert _goodput("price", batch_size, acceptance) > 0.97 * off
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
-@pytest.mark.parametrize("acceptance", [constant(0.8), logistic(1.2, -1.2), logistic(1.0, 0.8)])
+@pytest.mark.parametrize(
+    ("batch_size", "acceptance"), _pairs([1, 8], [constant(0.8), logistic(1.2, -1.2), logistic(1.0, 0.8)])
+)
 def test_never_three_percent_below_any_uniform_length(batch_size, acceptance):
     best = max(_goodput(spelling, batch_size, acceptance) for spelling in ("off", "fixed:2", "fixed:4", "fixed:6"))
     assert _goodput("price", batch_size, acceptance) > 0.97 * best
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-@pytest.mark.parametrize("acceptance", [constant(0.45), constant(0.75)])
+@pytest.mark.parametrize(
+    ("batch_size", "acceptance"), _pairs([1, 4, *pick([], [16])], [constant(0.45), constant(0.75)])
+)
 def test_a_machine_whose_speed_changes_does_not_mislead_it(batch_size, acceptance):
     """Up to 1.7 times slower for seconds at a time, whatever happens to run then."""
     best = max(_goodput(spelling, batch_size, acceptance) for spelling in ("off", "fixed:2", "fixed:4"))

@@ -14,7 +14,7 @@ T = TypeVar("T")
 EVERYTHING = os.environ.get("FASER_TEST_ALL") == "1"
 
 ONLY_ALL = pytest.mark.skipif(not EVERYTHING, reason="takes long: ./build.sh test --all runs it")
-SHARE = 4  # one in so many of a property's examples
+SHARE = 8  # one in so many of a property's examples
 MIN_EXAMPLES = 10
 
 

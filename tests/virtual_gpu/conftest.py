@@ -10,7 +10,7 @@ from tests.virtual_gpu.device.library import why_not
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gpu() -> Iterator[VirtualGpuProcess]:
     if reason := why_not():
         pytest.skip(reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -40,3 +41,4 @@ def _begin(seed: int, memory_mib: int) -> None:
 
     torch.set_num_threads(1)
     install()
+    gc.freeze()

@@ -16,6 +16,8 @@ from tests.virtual_gpu.commands import run_faser
 from tests.virtual_gpu.plan_engines import generate_texts
 from tests.virtual_gpu.process import VirtualGpuProcess
 
+pytestmark = pytest.mark.slow
+
 load_trt()
 LIMITS = ("--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "128", "--max_draft_len", "2")
 

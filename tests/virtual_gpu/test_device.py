@@ -19,6 +19,8 @@ from tests.virtual_gpu.device.runtime import VirtualRuntime
 from tests.virtual_gpu.device.streams import call
 from tests.virtual_gpu.process import VirtualGpuProcess
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(8)
 
 

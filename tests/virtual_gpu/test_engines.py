@@ -16,8 +16,10 @@ from tests.support.executor_harness import Collector
 from tests.virtual_gpu.generation import generate_cuda
 from tests.virtual_gpu.process import VirtualGpuProcess
 
+pytestmark = pytest.mark.slow
+
 DRAFT, TARGET = "0+32", "32+100"
-POLICIES = [*pick([], ["price:mode=draft_ahead"]), "fixed:3:draft_ahead", "erratic", "price:prune=on"]
+POLICIES = [*pick([], ["price:mode=draft_ahead", "fixed:3:draft_ahead", "price:prune=on"]), "erratic"]
 EDITS = {
     "repetition_penalty": 1.2,
     "bad_words": ((5, 6), (7,)),

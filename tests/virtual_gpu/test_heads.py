@@ -20,9 +20,11 @@ from tests.virtual_gpu.commands import run_faser
 from tests.virtual_gpu.generation import generate_cuda
 from tests.virtual_gpu.process import VirtualGpuProcess
 
+pytestmark = pytest.mark.slow
+
 POLICIES = ["fixed:4", "fixed:3:ping_pong", "fixed:3:draft_ahead", "erratic"]
 RUNS = pick(
-    [*(("eagle3", policy) for policy in POLICIES if policy != "fixed:3:ping_pong"), ("medusa", "erratic")],
+    [("eagle3", "erratic"), ("medusa", "fixed:3:draft_ahead"), ("mtp", "fixed:4")],
     [(kind, policy) for kind in HEADS for policy in POLICIES],
 )
 TEST, DRAFTS, PRUNE = (

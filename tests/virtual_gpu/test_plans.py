@@ -10,17 +10,19 @@ import pytest
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.engine.tensorrt.plans import check_requirements
 from faser_trtllm.errors import EngineFileError
-from tests.support.effort import ONLY_ALL
+from tests.support.effort import ONLY_ALL, pick
 from tests.support.networks import load_trt
 from tests.virtual_gpu.plan_engines import build_plans, generate_texts, prompt_log_probs
 from tests.virtual_gpu.process import VirtualGpuProcess
+
+pytestmark = pytest.mark.slow
 
 load_trt()  # networks are made with tensorrt_rtx
 DRAFT, TARGET = "0+32", "32+100"
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,", "hello hello")
 
 
-@pytest.fixture(scope="module", params=["tensorrt float32", "tensorrt bfloat16", "tensorrt_rtx float32"])
+@pytest.fixture(scope="module", params=[*pick([], ["tensorrt float32"]), "tensorrt bfloat16", "tensorrt_rtx float32"])
 def engine_dir(
     gpu: VirtualGpuProcess, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Path:

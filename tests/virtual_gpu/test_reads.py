@@ -16,6 +16,8 @@ from tests.virtual_gpu.generation import Generated, generate_cuda
 from tests.virtual_gpu.plan_engines import build_plans, generate_texts
 from tests.virtual_gpu.process import VirtualGpuProcess
 
+pytestmark = pytest.mark.slow
+
 VOCAB_SIZE = 600
 TEST, DRAFTS = "engine/gpu/sampler/accept:run", "engine/gpu/sampler/draft_state:read"
 PRUNE = "engine/gpu/boundary:prune"

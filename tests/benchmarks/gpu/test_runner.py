@@ -22,6 +22,9 @@ from benchmarks.gpu.runner import run_gpu_bench
 from benchmarks.gpu.section_process import run_entry
 from benchmarks.gpu.sections import SECTIONS, Section, chosen
 from faser_trtllm.errors import InvalidArgumentError
+from tests.support.effort import pick
+
+pytestmark = pytest.mark.slow
 
 
 def options(output_dir: Path, **values: Any) -> GpuBenchOptions:
@@ -50,7 +53,8 @@ def limit_s(earlier: tuple[Path, float]) -> int:
 def report(tmp_path_factory: pytest.TempPathFactory, limit_s: int) -> tuple[dict[str, Any], Path]:
     """A run over sections that do everything that can go wrong."""
     output = tmp_path_factory.mktemp("gpu")
-    names = ("fine", "one_measurement_fails", "raises", "refuses", "skips", "crashes", "reads_what_was_before")
+    names = ("fine", "one_measurement_fails", "raises", "crashes")
+    names += pick((), ("refuses", "skips", "reads_what_was_before"))
     plan = [*map(section, names), section("hangs", limit_s)]
     return run_gpu_bench(options(output), sections=plan), output
 
@@ -58,18 +62,23 @@ def report(tmp_path_factory: pytest.TempPathFactory, limit_s: int) -> tuple[dict
 def test_every_section_is_reported_with_what_it_had(report: tuple[dict[str, Any], Path], limit_s: int) -> None:
     found = report[0]["sections"]
     status = {name: data["status"] for name, data in found.items()}
-    assert status["fine"] == "ok"
-    assert status["one_measurement_fails"] == "1 measurement(s) failed"
+    expected = {
+        "fine": "ok",
+        "one_measurement_fails": "1 measurement(s) failed",
+        "raises": "failed: RuntimeError: broken",
+        "refuses": "not run: a thing is missing; install it",
+        "skips": "skipped: a tool is not installed",
+        "crashes": "crashed with SIGSEGV, with what it had",
+        "reads_what_was_before": "ok",
+        "hangs": f"stopped after {limit_s} s, with what it had",
+    }
+    assert status == {name: expected[name] for name in status}
     assert found["one_measurement_fails"]["errors"] == ["division: ZeroDivisionError: division by zero"]
     assert found["one_measurement_fails"]["values"] == {"after": 1}
-    assert status["raises"] == "failed: RuntimeError: broken"
-    assert status["refuses"] == "not run: a thing is missing; install it"
-    assert status["skips"] == "skipped: a tool is not installed"
-    assert status["crashes"] == "crashed with SIGSEGV, with what it had"
-    assert status["hangs"] == f"stopped after {limit_s} s, with what it had"
     for name in ("raises", "crashes", "hangs"):
         assert found[name]["values"] == {"before": 1}
-    assert found["reads_what_was_before"]["values"] == {"seen": "a device"}
+    if "reads_what_was_before" in found:
+        assert found["reads_what_was_before"]["values"] == {"seen": "a device"}
 
 
 def test_files_hold_the_report(report: tuple[dict[str, Any], Path]) -> None:
@@ -77,7 +86,10 @@ def test_files_hold_the_report(report: tuple[dict[str, Any], Path]) -> None:
     assert json.loads((output / "gpu.json").read_text()) == found
     text = (output / "gpu.md").read_text()
     assert text == render_markdown(found)
-    assert text.startswith("# faser bench gpu\n\nFailed: 5 of 8 sections\n\n1. `one_measurement_fails`: 1 measurement")
+    failed = pick("4 of 5", "5 of 8")
+    assert text.startswith(
+        f"# faser bench gpu\n\nFailed: {failed} sections\n\n1. `one_measurement_fails`: 1 measurement"
+    )
     assert "Dry run" in text
     assert "| - | x\\|y |" in text
     assert "A note." in text

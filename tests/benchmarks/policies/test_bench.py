@@ -100,6 +100,7 @@ def test_a_simulated_run_repeats_itself(options: PolicyBenchOptions, tmp_path: P
     replace(toy_costs(), curves=curves).save(table)
     rates = []
     some = replace(options, simulated=True, cost_table=table, policies=pick(("price", "price again"), options.policies))
+    some = replace(some, concurrency=pick((3,), some.concurrency), num_bursty_jobs=pick(4, some.num_bursty_jobs))
     for name in ("a", "b"):
         report = run_policy_bench(replace(some, output_dir=tmp_path / name))
         assert report.is_exact

@@ -41,11 +41,11 @@ from tests.support.engine_harness import Harness
 from tests.support.executor_harness import Collector, ErraticPolicy
 from tests.support.toy_guide import ToyGuide
 
+pytestmark = pytest.mark.slow
+
 POLICIES = [
-    *pick([], ["fixed:1", "price:prune=on", "price:mode=draft_ahead"]),
-    "fixed:4",
+    *pick([], ["fixed:1", "price:prune=on", "price:mode=draft_ahead", "fixed:4", "fixed:3:ping_pong"]),
     "fixed:3:draft_ahead",
-    "fixed:3:ping_pong",
     "erratic",
     "price:mode=ping_pong,prune=on",
 ]
@@ -61,7 +61,7 @@ class KernelAcceptGpu(HostGpu):
         return ops
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "edited"])
+@pytest.fixture(scope="module", params=pick([True], [False, True]), ids=pick(["edited"], ["plain", "edited"]))
 def alone(request: pytest.FixtureRequest, engines: EngineDir):
     """Requests, and their tokens without speculation, one request at a time."""
     requests = mixed_requests(request.param)
@@ -101,7 +101,7 @@ def test_the_accept_kernel_itself_gives_the_same_tokens(engines: EngineDir, alon
     assert found["num_accepted_tokens"] > 0
 
 
-@pytest.mark.parametrize("gpu", [HostGpu, KernelAcceptGpu])
+@pytest.mark.parametrize("gpu", [*pick([], [HostGpu]), KernelAcceptGpu])
 def test_guided_requests_get_allowed_tokens_whatever_is_drafted(engines: EngineDir, gpu) -> None:
     """Masks are written and sent for the test alone; drafts that break the grammar are rejected."""
     requests = mixed_requests(True)
@@ -121,8 +121,9 @@ def test_guided_requests_get_allowed_tokens_whatever_is_drafted(engines: EngineD
             assert token in guide.allowed(text[:place], (2,))
 
 
-@pytest.mark.parametrize("edited", [False, True])
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(
+    ("normalized", "edited"), [(False, True), (True, False), *pick([], [(False, False), (True, True)])]
+)
 def test_log_probs_are_the_host_s(engines: EngineDir, normalized: bool, edited: bool) -> None:
     """Against logits that are copied to the host and filtered there, with and without speculation."""
     fields = {"return_log_probs": True, "normalize_log_probs": normalized, "return_generation_logits": True}
@@ -171,7 +172,7 @@ def test_log_probs_do_not_depend_on_who_else_has_edits(engines: EngineDir) -> No
             assert (ids.tolist(), logs.tolist()) == (same_ids.tolist(), same_logs.tolist())
 
 
-@pytest.mark.parametrize("policy", ["off", "fixed:3", "erratic"])
+@pytest.mark.parametrize("policy", ["off", *pick([], ["fixed:3"]), "erratic"])
 def test_prompts_are_logged_by_the_rows_of_logits_that_a_pass_has(engines: EngineDir, policy: str) -> None:
     """Beside requests that want none, and one that wants its rows' logits; against log probs made on the host of the
     logits of generated tokens."""

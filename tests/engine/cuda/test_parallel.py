@@ -39,8 +39,10 @@ from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.engine_harness import Harness
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"num_heads": 8, "num_kv_heads": 4, "hidden_size": 64, "vocab_size": 300}
-REQUESTS = mixed_requests(True)
+REQUESTS = mixed_requests(True)[: pick(6, 7)]
 CELLS = [
     (2, "price:mode=draft_ahead,prune=on"),
     (4, "erratic"),
@@ -80,6 +82,7 @@ def test_tokens_are_those_of_one_gpu(built, alone, tp_size: int, policy: str) ->
     tokens, found = generate(built[tp_size], policy, REQUESTS)
     assert tokens == alone
     assert (found["num_accepted_tokens"] > 0) == (policy != "off")
+    assert rank_pids(os.getpid()) == [], "nothing runs after closing"
 
 
 def test_cancelled_requests_change_no_other(built, alone) -> None:
@@ -98,9 +101,9 @@ def test_logits_and_exit_scores_have_the_same_bits(built) -> None:
     candidates = rng.integers(-1, 300, (49, 8)).astype(np.int32)
     kept = np.array([*range(31), *range(40, 46)], np.int32)
     found = []
-    for engines in built.values():
+    for size in pick((1, 2), (1, 2, 4)):
         with ExitStack() as stack:
-            harness = Harness(open_target(engines, stack).target)
+            harness = Harness(open_target(built[size], stack).target)
             engine, batch = harness.engine, harness.batch(rows)
             engine.forward(batch)
             whole = engine.host_logits(49).copy()
@@ -187,6 +190,7 @@ def test_no_process_outlives_the_others(built, killed: str) -> None:
         assert leader.wait() == (-signal.SIGKILL if killed == "leader" else 70)
 
 
+@ONLY_ALL
 def test_nothing_runs_after_closing(built) -> None:
     with ExitStack() as stack:
         open_target(built[2], stack)
@@ -198,9 +202,17 @@ def test_nothing_runs_after_closing(built) -> None:
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        (BrokenGpu, "rank 1: the driver is too old"),
         (FullGpu, r"rank 1: the engines need 0\.0. GiB of GPU memory"),
-        (SmallerGpu, "rank 1 was granted the partitions whole of 132 SMs, target of 68 SMs, rank 0 whole of 132 SMs"),
+        *pick(
+            [],
+            [
+                (BrokenGpu, "rank 1: the driver is too old"),
+                (
+                    SmallerGpu,
+                    "rank 1 was granted the partitions whole of 132 SMs, target of 68 SMs, rank 0 whole of 132",
+                ),
+            ],
+        ),
     ],
 )
 def test_a_rank_that_cannot_open_says_why(built, others, message: str) -> None:

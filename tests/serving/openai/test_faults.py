@@ -13,13 +13,14 @@ import pytest
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.openai.model import Model
 from tests.support.checkpoints import write_tokenizer
+from tests.support.effort import pick
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 NUM_WORKERS = 24
-NUM_KILLS = 3
+NUM_KILLS = pick(1, 3)
 
 
 @pytest.fixture

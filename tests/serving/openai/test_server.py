@@ -14,6 +14,7 @@ import pytest
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import GrpcClient
 from faser_trtllm.serving.triton.request import SEED_STEP
+from tests.support.effort import pick
 from tests.support.openai_frontend import MAX_SEQ_LEN, Frontend
 from tests.support.triton_server import Server, children, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -377,11 +378,16 @@ def test_its_own_triton_is_started_again_after_a_signal_but_not_after_its_own_en
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "engine_dir is not set"),
-        (("--url", "http://localhost:8001"), "it must look like grpc://127.0.0.1:8001"),
         (("--url", "grpc://127.0.0.1:1"), "no Triton server with a ready model answers at 127.0.0.1:1"),
         (("--url", "grpc://a:1", "--max_body_bytes", "5"), "max_body_bytes is 5"),
-        (("--url", "grpc://a:1", "--chat_template", "x"), "chat_template needs the tokenizer's files"),
+        *pick(
+            [],
+            [
+                ((), "engine_dir is not set"),
+                (("--url", "http://localhost:8001"), "it must look like grpc://127.0.0.1:8001"),
+                (("--url", "grpc://a:1", "--chat_template", "x"), "chat_template needs the tokenizer's files"),
+            ],
+        ),
     ],
 )
 def test_a_start_that_cannot_work_is_one_sentence(tmp_path, arguments, message):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.effort import pick
 
 NUM_FUZZ_TESTS = 4
-DEFAULT_SECONDS = pick(4.0, 60.0)
+DEFAULT_SECONDS = pick(2.0, 60.0)
 BATCH = 20
 MIN_BATCHES = 5  # inputs enough to be of every kind, however slow the machine
 

@@ -19,6 +19,7 @@ from faser_trtllm.testing.load.arrivals import Lengths as Tokens
 from faser_trtllm.testing.load.run import Objectives, run_arrivals, run_closed_loop
 from faser_trtllm.testing.load.service import ServiceOptions, open_service
 from faser_trtllm.testing.load.synthetic_engines import DoubtRates, stopped_drafts
+from tests.support.effort import pick
 
 PAIR = Pair(GPUS["h100"], SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"])
 TOKENS = Tokens(200, 0.5, 60, 0.5)
@@ -42,7 +43,8 @@ def closed_loop(table, speculation, concurrency=8, acceptance=0.7, num_requests=
 
 
 @pytest.mark.parametrize(
-    "speculation", ["off", "fixed:3", "schedule", "price:prune=on", "price:mode=ping_pong", "price:mode=draft_ahead"]
+    "speculation",
+    ["off", "schedule", "price:prune=on", "price:mode=ping_pong", *pick([], ["fixed:3", "price:mode=draft_ahead"])],
 )
 def test_every_policy_gives_every_token_and_repeats_itself(table, speculation):
     report, stats = closed_loop(table, speculation)
@@ -107,7 +109,7 @@ def test_goodput_is_a_band_as_wide_as_times_may_be_wrong(table):
         with open_service(ServiceOptions("fixed:2", table, Acceptance.of(0.7), max_batch_size=8), clock) as executor:
             lengths = TOKENS.draw(np.random.default_rng(0), 512, 256)
             objectives = Objectives(tpot_ms=5.0, tolerance=tolerance)
-            return run_closed_loop(executor, clock, lengths, 8, 200, objectives)
+            return run_closed_loop(executor, clock, lengths, 8, pick(60, 200), objectives)
 
     exact, loose = goodput(0.0), goodput(0.2)
     assert exact.goodput_band == (exact.goodput, exact.goodput)
@@ -117,12 +119,12 @@ def test_goodput_is_a_band_as_wide_as_times_may_be_wrong(table):
 
 
 def test_overload_waits_in_the_queue_and_misses_its_objectives(table):
-    clock, done = ManualClock(), []
+    clock, done, duration_s = ManualClock(), [], pick(5.0, 10.0)
     service = ServiceOptions("fixed:2", table, Acceptance.of(0.7), max_batch_size=8, max_output_len=256)
     with open_service(service, clock) as executor:
-        arrivals = generated_arrivals(TOKENS, 40.0, 10.0, 0, max_prompt=512, max_output=256)
+        arrivals = generated_arrivals(TOKENS, 40.0, duration_s, 0, max_prompt=512, max_output=256)
         report = run_arrivals(executor, clock, arrivals, Objectives(ttft_ms=200.0), done.append)
-    assert report.end_s > 12.0
+    assert report.end_s > 1.2 * duration_s
     assert 0.0 < report.goodput < 0.7
     assert done[-1] == report.num_requests
     assert sum(report.tokens_by_minute) == report.num_tokens

@@ -50,7 +50,13 @@ def driver_library() -> Path:
 def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str, int | str] | None = None) -> Compiled:
     """In place of ops.cuda.compiler.compile_stem: an image for cuLibraryLoadData instead of a cubin."""
     assert kind == "cubin"
-    flags = emulation_flags([(name, int(value)) for name, value in (defines or {}).items()], source_dir())
+    image = _image(stem, tuple((name, int(value)) for name, value in (defines or {}).items()))
+    return Compiled(stem, arch, kind, image, ())
+
+
+@functools.cache
+def _image(stem: str, defines: tuple[tuple[str, int], ...]) -> Path:
+    flags = emulation_flags(defines, source_dir())
     sources = [source_dir() / f"{stem}.cu", *sorted(source_dir().rglob("*.cuh")), *sorted(EMULATOR_DIR.glob("*.h"))]
     inputs = ["-x", "c++", str(sources[0])]
     library = built(stem, inputs, flags, sources)
@@ -61,7 +67,7 @@ def compile_stem(stem: str, arch: str, kind: str = "cubin", defines: Mapping[str
         scratch = image.with_suffix(f".{os.getpid()}")
         scratch.write_text("\n".join([MAGIC, str(library), *_kernels(done.stdout)]) + "\n")
         scratch.replace(image)
-    return Compiled(stem, arch, kind, image, ())
+    return image
 
 
 def _kernels(preprocessed: str) -> list[str]:
