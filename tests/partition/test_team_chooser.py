@@ -10,18 +10,33 @@ HERE = Path(__file__).parent
 PLUGINS = HERE.parents[1] / "plugins" / "cpu" / "engine"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    program = tmp_path_factory.mktemp("world") / "world"
-    compiler = os.environ.get("CXX", "c++")
-    source = HERE / "team_chooser_in_a_world.cpp"
-    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{PLUGINS}", str(source), "-o", str(program)], check=True)
+def compiled(name, directory):
+    """-> what the program prints, given its arguments."""
+    program = directory / name
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", f"-I{PLUGINS}", str(HERE / f"{name}.cpp")]
+    subprocess.run([*command, "-o", str(program)], check=True)
 
-    def run(num_passes, period, share_held, share_slow=0.0, team=0.5, slower=1.0):
-        arguments = [str(x) for x in (num_passes, period, share_held, share_slow, team, slower)]
-        return float(subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout)
+    def run(*arguments):
+        command = [str(program), *map(str, arguments)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     return run
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    program = compiled("team_chooser_in_a_world", tmp_path_factory.mktemp("world"))
+
+    def run(num_passes, period, share_held, share_slow=0.0, team=0.5, slower=1.0):
+        return float(program(num_passes, period, share_held, share_slow, team, slower))
+
+    return run
+
+
+def test_a_size_begins_with_the_team_where_a_smaller_one_found_it_faster(tmp_path):
+    first_passes = compiled("team_chooser_of_sizes", tmp_path)
+    assert first_passes(1.0, 0.6) == "11111111"
+    assert first_passes(1.0, 1.5) == "11001100", "else both are tried, as for a first size"
 
 
 def test_free_cores_are_used(world):

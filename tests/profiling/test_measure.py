@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 from faser_trtllm.profiling.grid import Point
-from faser_trtllm.profiling.measure import MAX_ROUNDS, measure_points, measure_quickly
+from faser_trtllm.profiling.measure import FIRST_RUNS, MAX_ROUNDS, measure_points, measure_quickly
 
 COLD_PASSES = 12  # that take twice as long
 DECODE, VERIFY = (Point(kind, "all", 2, 2, 64) for kind in ("decode", "verify"))
@@ -78,6 +78,24 @@ def test_the_rest_of_a_quick_budget_goes_to_small_passes(monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock_s[0])
     points = [Point("verify", "all", rows, 1, 64) for rows in (100, 1)]
-    found = measure_quickly(Timed(), points, budget_s=203.0, first_round_s=1e9)
-    assert num_runs == {1: 2 * num_runs[100], 100: num_runs[100]}
+    found = measure_quickly(Timed(), points, budget_s=203.0 + FIRST_RUNS, first_round_s=1e9)
+    assert num_runs == {1: FIRST_RUNS + 2 * num_runs[100], 100: num_runs[100]}
     assert found.num_rounds == 1
+
+
+def test_cold_pages_are_no_part_of_a_quick_profile():
+    """The first passes of an engine's life, whatever their size."""
+
+    class Loading(Caches):
+        num_passes = 0
+
+        def runner(self, point):
+            def run():
+                self.num_passes += 1
+                return 50.0 if self.num_passes <= FIRST_RUNS else 1.0
+
+            return run
+
+    points = [Point("verify", "all", rows, 1, 64) for rows in (1, 2, 3)]
+    found = measure_quickly(Loading(), points, budget_s=0.0, first_round_s=1e9)
+    assert {sample.num_rows: sample.ms for sample in found.samples} == {1: 1.0, 2: 1.0, 3: 1.0}

@@ -24,7 +24,7 @@ def test_device_weights_are_those_of_a_file(tmp_path: Path, options: GpuBenchOpt
     config = load_model_config(options.checkpoint_dir)
     with CheckpointWeights(options.checkpoint_dir) as weights:
         made = EnlargedWeights(weights, config, DecoderShape(64, 80, 3, 4, 2, 64))
-        source = Source("target", tmp_path, made.config, made, (0, 3), ())
+        source = Source("target", tmp_path, made.config, made, (0, 3))
         path = tmp_path / "rank0.engine"
         CudaBackend("bfloat16").write_engine(path, source, BuildConfig(2, 16, 40, 2, 32), None)
         with CudaFile.open(path) as file:
