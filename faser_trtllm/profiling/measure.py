@@ -18,6 +18,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 25
 RUNS_PER_VISIT = 4  # for pass after pass: the first is dropped, since it finds other weights in the caches
 WARM_RUNS = 16  # before passes without drafts: after this many the caches are warm, as in service
 QUICK_RUNS, QUICK_WARM_RUNS = 2, 3  # the same of a quick profile
+SMALL_ROWS, SMALL_ROUNDS = 9, 3  # what a stream or two run is measured so often in the first round of a quick profile
 FIRST_RUNS = 8  # of a kind's first point: pages are cold, and a CPU engine finds out how many threads to use
 NUM_NEEDED = 2  # points of a kind that are measured however long it takes: a level and a slope
 Tick = Callable[[int, int], None]  # rounds done, total rounds
@@ -80,25 +81,27 @@ def measure_quickly(
 ) -> Measured:
     """Lower quartiles over all runs. Further rounds go on until the budget is spent.
 
-    Small passes come first, since most of a stream's steps are such. Where the first round takes longer than
-    first_round_s the others are left out, but for what no curve can do without: a large model's costs are extrapolated
-    rather than waited for.
+    Small passes come first and several times, since most of a stream's steps are such, and whether the next row pays
+    hangs on a few percent. Where the first round takes longer than first_round_s the others are left out, but for what
+    no curve can do without: a large model's costs are extrapolated rather than waited for.
     """
     ordered = sorted(points, key=lambda point: (probe.partitions.index(point.partition), point.num_rows))
     needed = _needed(ordered)
     runners = {point: probe.runner(point) for point in ordered}
     times: dict[Point, list[float]] = {point: [] for point in ordered}
     disturbance = Disturbance(probe.num_units)
+    small = [point for point in ordered if point.num_rows <= SMALL_ROWS]
+    visits = small * (SMALL_ROUNDS - 1) + ordered
     num_rounds, partition = 0, ""
     begun: set[tuple[str, str]] = set()
     start = time.perf_counter()
     while True:
-        for number, point in enumerate(ordered):
+        for number, point in enumerate(visits):
             elapsed_s = time.perf_counter() - start
             if num_rounds == MAX_ROUNDS or (num_rounds and elapsed_s > budget_s):
                 return _measured(probe, {point: ms for point, ms in times.items() if ms}, num_rounds, disturbance)
             is_late = elapsed_s > first_round_s
-            if is_late and point not in needed:
+            if is_late and (point not in needed or times[point]):
                 continue
             if point.partition != partition:
                 partition = point.partition
@@ -109,7 +112,8 @@ def measure_quickly(
             num_runs, num_warm = (1, 1) if is_late else (QUICK_RUNS, QUICK_WARM_RUNS)
             times[point] += _visit(probe, point, runners[point], num_runs, num_warm)
             if tick is not None and not num_rounds:
-                tick(number + 1, len(ordered))
+                tick(number + 1, len(visits))
+        visits = ordered
         num_rounds += 1
 
 

@@ -4,7 +4,14 @@ import time
 from collections import Counter
 
 from faser_trtllm.profiling.grid import Point
-from faser_trtllm.profiling.measure import FIRST_RUNS, MAX_ROUNDS, measure_points, measure_quickly
+from faser_trtllm.profiling.measure import (
+    FIRST_RUNS,
+    MAX_ROUNDS,
+    QUICK_RUNS,
+    SMALL_ROUNDS,
+    measure_points,
+    measure_quickly,
+)
 
 COLD_PASSES = 12  # that take twice as long
 DECODE, VERIFY = (Point(kind, "all", 2, 2, 64) for kind in ("decode", "verify"))
@@ -78,8 +85,9 @@ def test_the_rest_of_a_quick_budget_goes_to_small_passes(monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock_s[0])
     points = [Point("verify", "all", rows, 1, 64) for rows in (100, 1)]
-    found = measure_quickly(Timed(), points, budget_s=203.0 + FIRST_RUNS, first_round_s=1e9)
-    assert num_runs == {1: FIRST_RUNS + 2 * num_runs[100], 100: num_runs[100]}
+    num_first = FIRST_RUNS + SMALL_ROUNDS * QUICK_RUNS
+    found = measure_quickly(Timed(), points, budget_s=num_first + 200.0, first_round_s=1e9)
+    assert num_runs == {1: num_first + QUICK_RUNS, 100: QUICK_RUNS}
     assert found.num_rounds == 1
 
 
