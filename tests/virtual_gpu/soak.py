@@ -40,24 +40,24 @@ def soak(path: Path, num_rounds: int, seed: int, leak: Callable[[Executor], Any]
     driver().seed(seed)
     chance = random.Random(seed)
     built = EngineDir.load(path).build_config
-    found = [_in_use()]
+    found = [in_use()]
     config = ExecutorConfig(speculation="fixed:1")  # opens the draft; the policy is ours
     policy = _LargestFirst(built.max_draft_len, seed)
     with open_executor(path, config, wrap_policy=lambda _: policy) as executor:
         longest = built.max_seq_len - 12
         for number in range(2):
             _run(executor, [([1 + i] * longest, _LARGEST | {"max_tokens": 8}) for i in range(6)], f"largest {number}")
-        found.append(_in_use())
+        found.append(in_use())
         policy.is_erratic = True
         kept = []
         for number in range(num_rounds):
             _run(executor, [_random_request(chance, longest) for _ in range(chance.randint(1, 6))], str(number), chance)
             kept.append(leak and leak(executor))
-            found.append(_in_use())
+            found.append(in_use())
         executor.check_integrity()
         del kept
     del executor
-    found.append(_in_use())
+    found.append(in_use())
     return found
 
 
@@ -92,7 +92,8 @@ def _run(executor: Executor, requests: list[Any], name: str, chance: random.Rand
             executor.cancel(chance.choice(list(collector.tokens)))
 
 
-def _in_use() -> Bytes:
+def in_use() -> Bytes:
+    """Now, with what nobody holds freed."""
     for _ in range(2):  # what is freed by work that ran is freed by work that follows
         gc.collect()
         call("cuCtxSynchronize")

@@ -18,6 +18,7 @@ from tests.virtual_gpu.device.library import compile_stem, driver
 from tests.virtual_gpu.device.runtime import VirtualRuntime
 from tests.virtual_gpu.device.streams import Graph, call
 from tests.virtual_gpu.process import VirtualGpuProcess
+from tests.virtual_gpu.soak import in_use
 
 DRAFT, TARGET = "0+32", "32+100"
 
@@ -74,6 +75,26 @@ def test_a_step_runs_for_as_long_as_the_device_says(gpu: VirtualGpuProcess) -> N
             assert work["aten.sub_.Tensor"] == 8, "a step that is skipped launches nothing"
             assert counted.kernels(side) == {"set_conditional": 3 + 8}
             assert work["conditional node"] == 3 + 8
+
+
+def _left_behind() -> int:
+    """Bytes of the device that a loop whose steps allocate leaves there once nobody holds it."""
+
+    def captured(runtime: VirtualRuntime) -> None:
+        going = torch.zeros(1, dtype=torch.int32, device=runtime.device)
+        runtime.capture_loop(lambda: None, lambda: going.sub_(torch.ones_like(going)), going)()
+        runtime.wait()
+
+    runtime = VirtualRuntime()
+    with GpuPartitions([32]) as made, runtime.on(made.pairs[0].draft):
+        captured(runtime)  # loads what stays
+        before = in_use()
+        captured(runtime)
+        return in_use()[0] - before[0]
+
+
+def test_a_loop_leaves_no_memory_behind(gpu: VirtualGpuProcess) -> None:
+    assert gpu.run(_left_behind) == 0
 
 
 class _Parts:

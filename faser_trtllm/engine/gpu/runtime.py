@@ -144,6 +144,10 @@ class GraphLoop:
 
         self._driver = driver = load_driver()
         self._stream = stream
+
+        def call(name: str, *arguments: Any) -> Any:  # not a method: what closes this object must not hold it
+            return call_driver(driver, getattr(driver, name), *arguments)
+
         conditional = driver.CUgraphNodeParams()
         conditional.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         node = conditional.conditional
@@ -152,10 +156,10 @@ class GraphLoop:
             set_conditional(module, None, 0, stream=stream())  # loads the kernel, which a capture might not
             held: list[CapturedGraph] = []
             made.callback(held.clear)
-            graph = self._call("cuGraphCreate", 0)
-            made.callback(self._call, "cuGraphDestroy", graph)
-            node.ctx = self._call("cuStreamGetCtx", driver.CUstream(stream()))
-            node.handle = self._call("cuGraphConditionalHandleCreate", graph, node.ctx, 0, 0)
+            graph = call("cuGraphCreate", 0)
+            made.callback(call, "cuGraphDestroy", graph)
+            node.ctx = call("cuStreamGetCtx", driver.CUstream(stream()))
+            node.handle = call("cuGraphConditionalHandleCreate", graph, node.ctx, 0, 0)
             node.type, node.size = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE, 1
 
             def add(to: Any, work: Work) -> Any:
@@ -167,22 +171,19 @@ class GraphLoop:
 
                 held.append(capture(run))
                 child = driver.CUgraph(held[-1].raw_cuda_graph())
-                return self._call("cuGraphAddChildGraphNode", to, None, 0, child)
+                return call("cuGraphAddChildGraphNode", to, None, 0, child)
 
             first = add(graph, begin)
-            self._call("cuGraphAddNode", graph, [first], None, 1, conditional)
+            call("cuGraphAddNode", graph, [first], None, 1, conditional)
             add(node.phGraph_out[0], step)
-            self._instance = self._call("cuGraphInstantiate", graph, 0)
-            made.callback(self._call, "cuGraphExecDestroy", self._instance)
+            self._instance = instance = call("cuGraphInstantiate", graph, 0)
+            made.callback(call, "cuGraphExecDestroy", instance)
             # The graph stays with its instance, and memory that the captured ones own as well.
             weakref.finalize(self, made.pop_all().close).atexit = False
 
     def launch(self) -> None:
         """On the current stream."""
-        self._call("cuGraphLaunch", self._instance, self._driver.CUstream(self._stream()))
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return call_driver(self._driver, getattr(self._driver, name), *arguments)
+        call_driver(self._driver, self._driver.cuGraphLaunch, self._instance, self._driver.CUstream(self._stream()))
 
 
 class CudaRuntime:
