@@ -34,7 +34,6 @@ class Backend:
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
     has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
     has_ranks: bool = False  # a target that is split over several GPUs
-    heads: tuple[str, ...] = ()  # kinds of draft heads (builder/source.py) that it drafts with
     can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
 
 
@@ -47,7 +46,6 @@ BACKENDS = (
         dtypes=("bfloat16",),
         on_cpu=True,
         has_integer_weights=True,
-        heads=("eagle3", "medusa", "mtp"),
     ),
     Backend(
         "cuda",
@@ -58,7 +56,6 @@ BACKENDS = (
         has_fp8=True,
         has_fp8_kv=True,
         has_ranks=True,
-        heads=("eagle3", "medusa", "mtp"),
     ),
     Backend(
         "tensorrt_rtx",

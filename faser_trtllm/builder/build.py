@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from faser_trtllm import __version__
-from faser_trtllm.backends import find_backend, names_with
+from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.backend import EngineBuilder, Progress
 from faser_trtllm.builder.engine_config import engine_config
 from faser_trtllm.builder.engine_dir import (
@@ -61,7 +61,6 @@ def build_engines(
             options.mtp,
             options.mtp_reads_normed,
         )
-        _check_head(options, sources)
         for source in sources:
             sentence = source.rounding(options.dtype)
             if note is not None and sentence is not None:
@@ -101,17 +100,6 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
         max_draft_len=min(max_draft_len, head.config.num_heads) if isinstance(head, MedusaHeads) else max_draft_len,
         tokens_per_block=backend.tokens_per_block(options.tokens_per_block, max_seq_len),
     )
-
-
-def _check_head(options: BuildOptions, sources: list[Source]) -> None:
-    head = sources[-1].head
-    if head is None:
-        return
-    if head.kind not in find_backend(options.backend).heads:
-        raise InvalidArgumentError(
-            f"the draft is {head} (of {sources[-1].checkpoint.path}), which backend {options.backend} does not draft "
-            f"with; build with --backend {names_with(lambda backend: head.kind in backend.heads)}"
-        )
 
 
 def _check_output_dir(options: BuildOptions) -> None:

@@ -21,6 +21,7 @@ MANIFEST_FORMAT = 1
 ENGINE_FILE = "rank0.engine"
 CONFIG_FILE = "config.json"
 _REBUILD = "rebuild it with faser build"
+_HEADS = ("eagle3", "medusa", "mtp")
 _KV_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -98,6 +99,22 @@ class EngineDir:
     @property
     def vocab_size(self) -> int:
         return int(self.target_config["pretrained_config"]["vocab_size"])
+
+    @property
+    def draft_head(self) -> str | None:
+        """The kind of head that drafts ("eagle3", "medusa", "mtp"); None: a model drafts, or nothing."""
+        ours = self.draft_config["faser"] if self.draft_config is not None else {}
+        return next((kind for kind in _HEADS if kind in ours), None)
+
+    @property
+    def read_layers(self) -> tuple[int, ...]:
+        """The target's layers whose entering hidden rows its head reads, ascending; num_layers: those that leave the
+        last."""
+        kind = self.draft_head
+        if kind is None or self.draft_config is None:
+            return ()
+        layers = self.draft_config["faser"][kind].get("layers")
+        return tuple(layers or [self.target_config["pretrained_config"]["num_hidden_layers"]])
 
     @property
     def tp_size(self) -> int:

@@ -230,8 +230,7 @@ def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements
         table = json.loads(data)
         fields = table["requirements"]
         requirements = Requirements(**fields | {"compute_capabilities": tuple(fields["compute_capabilities"])})
-        options = table["network"]
-        network = NetworkOptions(**options | {"profile_rows": tuple(options["profile_rows"])})
+        network = NetworkOptions.parse(table["network"])
         plans = tuple(_plan(entry, offset) for entry in table["plans"])
         _check_segments(plans)
     except (ValueError, KeyError, TypeError, AttributeError, FaserError) as error:

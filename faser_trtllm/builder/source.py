@@ -69,7 +69,8 @@ class Source:
     """One opened checkpoint with build options applied. segments: layer boundaries, 0 and num_layers included.
 
     config and weights are the checkpoint's with the options applied; with Medusa heads, which are no decoder, the
-    target's. head: of a draft that is one.
+    target's. head: of a draft that is one. read_layers: of a target with a head, the layers whose hidden rows it reads,
+    on entering each, ascending; num_layers: on leaving the last.
     """
 
     role: str
@@ -78,6 +79,7 @@ class Source:
     weights: Weights
     segments: tuple[int, ...]
     head: Head | None = None
+    read_layers: tuple[int, ...] = ()
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{file: {"bytes", "mtime_ns", "inode"}}: enough to detect a changed file."""
@@ -148,7 +150,14 @@ def open_sources(
     elif draft is not None:
         sources.append(_open_draft(_open("draft", draft, stack, tokenizer_dir), sources[0].config.vocab_size))
         _check_tokenizers(*sources)
+    head = sources[-1].head
+    if head is not None:
+        sources[0] = dataclasses.replace(sources[0], read_layers=_read_layers(head, sources[0].config.num_layers))
     return sources
+
+
+def _read_layers(head: Head, num_layers: int) -> tuple[int, ...]:
+    return head.config.layers if isinstance(head, Eagle3Head) else (num_layers,)
 
 
 def _open(role: str, path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Checkpoint:

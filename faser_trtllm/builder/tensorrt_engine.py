@@ -14,9 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.build_monitor import PhaseProgress, run_builder
 from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK
+from faser_trtllm.builder.cuda_engine import CudaBackend
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.options import NetworkOptions
@@ -56,6 +58,7 @@ class TensorRTBackend:
         self._requirements = requirements
         self._set_compute_capabilities = not portable_build
         self._has_plugins = hasattr(trt.INetworkDefinition, "add_plugin")
+        self._heads = CudaBackend(dtype)  # draft heads are torch's and our kernels', whatever the target is
 
     @classmethod
     def load(cls, name: str, dtype: str, compute_capabilities: Sequence[str]) -> TensorRTBackend:
@@ -100,24 +103,38 @@ class TensorRTBackend:
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
         """See EngineBuilder. Creates every network, one segment at a time, without building it."""
-        return {
+        networks = [source for source in sources if source.head is None]
+        heads = [source for source in sources if source.head is not None]
+        entries = {}
+        if heads:
+            self._check_heads(build_config)
+            entries = self._heads.identity(heads, build_config)
+            entries["head_file_version"] = entries["engine_file_version"]
+        return entries | {
             "engine_file_version": VERSION,
             "requirements": _plain(asdict(self._requirements)),
-            "specifications": {source.role: self._specifications(source, build_config) for source in sources},
+            "specifications": {source.role: self._specifications(source, build_config) for source in networks},
         }
 
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
+        if source.head is not None:
+            return self._heads.engine_config(source, build_config)
         return {
             "requirements": _plain(asdict(self._requirements)),
-            "network": _plain(asdict(self._options(build_config))),
+            "network": _plain(asdict(self._options(source, build_config))),
         }
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
+        if source.head is not None:
+            return self._heads.min_bytes(source, build_config)
         itemsize = 4 if self._dtype == "float32" else 2
         return sum(itemsize * math.prod(shape) for shape in expected_shapes(source.config).values())
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
-        options = self._options(build_config)
+        if source.head is not None:
+            self._heads.write_engine(path, source, build_config, progress)
+            return
+        options = self._options(source, build_config)
         parts = self._parts(source)
         with PlanFileWriter(path, self._requirements, options) as writer:
             for done, (kind, first, last) in enumerate(parts):
@@ -138,7 +155,18 @@ class TensorRTBackend:
         if progress is not None:
             progress(source.role, 1000 * len(parts), 1000 * len(parts), "written")
 
-    def _options(self, build_config: BuildConfig) -> NetworkOptions:
+    def _check_heads(self, build_config: BuildConfig) -> None:
+        dtypes = find_backend("cuda").dtypes
+        if self._dtype not in dtypes:
+            raise InvalidArgumentError(
+                f"dtype is {self._dtype}, draft heads run in {' or '.join(dtypes)}; use one of them"
+            )
+        if build_config.tokens_per_block % 16:
+            raise InvalidArgumentError(
+                f"max_seq_len is {build_config.max_seq_len}, beside a draft head {self._name} needs a multiple of 16"
+            )
+
+    def _options(self, source: Source, build_config: BuildConfig) -> NetworkOptions:
         rows = build_config.max_num_tokens
         return NetworkOptions(
             dtype=self._dtype,
@@ -149,6 +177,7 @@ class TensorRTBackend:
             max_query_rows=min(rows, build_config.max_seq_len),
             num_candidates=NUM_CANDIDATES,
             profile_rows=(VERIFY_ROWS,) if rows > VERIFY_ROWS else (),
+            read_layers=source.read_layers,
         )
 
     def _parts(self, source: Source) -> list[tuple[str, int, int]]:
@@ -158,7 +187,7 @@ class TensorRTBackend:
         return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(ranges) > 1 else parts
 
     def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
-        options = self._options(build_config)
+        options = self._options(source, build_config)
         # Each network is freed with its weights before the next is made.
         return [
             self._network(self._trt.Builder(logger(self._trt)), *part, source, options).specification

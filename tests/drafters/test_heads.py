@@ -10,7 +10,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig, SchedulerConfig
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.fingerprint import load_costs
-from faser_trtllm.engine.opening import OpenRequest, open_draft
+from faser_trtllm.engine.opening import Interpretation, OpenRequest, open_draft
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import choose_drafters, open_executor
 from faser_trtllm.partition.core_set import CoreSet
@@ -135,17 +135,40 @@ def test_what_cannot_be_built_is_refused(tmp_path):
         build_engines(BuildOptions(target, None, tmp_path / "b", eagle3_layers=(1, 2), **SIZES))
 
 
-def test_tensorrt_does_not_draft_with_heads(tmp_path):
+def test_heads_beside_plans_that_cannot_be(tmp_path):
     load_trt()
     target = make_checkpoint(tmp_path / "target", num_layers=3)
-    alone = BuildOptions(target, None, tmp_path / "a", backend="tensorrt_rtx", **SIZES)
-    for options in (
-        {"draft_checkpoint_dir": make_head(tmp_path / "head", target)},
-        {"draft_checkpoint_dir": make_medusa(tmp_path / "medusa", target)},
-        {"checkpoint_dir": make_mimo(tmp_path / "mimo"), "mtp": True},
+    head = make_head(tmp_path / "head", target)
+    sizes = {name: value for name, value in SIZES.items() if name != "tokens_per_block"}
+    options = BuildOptions(target, head, tmp_path / "a", backend="tensorrt_rtx", **sizes)
+    with pytest.raises(InvalidArgumentError, match="dtype is float32, draft heads run in bfloat16 or float16"):
+        build_engines(replace(options, dtype="float32"))
+    with pytest.raises(
+        InvalidArgumentError, match="max_seq_len is 90, beside a draft head tensorrt_rtx needs a multiple"
     ):
-        with pytest.raises(InvalidArgumentError, match="does not draft with; build with --backend cpu or cuda"):
-            build_engines(replace(alone, **options))
+        build_engines(replace(options, max_seq_len=90))
+
+
+@pytest.mark.slow
+def test_a_target_of_plans_is_interpreted_without_its_head(tmp_path):
+    """The plans have outputs for the head, which nobody reads then."""
+    load_trt()
+    target = make_checkpoint(tmp_path / "target", num_layers=3, head_dim=64)
+    head = make_head(tmp_path / "head", target, layers=(0, 2, 3))
+    sizes = {name: value for name, value in SIZES.items() if name != "tokens_per_block"}
+    engines = build_engines(
+        BuildOptions(target, head, tmp_path / "e", backend="tensorrt_rtx", exit_layers=(2,), **sizes)
+    )
+    assert engines.read_layers == (0, 2, 3)
+    interpretation = Interpretation(target, head)
+    with open_executor(engines.path, ExecutorConfig(speculation="off"), interpretation=interpretation) as executor:
+        collector = Collector()
+        executor.submit("a", PROMPTS[0], SamplingParams(max_tokens=5, end_ids=()), collector.sink("a"))
+        while executor.step():
+            pass
+        assert len(collector.tokens["a"]) == 5
+    with pytest.raises(ConfigError, match="has a draft head, which runs on a GPU only; interpret it with"):
+        open_executor(engines.path, ExecutorConfig(speculation="fixed:2"), interpretation=interpretation)
 
 
 def test_other_layers_are_another_build(tmp_path):

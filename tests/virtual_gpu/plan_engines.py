@@ -14,9 +14,11 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.text.offline import generate_all
+from tests.engine.cuda.host_executor import make
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector, toy_costs
 from tests.virtual_gpu.device.counters import Counters
+from tests.virtual_gpu.device.library import driver
 from tests.virtual_gpu.generation import Generated
 
 # Drafts are dropped that the first segment's scores do not clearly bear out.
@@ -36,7 +38,9 @@ def build_plans(directory: Path, backend: str = "tensorrt", dtype: str = "float3
     return path
 
 
-def build_engine_dir(target: Path, draft: Path, directory: Path, backend: str, dtype: str, **options: Any) -> Path:
+def build_engine_dir(
+    target: Path, draft: Path | None, directory: Path, backend: str, dtype: str, **options: Any
+) -> Path:
     """With an exit behind the target's first layer."""
     sizes = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 96, "max_draft_len": 4} | options
     engines = build_engines(
@@ -54,6 +58,23 @@ def generate_texts(path: Path, speculation: str, prompts: Sequence[str], **field
         found = [answer.token_ids for answer in generate_all(executor, path, prompts, fields)]
         stats = executor.stats()
     return Generated([list(tokens) for tokens in found], stats, Counters.now().since(before))
+
+
+def generate_requests(path: Path, policy: str, requests: Any, seed: int = 0) -> Generated:
+    """By a policy of the tests (tests/engine/cuda/host_executor.py). seed: of the order of work. Counted from the first
+    request on."""
+    driver().seed(seed)
+    collector = Collector()
+    config = ExecutorConfig(speculation="off" if policy == "off" else "fixed:1")  # opens the draft or not
+    with open_executor(path, config, wrap_policy=lambda _: make(policy)) as executor:
+        before = Counters.now()
+        for index, (prompt, params) in enumerate(requests):
+            executor.submit(str(index), prompt, params, collector.sink(str(index)))
+        while executor.step():
+            pass
+        executor.check_integrity()
+        stats, counted = executor.stats(), Counters.now().since(before)
+    return Generated([collector.tokens[str(index)] for index in range(len(requests))], stats, counted)
 
 
 def prompt_log_probs(

@@ -81,8 +81,11 @@ def test_the_text_is_the_targets_own(
         assert found.stats["num_pruned_rows"] > 0
 
 
-@pytest.mark.parametrize("kind", pick(["medusa"], [*HEADS]))
-def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("cuda", "medusa"), ("tensorrt", "eagle3"), *pick([], [("cuda", "eagle3"), ("cuda", "mtp"), ("tensorrt", "mtp")])],
+)
+def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backend: str, kind: str) -> None:
     sizes = {"num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
     target = (make_mimo if kind == "mtp" else make_checkpoint)(tmp_path / "t", **sizes)
     drafters = {
@@ -93,7 +96,7 @@ def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path
     models = ("--checkpoint_dir", str(target), *drafter)
     directory = str(tmp_path / "engines")
     limits = ("--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "128", "--max_draft_len", "2")
-    gpu.run(run_faser, "build", *models, "--output_dir", directory, "--backend", "cuda", *limits)
+    gpu.run(run_faser, "build", *models, "--output_dir", directory, "--backend", backend, *limits)
     assert (tmp_path / "engines" / "profile.json").exists()
     assert gpu.run(run_faser, "check", "--engine_dir", directory).startswith("ok: every file has")
     generate = ("generate", "--engine_dir", directory, "--prompt", "The", "--max_tokens", "8")

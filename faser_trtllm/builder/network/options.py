@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from faser_trtllm.errors import ConfigError
 
@@ -20,6 +22,7 @@ class NetworkOptions:
     num_blocks: KV blocks; 0: enough for max_batch_size requests of max_seq_len.
     profile_rows: row limits of further optimization profiles, ascending, all below max_num_tokens; each profile gets
     its own kernels (a small one serves verification, the full one prompts).
+    read_layers: whose hidden rows a draft head reads (builder/source.py).
     """
 
     dtype: str
@@ -31,6 +34,13 @@ class NetworkOptions:
     num_candidates: int = 8
     num_blocks: int = 0
     profile_rows: tuple[int, ...] = ()
+    read_layers: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, entries: Mapping[str, Any]) -> NetworkOptions:
+        """Of the JSON object of asdict(); TypeError for other names."""
+        tuples = {name: tuple(entries.get(name, ())) for name in ("profile_rows", "read_layers")}
+        return cls(**{**entries, **tuples})
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -72,6 +82,11 @@ class NetworkOptions:
             "exit_rows": (1, rows, max_rows),
             "blocks": (1, blocks, blocks),
         }
+
+
+def hidden_output(layer: int) -> str:
+    """The output of the hidden rows that enter a layer."""
+    return f"hidden_{layer}"
 
 
 @dataclass(frozen=True)

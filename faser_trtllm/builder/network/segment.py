@@ -10,7 +10,7 @@ from typing import Any
 from faser_trtllm.builder.network.attention import choose_attention
 from faser_trtllm.builder.network.decoder import add_embedding, add_head, add_layer
 from faser_trtllm.builder.network.graph import Array, Graph
-from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
+from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec, hidden_output
 from faser_trtllm.builder.network.specification import specification
 from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
 from faser_trtllm.errors import InvalidArgumentError
@@ -91,7 +91,8 @@ def build_segment(
 
     The first segment takes token_ids [rows] and embeds them, the others hidden_in [rows, hidden_size]. The last gives
     logits [logit_rows, vocab_size] of the rows listed in logit_rows, the others hidden_out [rows, hidden_size], all of
-    the options' dtype. Raises ConfigError if the options cannot be met, CheckpointError for wrong weights.
+    the options' dtype. Hidden rows of options.read_layers are outputs hidden_N, but for those that a segment passes on
+    to the next. Raises ConfigError if the options cannot be met, CheckpointError for wrong weights.
     """
     if not 0 <= first < last <= config.num_layers:
         raise InvalidArgumentError(f"layers are [{first}, {last}), they must lie within [0, {config.num_layers}]")
@@ -103,13 +104,21 @@ def build_segment(
     attention = choose_attention(graph, config)
     attention.add_inputs()
     for layer_index in range(first, last):
+        if layer_index > first or first == 0:
+            _mark_read(graph, config, layer_index, x)
         x = add_layer(graph, config, attention, layer_index, x)
     if last == config.num_layers:
+        _mark_read(graph, config, last, x)
         x = graph.gather(x, graph.add_input("logit_rows", "int32", "logit_rows"))
         graph.mark_output(add_head(graph, config, x), "logits", options.dtype, "logit_rows", config.vocab_size)
     else:
         graph.mark_output(x, "hidden_out", options.dtype, "rows", config.hidden_size)
     return finish(graph, f"layers {first}-{last}", attention.flavour, attention.plugins)
+
+
+def _mark_read(graph: Graph, config: ModelConfig, layer: int, x: Any) -> None:
+    if layer in graph.options.read_layers:
+        graph.mark_output(x, hidden_output(layer), graph.options.dtype, "rows", config.hidden_size)
 
 
 def finish(graph: Graph, name: str, flavour: str, plugins: tuple[str, ...]) -> SegmentNetwork:

@@ -21,7 +21,9 @@ def specification(graph: Graph) -> str:
     def add(entry: dict[str, Any]) -> None:
         digest.update(json.dumps(entry, sort_keys=True).encode() + b"\n")
 
-    add({"version": 1, "options": dataclasses.asdict(graph.options)})
+    options = dataclasses.asdict(graph.options)
+    del options["read_layers"]  # the outputs say them
+    add({"version": 1, "options": options})
     network = graph.network
     numbers: dict[str, int] = {}
     for i in range(network.num_inputs):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
 from faser_trtllm.engine.cuda.parallel.group import RankGroup
@@ -16,6 +17,12 @@ from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
 from faser_trtllm.errors import ConfigError
+
+_HEADS = {
+    "eagle3": "an EAGLE-3 head, which runs",
+    "medusa": "Medusa heads, which run",
+    "mtp": "an MTP layer, which runs",
+}
 
 if TYPE_CHECKING:
     from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
@@ -48,11 +55,11 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
         ranks.open(num_blocks)
         membership = Membership(stack.enter_context(_join(shard, ranks.directory, gpu)), ranks)
     request = replace(request, num_blocks=num_blocks)
-    hidden_rows = _hidden_rows(request, gpu)
+    hidden_rows = open_hidden_rows(request, gpu)
 
     def open_one(role: str, draft_probs: DraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
         if role == "draft":  # whole, on rank 0
-            return _open(request, gpu, stack, role, hidden_rows, draft_probs)
+            return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
         return _open(request, gpu, stack, role, hidden_rows, keep_logits=keep_logits, membership=membership)
 
     return open_pair(request, gpu, stack, open_one)
@@ -60,12 +67,21 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
 
 def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
     """KV blocks that a rank has room for, as fit_blocks has them; the draft is rank 0's."""
-    from faser_trtllm.engine.cuda.memory import place_logits_bytes, weight_bytes
+    from faser_trtllm.engine.cuda.memory import weight_bytes
 
     shards = {"target": shard, "draft": Shard()}
     weights = {role: weight_bytes(path, request.quantization, shards[role]) for role, path in request.paths.items()}
-    places = place_logits_bytes(request.paths["draft"], request.limits.max_batch_size) if "draft" in weights else 0
-    return fit_blocks(request, weights, gpu.free_bytes(), {"logits of the Medusa heads": places} if places else {})
+    return fit_blocks(request, weights, gpu.free_bytes(), head_buffers(request))
+
+
+def head_buffers(request: OpenRequest) -> dict[str, int]:
+    """Bytes by name of what a head has beside its weights and its KV."""
+    from faser_trtllm.engine.cuda.memory import place_logits_bytes
+
+    if not request.drafting or request.engines.draft_head != "medusa":
+        return {}
+    places = place_logits_bytes(request.paths["draft"], request.limits.max_batch_size)
+    return {"logits of the Medusa heads": places}
 
 
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
@@ -80,45 +96,50 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
     """As open_draft_alone; ConfigError for a head, which drafts for no target but its own."""
-    if {"eagle3", "medusa", "mtp"} & (request.engines.draft_config or {}).get("faser", {}).keys():
+    check_no_head(request.engines)
+    return open_draft_alone(request, gpu, lambda role, probs, _: open_cuda_draft_file(request, gpu, stack, None, probs))
+
+
+def check_no_head(engines: EngineDir) -> None:
+    """ConfigError for engines with a head, which drafts for no target but its own."""
+    if engines.draft_head is not None:
         raise ConfigError(
-            f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
-            "model to draft for another system"
+            f"{engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft model "
+            "to draft for another system"
         )
-    return open_draft_alone(request, gpu, lambda role, probs, _: _open(request, gpu, stack, role, None, probs))
 
 
-def _hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
-    """Memory for what a head reads of its target; None without a head. ConfigError for quantization that heads do not
-    have."""
+def open_hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
+    """Memory for what a head reads of its target, of any GPU backend; None without a head. ConfigError for quantization
+    that heads do not have."""
     import torch
 
-    from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 
-    if not request.drafting:
-        return None
-    with CudaFile.open(request.engines.draft_path) as file:
-        head, has_medusa = file.model.get("head"), "medusa" in file.model
-    if head is None and not has_medusa:
+    kind = request.engines.draft_head
+    if kind is None or not request.drafting:
         return None
     if request.quantization is not Quantization.NONE:
-        what = "an MTP layer, which runs" if head and head.get("is_mtp") else "an EAGLE-3 head, which runs"
-        what = "Medusa heads, which run" if has_medusa else what
         raise ConfigError(
-            f"quantization is {request.quantization.value}, but {request.engines.path} drafts with {what} in the dtype "
-            "of the build; set quantization to none"
+            f"quantization is {request.quantization.value}, but {request.engines.path} drafts with {_HEADS[kind]} in "
+            "the dtype of the build; set quantization to none"
         )
-    with CudaFile.open(request.engines.target_path) as file:
-        target, dtype = file.model, gpu.weights_dtype or getattr(torch, file.dtype)
+    target = request.engines.target_config["pretrained_config"]
     return HiddenRows(
         gpu.make_runtime(),
-        (target["num_layers"],) if head is None else head["layers"],
+        request.engines.read_layers,
         target["hidden_size"],
-        dtype,
+        gpu.weights_dtype or getattr(torch, target["dtype"]),
         num_blocks=request.num_blocks,
         tokens_per_block=request.limits.tokens_per_block,
     )
+
+
+def open_cuda_draft_file(
+    request: OpenRequest, gpu: Gpu, stack: ExitStack, hidden_rows: HiddenRows | None, draft_probs: DraftProbs | None
+) -> tuple[GpuEngine, Ops]:
+    """The draft of a directory, a cuda engine file; hidden_rows: what a head reads. Closed with the stack."""
+    return _open(request, gpu, stack, "draft", hidden_rows, draft_probs)
 
 
 def _open(

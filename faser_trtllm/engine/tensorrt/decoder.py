@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from faser_trtllm.builder.network.options import TensorSpec
+from faser_trtllm.builder.network.options import TensorSpec, hidden_output
 from faser_trtllm.builder.plan_file import EARLY_EXIT, PlanFile
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.runtime import Runtime
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CACHE_OUTPUT = re.compile(r"([kv]_cache)_out(_\d+)")
-_OWNED = re.compile(r"[kv]_cache_\d+|logits")
+_OWNED = re.compile(r"[kv]_cache_\d+|hidden_\d+|logits")
 _EXIT_TENSORS = ("exit_rows", "candidates", "places", "before", "cu_drafts", "starts", "rule", "scores", "kept")
 _QUERY_BUCKET = 4  # buckets of one request's rows are powers of it
 
@@ -36,7 +37,6 @@ class PlanDecoder:
     """
 
     has_fixed_shapes = True
-    is_read = False
     has_kv = True
 
     def __init__(
@@ -47,8 +47,10 @@ class PlanDecoder:
         partition: GpuPartition,
         spec: EngineSpec,
         max_logit_rows: int,
+        hidden_rows: HiddenRows | None = None,
     ) -> None:
-        """plans: closed with the decoder. max_logit_rows: of one pass, at most."""
+        """plans: closed with the decoder. max_logit_rows: of one pass, at most. hidden_rows: kept for a head by every
+        pass."""
         import torch
 
         self._file = file
@@ -60,12 +62,17 @@ class PlanDecoder:
         self._num_blocks = spec.num_blocks
         self._num_slots = file.network.max_batch_size if self._is_linear else spec.max_batch_size
         self._max_num_tokens = spec.max_num_tokens
+        self._hidden_rows = hidden_rows
+        read = file.network.read_layers
+        names = [{spec.name for spec in plan.info.outputs} for plan in file.segments]
+        self._given = [[layer for layer in read if hidden_output(layer) in given] for given in names]
+        token_rows = None if hidden_rows is None else hidden_rows.own_rows
         with runtime.on(partition), torch.no_grad():
             # The width of the block table is part of the network, whatever max_seq_len it is opened with.
             self.batch: DeviceBatch | LinearBatch = (
-                LinearBatch(runtime, spec, file.network)
+                LinearBatch(runtime, spec, file.network, token_rows)
                 if self._is_linear
-                else DeviceBatch(runtime, spec, file.network.max_blocks_per_seq)
+                else DeviceBatch(runtime, spec, file.network.max_blocks_per_seq, token_rows)
             )
             self._tensors = self._allocate()
             width = (
@@ -80,6 +87,10 @@ class PlanDecoder:
     @property
     def weight_bytes(self) -> int:
         return sum(plan.nbytes for plan in self._file.plans)
+
+    @property
+    def is_read(self) -> bool:
+        return self._hidden_rows is not None
 
     def hidden(self, segment: int) -> Tensor:
         return self._hidden[segment % 2]
@@ -96,7 +107,11 @@ class PlanDecoder:
     def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
         shape, stream = PassShape(rows, self.query_rows(bounds.max_query_rows, rows)), self._runtime.stream()
         for segment in range(first, last):
+            if segment:
+                self._keep(self._file.segments[segment].info.first, self.hidden(segment - 1), rows)
             self._plans.run(segment, shape, stream, lambda number=segment: self._bound(number, number, shape))  # type: ignore[misc]
+            for layer in self._given[segment]:
+                self._keep(layer, self._tensors[hidden_output(layer)], rows)
         if logits is not None:
             logits.copy_(self._tensors["logits"][: logits.shape[0]])
 
@@ -138,7 +153,11 @@ class PlanDecoder:
         self._plans.close()
         self._file.close()
         self._tensors = {}
-        del self.batch, self._hidden
+        del self.batch, self._hidden, self._hidden_rows
+
+    def _keep(self, layer: int, hidden: Tensor, rows: int) -> None:
+        if self._hidden_rows is not None:
+            self._hidden_rows.keep(layer, self.batch.token_rows[:rows], hidden[:rows])
 
     def _run_exit(self, segment: int, rows: int) -> None:
         # One context per buffer that the rows may be in.
@@ -167,6 +186,9 @@ class PlanDecoder:
             "cu_q_lens": batch.cu_q_lens,
             "kv_lens": batch.kv_lens,
         }
+        for layer in self._given[index]:
+            name = hidden_output(layer)
+            tensors[name] = self._tensors[name][: shape.rows]
         if isinstance(batch, DeviceBatch):
             tensors["block_table"] = batch.block_table
         else:
@@ -186,6 +208,7 @@ class PlanDecoder:
             "batch": self._num_slots,
             "batch_plus_one": self._num_slots + 1,
             "blocks": self._num_blocks,
+            "rows": self._max_num_tokens,
             "logit_rows": self._max_logit_rows,
             "exit_rows": self._max_num_tokens,
         }

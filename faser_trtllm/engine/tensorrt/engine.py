@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.builder.plan_file import PlanFile
+from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
@@ -31,12 +32,13 @@ def open_engine(
     draft_probs: DraftProbs | None = None,
     keep_logits: bool = False,
     cache_dir: Path | None = None,
+    hidden_rows: HiddenRows | None = None,
 ) -> GpuEngine:
     """Deserialise an engine file and allocate its KV memory, inputs and outputs; other options as GpuEngine has them.
 
     limits: at most those that the file was built for; linear caches have as many blocks as they were built with,
-    whatever num_blocks says. Raises EngineFileError if the file does not fit this GPU or this TensorRT, ConfigError for
-    invalid limits.
+    whatever num_blocks says. hidden_rows: kept for a head. Raises EngineFileError if the file does not fit this GPU or
+    this TensorRT, ConfigError for invalid limits.
     """
     with ExitStack() as guard:
         file = guard.enter_context(PlanFile.open(path))
@@ -59,7 +61,7 @@ def open_engine(
         plans = Plans(trt, file, compute_capability, runtime.device, cache_dir)
         guard.callback(plans.close)
         max_logit_rows = max(limits.max_logit_rows, limits.max_batch_size)
-        decoder = PlanDecoder(file, plans, runtime, partition, spec, max_logit_rows)
+        decoder = PlanDecoder(file, plans, runtime, partition, spec, max_logit_rows, hidden_rows)
         engine = GpuEngine(
             decoder, spec, ops, runtime, partition, limits, draft_probs=draft_probs, keep_logits=keep_logits
         )

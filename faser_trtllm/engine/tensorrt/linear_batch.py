@@ -10,6 +10,7 @@ from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.core.batch import Int32Array, RaggedBatch
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.batch import TokenRows
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SECTIONS = [
+    "cu_q_lens",
+    "kv_lens",
+    "write_idx",
+    "token_ids",
+    "positions",
+    "logit_rows",
+    "unpad_idx",
+    "token_rows",
+    "pad_idx",
+]
+
+
 class LinearBatch:
     """PassInputs (engine/gpu/batch.py) of networks whose request b is cache row b: rows are sorted by cache row.
 
@@ -26,20 +40,26 @@ class LinearBatch:
     query_rows] and unpad_idx [rows] between packed rows and attention's padded ones; all int32. num_slots: cache rows.
     """
 
-    def __init__(self, runtime: Runtime, spec: EngineSpec, options: NetworkOptions) -> None:
+    def __init__(
+        self, runtime: Runtime, spec: EngineSpec, options: NetworkOptions, token_rows: TokenRows | None = None
+    ) -> None:
+        """token_rows: as DeviceBatch (engine/gpu/batch.py) has it."""
         import torch
 
+        self._token_rows = token_rows
         slots, rows = options.max_batch_size, spec.max_num_tokens
         self._spec = spec
         self._options = options
         # What grows with a pass's query rows comes last, so that only as much is sent as there is.
-        sizes = (slots + 1, slots, slots, rows, rows, rows, rows, slots * min(options.max_query_rows, rows))
+        kept, padded = 0 if token_rows is None else 2 * rows, slots * min(options.max_query_rows, rows)
+        sizes = (slots + 1, slots, slots, rows, rows, rows, rows, kept, padded)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
         self.cu_q_lens, self.kv_lens, self.write_idx, self.token_ids, self.positions, self.logit_rows = views[:6]
-        self.unpad_idx, self._pad_idx = views[6:]
+        self.unpad_idx, by_token, self._pad_idx = views[6:]
+        self.token_rows = by_token.view(torch.int64)
         self.row_of: Int32Array | None = None
         self._iota = torch.arange(max(slots, spec.max_batch_size), dtype=torch.int32, device=runtime.device)
 
@@ -60,8 +80,12 @@ class LinearBatch:
         self.row_of[inputs.order] = np.arange(batch.num_rows, dtype=np.int32)
         filled = self._staging.fill()
         end = 0
-        names = ("cu_q_lens", "kv_lens", "write_idx", "token_ids", "positions", "logit_rows", "unpad_idx", "pad_idx")
-        for name, (start, size) in zip(names, self._sections, strict=True):
+        token_rows = np.zeros(self.token_rows.shape[0], np.int64)
+        if self._token_rows is not None:
+            self._token_rows(batch, token_rows)
+            token_rows[: batch.num_rows] = token_rows[inputs.order]
+        arrays["token_rows"] = token_rows.view(np.int32)
+        for name, (start, size) in zip(_SECTIONS, self._sections, strict=True):
             values = arrays[name].reshape(-1)
             end = start + values.size
             filled[start:end], filled[end : start + size] = values, 0

@@ -15,6 +15,7 @@ from faser_trtllm.builder.network.vendor import load_tensorrt
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
+from faser_trtllm.engine.cuda.open import check_no_head, head_buffers, open_cuda_draft_file, open_hidden_rows
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
@@ -22,6 +23,7 @@ from faser_trtllm.engine.opening import Interpretation, OpenedEngines, OpenReque
 from faser_trtllm.errors import ConfigError, EngineFileError
 
 if TYPE_CHECKING:
+    from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
     from faser_trtllm.engine.gpu.engine import GpuEngine
     from faser_trtllm.engine.gpu.ops import Ops
     from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
@@ -36,8 +38,9 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
     """As engine.opening.open_draft."""
+    check_no_head(request.engines)
     trt, gpu = _gpu(request.engines, stack, request.ordinal)
-    return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack))
+    return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack, None))
 
 
 def _on_gpu(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
@@ -52,8 +55,16 @@ def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> Op
     little memory. Contexts of the plans come on top of what is counted.
     """
     weights = {role: path.stat().st_size for role, path in request.paths.items()}
-    request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes()))
-    return open_pair(request, gpu, stack, partial(_open, request, trt, gpu, stack))
+    buffers = head_buffers(request)
+    request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes(), buffers))
+    hidden_rows = open_hidden_rows(request, gpu)
+
+    def open_one(role: str, draft_probs: DraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
+        if role == "draft" and hidden_rows is not None:  # heads are torch's and our kernels', whatever the target is
+            return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
+        return _open(request, trt, gpu, stack, hidden_rows, role, draft_probs, keep_logits)
+
+    return open_pair(request, gpu, stack, open_one)
 
 
 def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0) -> tuple[Any, Gpu]:
@@ -73,6 +84,7 @@ def _open(
     trt: Any,
     gpu: Gpu,
     stack: ExitStack,
+    hidden_rows: HiddenRows | None,
     role: str,
     draft_probs: DraftProbs | None,
     keep_logits: bool,
@@ -93,12 +105,17 @@ def _open(
         draft_probs=draft_probs,
         keep_logits=keep_logits,
         cache_dir=_cache_dir(),
+        hidden_rows=hidden_rows,
     )
     return stack.enter_context(engine), ops
 
 
 def _interpreted(request: OpenRequest, interpretation: Interpretation, stack: ExitStack) -> OpenedEngines:
     engines, drafting = request.engines, request.drafting
+    if drafting and engines.draft_head is not None:
+        raise ConfigError(
+            f"{engines.path} has a draft head, which runs on a GPU only; interpret it with --speculation off"
+        )
     trt = load_tensorrt(engines.backend)
     with ExitStack() as checkpoints:
         sources = _same_sources(engines, interpretation, drafting, checkpoints)
@@ -142,6 +159,8 @@ def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: 
 
 def _check_networks(engines: EngineDir, sources: list[Source]) -> None:
     backend = TensorRTBackend.load(engines.backend, str(engines.manifest["dtype"]), ())
+    # Opened without its head, a target does not know what that reads.
+    sources = [replace(sources[0], read_layers=engines.read_layers), *sources[1:]]
     made = backend.identity(sources, engines.build_config)["specifications"]
     for role, specifications in made.items():
         if specifications != engines.manifest["specifications"][role]:

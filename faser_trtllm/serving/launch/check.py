@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.errors import FaserError
 from faser_trtllm.executor.factory import open_executor
-from faser_trtllm.serving.launch.engine_report import engine_report
+from faser_trtllm.serving.launch.engine_report import cuda_file_line, engine_report
 from faser_trtllm.serving.text.offline import generate_all
 
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
@@ -45,10 +43,7 @@ def check_engine_dir(path: Path) -> Iterator[str]:
 def _cuda_report(engines: EngineDir) -> Iterator[str]:
     paths = {"target": engines.target_path} | ({"draft": engines.draft_path} if engines.has_draft else {})
     for role, path in paths.items():
-        with CudaFile.open(path) as file:
-            layers = " ".join(f"{first}-{last}" for first, last in itertools.pairwise(file.segments))
-            size = path.stat().st_size >> 20
-            yield f"{role}: {file.dtype}, {size} MiB, {file.model['num_layers']} layers in segments {layers}"
+        yield cuda_file_line(role, path)
     yield "note: nothing was run; these engines need an NVIDIA GPU, a CUDA build of torch, cuda-python and nvcc"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
 from faser_trtllm.builder.plan_file import SEGMENT, PlanFile, PlanInfo, describe
@@ -17,8 +19,19 @@ def engine_report(engines: EngineDir) -> Iterator[str]:
     """The lines of the report; raises EngineFileError if an engine file contradicts its manifest."""
     yield from _requirements(engines)
     yield from _plan_file("target", engines.target_path)
-    if engines.has_draft:
+    if engines.draft_head is not None:
+        yield cuda_file_line("draft", engines.draft_path)
+        yield "note: a draft head runs on a CUDA build of torch and kernels that nvcc compiles, whatever its target is"
+    elif engines.has_draft:
         yield from _plan_file("draft", engines.draft_path)
+
+
+def cuda_file_line(role: str, path: Path) -> str:
+    """An engine file of the cuda backend in one line; EngineFileError as CudaFile.open has it."""
+    with CudaFile.open(path) as file:
+        layers = " ".join(f"{first}-{last}" for first, last in itertools.pairwise(file.segments))
+        size = path.stat().st_size >> 20
+        return f"{role}: {file.dtype}, {size} MiB, {file.model['num_layers']} layers in segments {layers}"
 
 
 def _requirements(engines: EngineDir) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import numpy as np
 import pytest
 
 from faser_trtllm.builder.engine_dir import BuildConfig
-from faser_trtllm.builder.network.early_exit import build_early_exit
-from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.builder.plan_file import Requirements
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
@@ -25,7 +22,6 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.open import open_pair
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.engine.tensorrt.engine import open_engine as open_file
@@ -38,42 +34,14 @@ from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.policy.static import OffPolicy
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import HostGpu
+from tests.engine.tensorrt.files import BLOCK, SEGMENTS, WHOLE, make_networks, open_engine
 from tests.engine.tensorrt.stand_in import CAPABILITY, VERSION, StandIn, make_stand_in, plans_of
 from tests.support.executor_harness import Collector, ErraticPolicy
-from tests.support.networks import load_trt, make_model, new_builder, options
-from tests.support.plugin_stand_in import StandInNetwork
-from tests.support.plugin_stand_in import StandInTrt as PluginTrt
+from tests.support.networks import load_trt, make_model
 from tests.support.scenario import RAGGED, Rows, Scenario
 
 trt = load_trt()
 TOLERANCE = 5e-5
-SEGMENTS = (0, 1, 3, 4)
-WHOLE = GpuPartition("whole", 1, 132)
-BLOCK = 16
-
-
-def make_networks(model: Any, flavour: str, segments: tuple[int, ...], **changes: Any) -> Any:
-    """-> networks with their plugin nodes, and the options."""
-    block = BLOCK if flavour == "plugin" else 96
-    built = options(**({"tokens_per_block": block, "profile_rows": (24,)} | changes))
-    config = model[0]
-    networks = []
-    for first, last in pairwise(segments):
-        network: Any = create_network(trt, new_builder(trt))
-        if flavour == "plugin":
-            network = StandInNetwork(network, config.num_heads, trt)
-            segment = build_segment(PluginTrt(trt), network, *model, first, last, built)
-            networks.append((segment, network.plugin_nodes()))
-        else:
-            networks.append((build_segment(trt, network, *model, first, last, built), ()))
-    if len(segments) > 2:
-        network = create_network(trt, new_builder(trt))
-        if flavour == "plugin":
-            network = StandInNetwork(network, config.num_heads, trt)
-            networks.append((build_early_exit(PluginTrt(trt), network, *model, built), network.plugin_nodes()))
-        else:
-            networks.append((build_early_exit(trt, network, *model, built), ()))
-    return networks, built
 
 
 @pytest.fixture(scope="module")
@@ -94,29 +62,6 @@ def make(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         return make_stand_in(path, trt, networks, built, SEGMENTS, requirements)
 
     return stand_in
-
-
-def open_engine(
-    stand_in: StandIn, capability: str = CAPABILITY, cache_dir: Path | None = None, **changes: Any
-) -> GpuEngine:
-    limits = {
-        "num_blocks": 4 * 96 // BLOCK,
-        "tokens_per_block": BLOCK,
-        "max_batch_size": 4,
-        "max_num_tokens": 64,
-        "max_seq_len": 96,
-        "max_logit_rows": 64,
-    } | changes
-    return open_file(
-        stand_in.path,
-        stand_in.trt,
-        ReferenceOps(),
-        HostRuntime(),
-        WHOLE,
-        capability,
-        GpuLimits(**limits),
-        cache_dir=cache_dir,
-    )
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def _interpret(name: str, plan: bytes) -> tuple[PlanInfo, Interpreter] | None:
         recipe = json.loads(plan)
     except ValueError:
         return None
-    draft = recipe["draft_checkpoint_dir"]
+    draft = recipe["draft_checkpoint_dir"] if recipe["role"] == "draft" else None  # a target's may be a head
     sources = open_sources(
         Path(recipe["checkpoint_dir"]),
         draft and Path(draft),
@@ -125,7 +125,7 @@ def _interpret(name: str, plan: bytes) -> tuple[PlanInfo, Interpreter] | None:
         _open_checkpoints,
     )
     source = next(source for source in sources if source.role == recipe["role"])
-    options = NetworkOptions(**recipe["options"] | {"profile_rows": tuple(recipe["options"]["profile_rows"])})
+    options = NetworkOptions.parse(recipe["options"])
     kind, first, last = (recipe[key] for key in ("kind", "first", "last"))
     made, plugin_nodes = _make_network(name, kind, first, last, source, options)
     interpreter = Interpreter(load_tensorrt("tensorrt_rtx"), made.network, made.weights, plugin_nodes)
