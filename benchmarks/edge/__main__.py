@@ -2,8 +2,9 @@
 
 Starts a server several times, streams greedy requests through a client that only counts (light_client.py), or with
 `--grpcio` through gRPC's for Python, and prints CPU us per response of each process and responses per second as a
-Markdown table. The numbers are the machine's: compare two versions by runs in turn. With `--fake` the engine process is
-the tests' one, whose executor computes nothing.
+Markdown table, and ms per token of a stream. The numbers are the machine's: compare two versions by runs in turn. With
+`--fake` the engine process is the tests' one, whose executor computes nothing; with `--sleeping` it has the real
+executor over a target that sleeps (sleeping_engine.py), so that ms per token are those of a step.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Sample:
         return 1e6 * self.cpu_s[part] / self.num_responses
 
 
-def request_bytes(max_tokens: int) -> bytes:
+def request_bytes(max_tokens: int, stop_word: bytes | None = None) -> bytes:
     request = service_pb2.ModelInferRequest(model_name="faser")
-    prompt = PROMPT.encode()
+    texts = {"text_input": PROMPT.encode()} | ({} if stop_word is None else {"stop_words": stop_word})
     for name, datatype, content in (
-        ("text_input", "BYTES", len(prompt).to_bytes(4, "little") + prompt),
+        *((name, "BYTES", len(text).to_bytes(4, "little") + text) for name, text in texts.items()),
         ("max_tokens", "INT32", max_tokens.to_bytes(4, "little", signed=True)),
         ("end_id", "INT32", (2**32 - 1).to_bytes(4, "little")),
         ("stream", "BOOL", b"\x01"),
@@ -87,7 +88,8 @@ def parts_of(server_pid: int) -> dict[str, int]:
 def measure(options: argparse.Namespace) -> Sample:
     """One launch, warmed up by a tenth of the tokens."""
     ports: dict[str, Any] = {"http_port": 18100, "grpc_port": 18101, "metrics_port": 18102}
-    repository = default_repository() if options.fake else None  # a named one is not asked for engines
+    is_fake = options.fake or options.sleeping
+    repository = default_repository() if is_fake else None  # a named one is not asked for engines
     interval = int(options.stream_interval) if options.stream_interval.isdecimal() else options.stream_interval
     serve = ServeOptions(
         engine_dir=options.engine_dir,
@@ -103,10 +105,11 @@ def measure(options: argparse.Namespace) -> Sample:
         assert launcher.pid is not None
         parts = parts_of(launcher.pid)
         run = run_grpcio if options.grpcio else run_streams
-        run(ports["grpc_port"], options.streams, request_bytes(max(1, options.max_tokens // 10)))
+        stop_word = b"~~" if options.stop_words else None
+        run(ports["grpc_port"], options.streams, request_bytes(max(1, options.max_tokens // 10), stop_word))
         before = {part: cpu_s(pid) for part, pid in parts.items()}
         started_s, client_s = time.monotonic(), time.process_time()
-        num_responses = run(ports["grpc_port"], options.streams, request_bytes(options.max_tokens))
+        num_responses = run(ports["grpc_port"], options.streams, request_bytes(options.max_tokens, stop_word))
         seconds = time.monotonic() - started_s
         spent = {part: cpu_s(pid) - before[part] for part, pid in parts.items()}
         spent["client"] = time.process_time() - client_s
@@ -118,21 +121,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
     parser.add_argument("--fake", action="store_true", help="an engine directory needs a tokenizer only")
-    parser.add_argument("--step_ms", type=float, default=10.0, help="of the fake executor: between two steps")
+    parser.add_argument("--sleeping", action="store_true", help="as --fake, with the real executor")
+    parser.add_argument("--step_ms", type=float, default=10.0, help="fake: between two steps; sleeping: of a pass")
+    parser.add_argument("--stop_words", action="store_true", help="ask for one that does not come")
     parser.add_argument("--grpcio", action="store_true", help="read by gRPC's library for Python")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
     options = parser.parse_args()
-    if options.fake:
-        os.environ["FASER_ENGINE_MODULE"] = "tests.support.fake_engine"
+    if options.fake or options.sleeping:
+        module = "benchmarks.edge.sleeping_engine" if options.sleeping else "tests.support.fake_engine"
+        os.environ["FASER_ENGINE_MODULE"] = module
         os.environ["FASER_FAKE_STEP_S"] = str(1e-3 * options.step_ms)
     runs = [measure(options) for _ in range(options.rounds)]
     parts = ("tritonserver", "engine", "client")
     cells = [f"{statistics.median(run.us(part) for run in runs):.0f}" for part in parts]
     rate = statistics.median(run.num_responses / run.seconds for run in runs)
-    print(f"| {' | '.join(parts)} | responses/s |\n|---|---|---|---|\n| {' | '.join(cells)} | {rate:.0f} |")
+    token_ms = statistics.median(1e3 * run.seconds / options.max_tokens for run in runs)
+    print(f"| {' | '.join(parts)} | responses/s | ms/token |\n|---|---|---|---|---|")
+    print(f"| {' | '.join(cells)} | {rate:.0f} | {token_ms:.1f} |")
 
 
 if __name__ == "__main__":

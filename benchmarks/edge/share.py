@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
     options = parser.parse_args()
-    options.fake = options.grpcio = False
+    options.fake = options.sleeping = options.grpcio = options.stop_words = False
     num_tokens = options.streams * options.max_tokens
     rows: list[tuple[float, float, float, float]] = []
     for _ in range(options.rounds):

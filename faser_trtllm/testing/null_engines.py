@@ -29,7 +29,7 @@ class NullEngine:
     def __init__(self, spec: EngineSpec, acceptance: float = 0.7, seed: int = 0) -> None:
         self.spec = spec
         self._random = np.random.default_rng(seed)
-        self._logits = np.zeros((NUM_COINS + spec.max_num_tokens, VOCAB_SIZE), np.float32)
+        self._logits = np.zeros((NUM_COINS + spec.max_num_tokens, spec.vocab_size), np.float32)
         is_other = self._random.random(len(self._logits)) >= acceptance
         self._logits[np.arange(len(self._logits)), np.where(is_other, OTHER, DRAFTED)] = 1.0
 
