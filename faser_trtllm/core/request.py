@@ -83,6 +83,7 @@ class FinishReason(str, enum.Enum):
 class RequestStats:
     """Counts over the life of a request; a drafted token is counted when a pass has tested it or it was dropped."""
 
+    num_tokens = _count(NUM_TOKENS)  # committed, the prompt's included
     num_draft_tokens = _count(NUM_DRAFTED)
     num_accepted_tokens = _count(NUM_ACCEPTED)  # drafts that passed their test
     num_pruned_rows = _count(NUM_PRUNED)
@@ -97,6 +98,15 @@ class RequestStats:
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
         self.is_synthetic = False  # drafts were accepted by synthetic_acceptance: the output is not the target's
+
+    def copy(self) -> RequestStats:
+        """These numbers as they are now, for another thread."""
+        copied = RequestStats(memoryview(array("i", self.counts)), memoryview(array("d", self.times_s)))
+        copied.num_cached_tokens = self.num_cached_tokens
+        copied.num_preemptions = self.num_preemptions
+        copied.first_scheduled_s = self.first_scheduled_s
+        copied.is_synthetic = self.is_synthetic
+        return copied
 
 
 class Request:

@@ -78,6 +78,7 @@ class Executor:
         self._drafters = tuple(drafters)
         self._stats = ExecutorStats(max_draft_len)
         self._watchers: list[StepWatcher] = []
+        self._before_pass: Callable[[], None] = lambda: None
         self._sinks: dict[str, Sink] = {}
         self._slots: dict[str, int] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -94,10 +95,12 @@ class Executor:
         """One pass over everything in flight; False when there is nothing to do."""
         self._read_inbox()
         if not self._scheduler.has_work():
+            self._before_pass()
             return False
         started = self._clock.now_s()
         plan = self._scheduler.schedule()
         self._bind(plan)
+        self._before_pass()
         scheduled = self._clock.now_s()
         drafting = self._drafter.draft(plan)
         result = self._verifier.verify(plan, drafting)
@@ -105,6 +108,8 @@ class Executor:
         outputs = self._scheduler.update(plan, drafting.result(), result)
         self._deliver(plan, outputs)
         self._record(plan, drafting.result(), result, (started, scheduled, verified, self._clock.now_s()))
+        if not self._scheduler.has_work():
+            self._before_pass()
         return True
 
     def submit(
@@ -197,6 +202,11 @@ class Executor:
         """Notify the watcher of every step and every ended request from now on; call it before start()."""
         self._watchers.append(watcher)
 
+    def before_pass(self, call: Callable[[], None]) -> None:
+        """Let `call` follow the calls of sinks: once per step, before the passes of the next one, during which this
+        thread needs no Python, or at once if there is no next one. Use it before start()."""
+        self._before_pass = call
+
     def watch_cache(self, listener: BlockListener) -> bool:
         """As Scheduler.watch_cache; call it before start(). The listener is called on the executor's thread."""
         return self._scheduler.watch_cache(listener)
@@ -221,6 +231,7 @@ class Executor:
         self._read_inbox()
         for request_id in list(self._sinks):
             self._cancel(request_id)
+        self._before_pass()
         self._resources.close()
 
     def __enter__(self) -> Executor:

@@ -36,6 +36,28 @@ def test_step_is_false_when_there_is_nothing_to_do():
     assert len(collector.tokens["a"]) == 2
 
 
+def test_what_sinks_got_is_handed_over_before_the_next_pass_or_at_once_if_there_is_none():
+    setup = Setup(segmented=False)
+    executor, events = setup.open(), []
+    forward = setup.target.forward
+    setup.target.forward = lambda batch: events.append("pass") or forward(batch)
+    executor.before_pass(lambda: events.append("hand over"))
+    params = SamplingParams(max_tokens=3)
+    executor.submit("a", [1, 2], params, lambda output: bool(events.append("sink")))
+    assert [executor.step() for _ in range(3)] == [True] * 3
+    step = ["hand over", "pass", "sink"]
+    assert events == [*step, *step, *step, "hand over"]
+    events.clear()
+    executor.submit("b", [1, 2], params, lambda output: bool(events.append("sink")))
+    executor.cancel("b")
+    assert executor.step() is False
+    assert events == ["sink", "hand over"]
+    events.clear()
+    executor.submit("c", [1, 2], params, lambda output: bool(events.append("sink")))
+    executor.close()
+    assert events == ["sink", "hand over"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [

@@ -41,6 +41,10 @@ class EchoExecutor:
         self._draining = False
         self._num_steps = 0
         self._stepped_s = time.monotonic()
+        self._before_pass = lambda: None
+
+    def before_pass(self, call):
+        self._before_pass = call
 
     def submit(self, request_id, prompt_token_ids, params, sink, *, priority=0.5, timeout_s=None):
         check_request(prompt_token_ids, params, vocab_size=self.vocab_size, max_seq_len=self.max_seq_len)
@@ -68,6 +72,7 @@ class EchoExecutor:
             request, sink = self._requests.pop(request_id, (None, None))
         if request is not None:
             sink(RequestOutput(request, (), FinishReason.CANCELLED))
+            self._before_pass()
 
     def start(self):
         threading.Thread(target=self._run, daemon=True).start()
@@ -109,6 +114,7 @@ class EchoExecutor:
             if done or stopped:
                 with self._lock:
                     self._requests.pop(request.request_id, None)
+        self._before_pass()
 
     def _run(self):
         while True:

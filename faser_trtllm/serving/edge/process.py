@@ -28,6 +28,7 @@ from faser_trtllm.serving.edge.connection import MAX_REST_S, EdgeConnection
 from faser_trtllm.serving.edge.local_engine import LocalEngine
 from faser_trtllm.serving.edge.wire import Body, FromEdge, OpenFrame, OpenStatus, RequestFrame, ToEdge, WireError
 from faser_trtllm.serving.observe.spans import SpanRecorder, open_span_recorder
+from faser_trtllm.serving.text.backlog import Backlog
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 from faser_trtllm.serving.triton.model import TritonModel, load_model_config, note_start_error
@@ -58,6 +59,7 @@ class EdgeServer:
         self._connection = connection
         self._opener = opener
         self._api = EdgeApi(connection)
+        self._backlog = Backlog(connection.notify)
         self._num_restarts = 0.0
         self._config: ServiceConfig | None = None
         self._executor: ServedExecutor | None = None
@@ -103,6 +105,7 @@ class EdgeServer:
         self._connection.send(ToEdge.DRAINING)
         if self._engine is not None and self._executor is not None and self._config is not None:
             self._executor.drain(self._config.drain_timeout_s)
+            self._backlog.convert()
             self._engine.fail_all("UNAVAILABLE", SHUTTING_DOWN)
         self._connection.flush(1.0)
         self._connection.close()
@@ -111,6 +114,7 @@ class EdgeServer:
         self._connection.run_writer(self._produce)
 
     def _produce(self, everything: bool) -> None:
+        self._backlog.convert()
         if self._engine is not None:
             self._engine.deliver(everything)
         self._api.flush_metrics()
@@ -202,11 +206,12 @@ class EdgeServer:
         gc.freeze()
         if self._spans is not None:
             executor.watch(self._spans)
+        executor.before_pass(self._backlog.hand_over)
         executor.start()
         self._executor = executor
         if config.stream_interval == "auto":
             self._connection.rest_at_most(MAX_REST_S)
-        generator = TextGenerator(executor, tokenizer, config.steps_per_response)
+        generator = TextGenerator(executor, tokenizer, config.steps_per_response, self._backlog)
         return LocalEngine(generator, self._connection.notify)
 
     def _send_settings(self, config: ServiceConfig) -> None:

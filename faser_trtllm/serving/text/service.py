@@ -16,11 +16,12 @@ import numpy as np
 
 from faser_trtllm.core.guide import Guide
 from faser_trtllm.core.plan import RequestOutput
-from faser_trtllm.core.request import FinishReason, Request, Top
+from faser_trtllm.core.request import FinishReason, Request, RequestStats, Top
 from faser_trtllm.core.sampling_params import SamplingParams, check_token_ids
 from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError
 from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.text.backlog import Backlog
 from faser_trtllm.serving.text.guide_queue import GuideQueue
 from faser_trtllm.serving.text.request import (
     MAX_LOGITS_BYTES,
@@ -62,10 +63,14 @@ class TokenExecutor(Protocol):
 class TextGenerator:
     """Serves text requests. Thread-safe, like the executor."""
 
-    def __init__(self, executor: TokenExecutor, tokenizer: Tokenizer, stream_interval: int = 1) -> None:
-        """stream_interval: steps between two outputs of a request; the first and the last output are sent at once."""
+    def __init__(
+        self, executor: TokenExecutor, tokenizer: Tokenizer, stream_interval: int = 1, backlog: Backlog | None = None
+    ) -> None:
+        """stream_interval: steps between two outputs of a request; the first and the last output are sent at once.
+        backlog: makes the text on the thread that calls its convert(); None: on the executor's."""
         self._executor = executor
         self._stream_interval = stream_interval
+        self._backlog = backlog
         self._tokenizer = tokenizer
         self._ids = itertools.count()
         self._max_token_chars: int | None = None
@@ -73,7 +78,8 @@ class TextGenerator:
         self._guides = GuideQueue(self._compiler)
 
     def submit(self, request_id: str, request: TextRequest, on_output: OnOutput) -> None:
-        """Queue a request. on_output receives its outputs on the executor's thread; the last has a finish_reason.
+        """Queue a request. on_output receives its outputs on the thread that makes the text; the last has a
+        finish_reason.
 
         Raises InvalidArgumentError or UnavailableError, and then on_output is never called. If the request's guide has
         to be compiled first, that happens on another thread, and an error found from then on is the only output.
@@ -81,7 +87,7 @@ class TextGenerator:
         request.validate()
         prompt = self._prompt(request)
         params = self._params(request)
-        sink = _TextSink(
+        text = _TextSink(
             self._output(request),
             request,
             prompt_text=lambda: request.text if request.text is not None else self._tokenizer.decode(prompt),
@@ -89,6 +95,7 @@ class TextGenerator:
             stream_interval=self._stream_interval,
             on_output=on_output,
         )
+        sink = text if self._backlog is None else self._backlog.sink(text)
         arrived_s = time.monotonic()
 
         def run(guide: Guide | None) -> None:
@@ -203,7 +210,7 @@ class TextGenerator:
 
 
 class _TextSink:
-    """Turns the tokens of one request into text outputs; called on the executor's thread."""
+    """Turns the tokens of one request into text outputs: a sink for the executor, or a TextSink for a backlog."""
 
     def __init__(
         self,
@@ -234,10 +241,16 @@ class _TextSink:
         self._lacks_context = request.return_context_log_probs
         self._is_draft: list[bool] = []
         self._num_accepted_tokens = 0
+        self.may_stop = any(request.stop_words) or any(request.stop_token_ids)
+        self.needs_stats = self.may_stop or request.return_statistics or request.return_is_draft
 
     def __call__(self, output: RequestOutput) -> bool:
+        return self.take(output, output.request.stats)
+
+    def take(self, output: RequestOutput, stats: RequestStats) -> bool:
+        """Add the tokens of a step; True if the text ends with a stop word."""
         if self._returns_is_draft:
-            self._note_drafts(output)
+            self._note_drafts(len(output.new_token_ids), stats.num_accepted_tokens)
         stopped = self._text.push(output.new_token_ids)
         reason = output.finish_reason
         if reason is not None and not stopped:
@@ -260,7 +273,7 @@ class _TextSink:
         is_draft = tuple(self._is_draft[self._num_sent_tokens : self._num_output_tokens])
         kept = self._kept_rows(output.request)
         if not final:
-            statistics = self._statistics(output) if self._returns_statistics else None
+            statistics = self._statistics(output.request, stats) if self._returns_statistics else None
             self._on_output(TextOutput(text, tuple(token_ids), statistics=statistics, is_draft=is_draft, **kept))
             return False
         reason = FinishReason.STOP if stopped or reason is None else reason
@@ -269,7 +282,7 @@ class _TextSink:
                 self._prompt_text() + text if self._repeats_prompt else text,
                 tuple(token_ids),
                 finish_reason=reason.value,
-                statistics=self._statistics(output),
+                statistics=self._statistics(output.request, stats),
                 error=self._error(output, reason),
                 is_draft=is_draft,
                 **kept,
@@ -277,9 +290,8 @@ class _TextSink:
         )
         return stopped
 
-    def _note_drafts(self, output: RequestOutput) -> None:
-        """The accepted drafts of a step are the first of its tokens."""
-        num_new, num_accepted = len(output.new_token_ids), output.request.stats.num_accepted_tokens
+    def _note_drafts(self, num_new: int, num_accepted: int) -> None:
+        """The accepted drafts of a step are the first of its tokens. num_accepted: so far."""
         num_drafts = min(num_accepted - self._num_accepted_tokens, num_new)
         self._num_accepted_tokens = num_accepted
         self._is_draft += [True] * num_drafts + [False] * (num_new - num_drafts)
@@ -300,16 +312,14 @@ class _TextSink:
             kept["context"] = ContextLogProbs(tuple(prompt), tuple(request.context_log_probs), tops)
         return kept
 
-    def _statistics(self, output: RequestOutput) -> Statistics:
-        request, stats = output.request, output.request.stats
-
+    def _statistics(self, request: Request, stats: RequestStats) -> Statistics:
         def since_arrival_ms(time_s: float | None) -> float | None:
             return None if time_s is None else round(1e3 * (time_s - request.arrival_s), 3)
 
         def in_ns(time_s: float | None) -> int | None:
             return None if time_s is None else round(1e9 * time_s)
 
-        num_blocks = -(-request.num_tokens // self._tokens_per_block) if stats.num_steps else 0
+        num_blocks = -(-stats.num_tokens // self._tokens_per_block) if stats.num_steps else 0
         num_reused_blocks = stats.num_cached_tokens // self._tokens_per_block
 
         return Statistics(

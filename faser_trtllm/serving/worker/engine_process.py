@@ -20,8 +20,8 @@ log = logging.getLogger("faser.engine")
 
 SHUTTING_DOWN = "the server is shutting down; send the request to another one"
 
-# Threads that read requests must not hold up the executor's thread for Python's default switch interval of 5 ms.
-SWITCH_INTERVAL_S = 0.0005
+# How long other threads of Python hold up the executor's after each pass, at most; Python's default is 5 ms.
+SWITCH_INTERVAL_S = 0.0001
 
 
 class ServedExecutor(TokenExecutor, Protocol):
@@ -32,6 +32,7 @@ class ServedExecutor(TokenExecutor, Protocol):
     def stats(self) -> dict[str, float]: ...
     def progress(self) -> Progress: ...
     def watch(self, watcher: StepWatcher) -> None: ...
+    def before_pass(self, call: Callable[[], None]) -> None: ...
 
 
 Opener = Callable[[Path, ServiceConfig], tuple[ServedExecutor, Any]]

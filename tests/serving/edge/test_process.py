@@ -8,6 +8,7 @@ import pytest
 
 from faser_trtllm.serving.edge import wire
 from faser_trtllm.serving.edge.wire import FromEdge, OpenStatus, ToEdge
+from faser_trtllm.serving.text.backlog import MAX_AT_ONCE
 from tests.support.checkpoints import write_tokenizer
 from tests.support.edge_peer import Edge
 from tests.support.fake_engine import ENDLESS
@@ -46,6 +47,19 @@ def test_answers_have_the_outputs_that_were_asked_for(edge):
     assert [set(outputs) for outputs in answers[8]] == [{"output_ids"}]
     assert answers[8][0]["output_ids"][1] == (1, 1, 3)
     assert set(answers[7][-1]) == {"text_output", "finish_reason"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_word_ends_each_of_many_requests(edge, stream):
+    """More than are looked at on the executor's thread."""
+    number = 3 * MAX_AT_ONCE
+    fields = {"stream": np.array([[stream]]), "exclude_input_in_output": np.array([[True]])}
+    for handle in range(number):
+        edge.ask(0, handle, text_input=b"abcdefg", max_tokens=ints(ENDLESS), stop_words=b"fgab", **fields)
+    answers = edge.answers(number)
+    assert {text_of(answers[handle]) for handle in range(number)} == {b"abcde"}
+    reasons = [outputs["finish_reason"][2][4:] for handle in range(number) for outputs in answers[handle][-1:]]
+    assert reasons == [b"stop"] * number
 
 
 @pytest.mark.parametrize(("wants_code", "prefix"), [(False, ""), (True, "[INVALID_ARG] ")])
