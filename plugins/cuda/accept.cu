@@ -2,7 +2,8 @@
 //
 // Two launches. accept_rows_*: one block per row of logits, all at once, since a row's verdict depends only on its own
 // distribution, its draft and the noise of its position. accept: one thread per request walks its rows up to the first
-// that does not accept, so rows after a rejection are ignored.
+// that does not accept, so rows after a rejection are ignored. An unseeded draft of the draft model is coupled with the
+// q that it was drawn from; one of the text was not drawn, so the target's own draw tests it.
 //
 // limits: registers <= 128, spill_bytes <= 0, shared_bytes <= 16384
 #include "ragged.cuh"
@@ -22,8 +23,12 @@ __device__ inline bool is_valid(const Sampling* sampling, int32_t num_slots, int
                                 int32_t num_tokens, int32_t num_drafts, int32_t max_draft_len) {
   if (slot < 0 || slot >= num_slots || num_rows < 0 || num_tokens <= 0 || num_tokens > kMaxPositions) return false;
   if (num_drafts < 0 || num_drafts > max_draft_len || num_rows > num_drafts + 1) return false;
-  return sampling[slot].tokens != nullptr &&
-         (sampling[slot].mode != kSampled || num_drafts == 0 || sampling[slot].draft_probs != nullptr);
+  return sampling[slot].tokens != nullptr;
+}
+
+// Whether the draft was not drawn, so that its q is all at it.
+__device__ inline bool is_certain(const Sampling& s, int32_t position) {
+  return s.draft_sources != nullptr && s.draft_sources[position] != kByModel;
 }
 
 template <typename T>
@@ -44,6 +49,8 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
 
   const int32_t draft = has_draft ? s.tokens[position] : -1;
   if (has_draft && !in_vocabulary(draft, n)) return {kRowRefused, -1, 0};
+  const bool is_coupled = s.mode == kSampled && has_draft && !is_certain(s, position);
+  if (is_coupled && s.draft_probs == nullptr) return {kRowRefused, -1, 0};
   if (s.mode == kGreedy) {
     const int32_t token = id_of_rank(best);
     return {kRowOk, token, token == draft};
@@ -58,9 +65,9 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
     return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft};
   }
   const auto p_mass = [&](int32_t v) { return fixed_of(p(v), kProbabilityShift); };
-  if (!has_draft) {
+  if (!is_coupled) {  // the target's own draw, which also tests a draft that was not drawn
     const int32_t token = draw_index(n, uniform_bits(s.key, index, kBonusStream), p_mass, &shared->draw);
-    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, 0};
+    return token < 0 ? kNothingToDraw : Verdict{kRowOk, token, token == draft};
   }
   const float* q = s.draft_probs + static_cast<int64_t>(position % max_draft_len) * n;
   const double u = uniform(s.key, index, kTestStream);

@@ -5,11 +5,13 @@ The rules that bias the text are enumerated as well, so that these tests can fai
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.support.effort import pick
 from tests.support.enumeration import LENGTH, PROMPT, Enumeration
-from tests.support.toy_models import target_probs, total_variation
+from tests.support.toy_models import VOCAB_SIZE, target_probs, total_variation
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +57,17 @@ def test_drafts_that_nobody_drew_are_exact(rule, source, seed):
     probs = enumeration.probs()
     assert sum(probs.values()) == pytest.approx(1, abs=1e-9)
     assert total_variation(probs, target_probs(enumeration.target, PROMPT, LENGTH)) < 1e-9
+
+
+@pytest.mark.parametrize("rule", ["trimmed", *pick([], ["2", "later value"])])
+@pytest.mark.parametrize("count", range(VOCAB_SIZE + 1))
+def test_every_mixture_of_drawn_and_certain_drafts_is_exact(rule, count):
+    """Certain behind any set of tokens, drawn behind the others."""
+    for tokens in itertools.combinations(range(VOCAB_SIZE), count):
+        enumeration = Enumeration(rule, 4, frozenset(tokens))
+        probs = enumeration.probs()
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-9)
+        assert total_variation(probs, target_probs(enumeration.target, PROMPT, LENGTH)) < 1e-9
 
 
 @pytest.mark.parametrize("rule", [*pick([], ["2"]), "trimmed"])

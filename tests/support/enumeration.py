@@ -62,11 +62,11 @@ class Enumeration:
     """The distribution of the text when frontiers are cut by `rule`; what a state leads to is remembered.
 
     source: of the drafts, "drawn" from the draft model, "certain" (a function of the tokens before), or "mixed": a
-    function of the tokens before says which. "replaced" is wrong: a drawn draft gives way to a certain one for what
-    it is.
+    function of the tokens before says which. A set of tokens: certain behind these. "replaced" is wrong: a drawn draft
+    gives way to a certain one for what it is.
     """
 
-    def __init__(self, rule: str, seed: int, source: str = "drawn") -> None:
+    def __init__(self, rule: str, seed: int, source: str | frozenset[int] = "drawn") -> None:
         self.rule = rule
         self.source = source
         self.target, self.draft = ToyModel(seed), ToyModel(seed + 1000)
@@ -97,6 +97,8 @@ class Enumeration:
                 yield probability * rest, drafts
 
     def _is_certain(self, known):
+        if isinstance(self.source, frozenset):
+            return known[-1] in self.source
         return self.source == "certain" or (self.source == "mixed" and (known[-1] + len(known)) % 2 == 0)
 
     def _draft_one(self, known):

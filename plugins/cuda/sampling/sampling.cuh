@@ -17,12 +17,14 @@ enum RowStatus : int32_t {
 
 enum Outcome : int32_t { kCarried = 0, kRecovered = 1, kBonus = 2, kFailed = 3 };
 
+enum DraftSource : int8_t { kByModel = 0, kBySuffix = 1 };
+
 struct Sampling {
   const int32_t* tokens;
   const float* draft_probs;
   float* draft_margins;
   int32_t* draft_candidates;
-  const int8_t* draft_sources;  // host only, as are the counts: kernels test the draft model's drafts
+  const int8_t* draft_sources;  // by position, of pending drafts; null: all are the draft model's
   const int32_t* end_ids;
   const int32_t* bias_ids;
   const float* bias_values;
@@ -30,7 +32,7 @@ struct Sampling {
   const int32_t* cu_bad_words;
   uint64_t key;
   uint64_t draft_counter;
-  int64_t num_tested[2], num_passed[2];
+  int64_t num_tested[2], num_passed[2];  // host only
   int32_t num_end_ids, num_bias, num_bad_words;
   int32_t prompt_len;
   int32_t min_tokens;

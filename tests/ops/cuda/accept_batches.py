@@ -83,11 +83,12 @@ def int32(*values):
     return np.array(values, np.int32)
 
 
-def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, **fields):
-    """(token, accepted, outcome, status) of one request with one row."""
+def one_row(launcher, logits, *, tokens=(0,), drafts=(), q=None, dtype=None, certain=False, **fields):
+    """(token, accepted, outcome, status) of one request with one row. certain: its drafts were not drawn."""
     vocab_size, num_tokens = len(logits), len(tokens)
     slots = Slots(1, vocab_size, 2)
     slots.set(0, tokens=[*tokens, *drafts], **{"mode": native.GREEDY, **fields})
+    slots.draft_sources[0, num_tokens:] = native.BY_SUFFIX if certain else native.BY_MODEL
     if q is not None:
         slots.draft_probs[0, num_tokens % 2] = q
     rows = np.array([logits], np.float32)
@@ -141,8 +142,8 @@ def rounds(draw):
 
 
 def run_every_mode(launcher, seed, n=24, vocab_size=300):
-    """run of a batch in which every mode meets every filter and edit, with ties, a NaN, and a test that leaves no
-    residual."""
+    """run of a batch in which every mode meets every filter and edit, with ties, a NaN, a test that leaves no residual,
+    and drafts of the text."""
     rng = np.random.default_rng(seed)
     slots = Slots(n, vocab_size, 1)
     slots.draft_probs[:] = rng.dirichlet(np.ones(vocab_size), (n, 1))
@@ -153,6 +154,7 @@ def run_every_mode(launcher, seed, n=24, vocab_size=300):
         fields = {"top_k": 100 * (slot % 3 == 0), "top_p": 0.9 if slot % 2 else 1.0, "temperature": 4.0}
         fields |= edits if slot % 5 == 0 else {}
         slots.set(slot, tokens=rng.integers(0, vocab_size, 9), mode=MODES[slot % 3], key=slot, **fields)
+    slots.draft_sources[11:18] = native.BY_SUFFIX
     logits = np.round(rng.standard_normal((n, vocab_size)) * 2).astype(np.float32)
     logits[[5, 7], 100] = np.nan
     ones, rows = np.ones(n, np.int32), np.arange(n + 1, dtype=np.int32)

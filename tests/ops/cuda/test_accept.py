@@ -40,6 +40,7 @@ def test_the_kernels_are_the_reference(case):
         slots.set(slot, tokens=tokens, prompt_len=max(1, known - 2), **fields)
         q = rng.dirichlet(np.full(vocab_size, 0.5), max(max_draft_len, 1))
         slots.draft_probs[slot] = q
+        slots.draft_sources[slot] = rng.integers(0, 2, slots.draft_sources.shape[1])
     batch = (slots.array, order, None, vocab_size, cu_rows, num_tokens, num_drafts, max_draft_len)
     expected = accept_reference(*batch[:2], logits.float().numpy(), *batch[3:])
     found = run(SmallBlocks(), *batch[:2], logits, *batch[3:])
@@ -183,6 +184,28 @@ class TestRows:
         assert rejected.sum() > 0.9 * n
         counts = np.bincount(found.token_ids[rejected, 0], minlength=3)
         assert chisquare(counts, counts.sum() * probs).pvalue > 1e-3
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_draft_of_the_text_needs_no_probabilities(self, mode):
+        """It is accepted where the target's own draw, as if nothing were pending, is that token."""
+        logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+        outcomes = set()
+        for key in range(20):
+            drawn = one_row(SmallBlocks(), logits, mode=mode, key=key)[0]
+            fields = {"mode": mode, "key": key, "draft_probs": 0, "certain": True}
+            token, accepted, outcome, status = one_row(SmallBlocks(), logits, drafts=[1], **fields)
+            expected = Outcome.CARRIED if drawn == 1 else Outcome.RECOVERED
+            assert (token, accepted, outcome, status) == (drawn, drawn == 1, expected, RowStatus.OK)
+            outcomes.add(outcome)
+        assert len(outcomes) == (1 if mode == native.GREEDY else 2)
+
+    def test_a_request_without_sources_has_the_draft_model_s_drafts(self):
+        fields = {"mode": native.SAMPLED, "certain": True, "draft_sources": 0, "q": [0.0, 1.0, 0.0]}
+        assert one_row(SmallBlocks(), np.log([0.01, 0.98, 0.01]), drafts=[1], key=3, **fields)[:2] == (1, 1)
+        assert one_row(SmallBlocks(), [0, 0, 0], drafts=[1], draft_probs=0, **fields)[2:] == (
+            Outcome.FAILED,
+            ROW_REFUSED,
+        )
 
     def test_rows_behind_a_rejection_are_not_looked_at(self):
         slots = Slots(1, 8, 3)

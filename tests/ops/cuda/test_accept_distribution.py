@@ -18,8 +18,9 @@ from tests.support.sampling_slots import Slots
 from tests.support.toy_models import VOCAB_SIZE, ToyModel, target_probs
 
 
-def emitted(launcher, mode, num_slots, length, accept_with=run):
-    """Texts [num_slots, length] behind one prompt, with up to two drafts per pass and a frontier that is cut."""
+def emitted(launcher, mode, num_slots, length, certain_after=()):
+    """Texts [num_slots, length] behind one prompt, with up to two drafts per pass and a frontier that is cut.
+    certain_after: the tokens behind which a draft is the one that is next in number, and not drawn."""
     target, draft = (np.log(ToyModel(seed).table + 0.0) for seed in (11, 12))
     slots = Slots(num_slots, VOCAB_SIZE, 2, capacity=16)
     for slot in range(num_slots):
@@ -34,6 +35,10 @@ def emitted(launcher, mode, num_slots, length, accept_with=run):
             contexts = (slots.tokens[drafting, known - 2], slots.tokens[drafting, known - 1])
             if drafting.size:
                 sample_draft(slots.array, drafting, np.ascontiguousarray(draft[contexts]), VOCAB_SIZE, known, 2)
+                certain = np.isin(contexts[1], certain_after)
+                where = drafting[certain], known[certain]
+                slots.tokens[where] = (contexts[1][certain] + 1) % VOCAB_SIZE
+                slots.draft_sources[where] = native.BY_SUFFIX
             pending[drafting] += 1
         # A draft of token 0 is verified by the row before it, its own row does not run.
         verified = [next((j for j in range(2) if slots.tokens[s, committed[s] + j] == 0), 2) for s in active]
@@ -42,7 +47,7 @@ def emitted(launcher, mode, num_slots, length, accept_with=run):
         logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]].astype(np.float32)
         cu_rows = np.cumsum([0, *(v + 1 for v in verified)]).astype(np.int32)
         batch = (slots.array, active, logits, VOCAB_SIZE, cu_rows, committed[active], pending[active], 2)
-        found = accept_with(launcher, *batch)
+        found = run(launcher, *batch)
         for i, slot in enumerate(active.tolist()):
             count, known = int(found.num_tokens[i]), int(committed[slot])
             slots.tokens[slot, known : known + count] = found.token_ids[i, :count]
@@ -60,10 +65,11 @@ def assert_has_the_target_s_distribution(texts):
     assert chisquare([observed.get(text, 0) for text in probs], [len(texts) * p for p in probs.values()]).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("certain_after", [(), (1, 2), range(VOCAB_SIZE)])
 @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
-def test_the_text_has_the_target_s_distribution(mode):
+def test_the_text_has_the_target_s_distribution(mode, certain_after):
     with np.errstate(divide="ignore"):
-        assert_has_the_target_s_distribution(emitted(SmallBlocks(), mode, 1500, 2))
+        assert_has_the_target_s_distribution(emitted(SmallBlocks(), mode, 1500, 2, certain_after))
 
 
 def on_device(arrays, slots, device):

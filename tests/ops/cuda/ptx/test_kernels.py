@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from faser_trtllm import native
 from faser_trtllm.ops.accept import accept_reference
 from faser_trtllm.ops.cuda import append_kv
 from faser_trtllm.ops.cuda.compiler import stems
@@ -171,7 +172,7 @@ def test_sample(memory, arch, order):
 @every_way
 @pytest.mark.parametrize("dtype", pick([torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
 def test_accept(memory, arch, order, dtype):
-    """Bit for bit, in all modes."""
+    """Bit for bit, in all modes, of the draft model's drafts and of the text's."""
     program = program_of("accept", arch, **SMALL_BLOCK)
     module = SmallLaunches(InterpretedModule(program, memory, warps_apart=order))
     rng = np.random.default_rng(3)
@@ -183,6 +184,7 @@ def test_accept(memory, arch, order, dtype):
         edits = {"frequency_penalty": 0.2, "bad_words": [[3], [5, 6]], "bias": [(7, 2.0)]} if slot % 5 == 0 else {}
         mode = accept_batches.MODES[slot % 3]
         slots.set(slot, tokens=rng.integers(0, vocab_size, 9), mode=mode, key=slot, **fields, **edits)
+    slots.draft_sources[4:] = native.BY_SUFFIX
     for array in slots.arrays():
         memory.add_array(array)
     logits = torch.from_numpy(np.round(rng.standard_normal((n, vocab_size)) * 2)).to(dtype)
