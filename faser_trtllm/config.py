@@ -20,7 +20,7 @@ SPELLINGS = (
 )
 DRAFTERS = (
     "who drafts: model (the draft model), suffix (what followed in the request's own text), or suffix,model; default: "
-    "model, or suffix where CPU engines have no draft model"
+    "model, or suffix where there is no draft engine"
 )
 
 BRANCHES = (

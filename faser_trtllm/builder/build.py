@@ -91,8 +91,7 @@ def _build_config(options: BuildOptions, backend: EngineBuilder, sources: list[S
             f"max_seq_len is {max_seq_len}, it must be between 2 and {longest}, the checkpoints' "
             "max_position_embeddings"
         )
-    max_draft_len = options.max_draft_len if len(sources) > 1 or find_backend(options.backend).on_cpu else 0
-    head = sources[-1].head
+    max_draft_len, head = options.max_draft_len, sources[-1].head
     return BuildConfig(
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,

@@ -66,7 +66,10 @@ class SuffixDrafter:
         for entry, (index, count) in enumerate(zip(asked, found, strict=True)):
             request = plan.scheduled[index].request
             if count and request.params.guide is not None:
-                count = self._sampling.guided.num_allowed(request.slot, num_tokens[entry] + num_drafts[entry], count)
+                # The drafts before them, too: a GPU draws its drafts without masks.
+                pending = num_drafts[entry]
+                allowed = self._sampling.guided.num_allowed(request.slot, num_tokens[entry], pending + count)
+                count = max(0, allowed - pending)
             drafted[index] = count
         return DraftResult(drafted, nothing.num_draft_computed, num_free=drafted)
 

@@ -43,13 +43,13 @@ def draft_loop(
         goes_on = drawn & (num_drafted[active] < num_new_drafts[active])
         active, tokens = active[goes_on], tokens[goes_on]
         if stop is not None and active.size:
-            margins = [
-                draft_stop.pending_margins(
-                    sampling[batch.slots[i]], int(num_tokens[i]), int(num_drafts[i] + num_drafted[i])
-                )
-                for i in active
+            pending = [
+                (sampling[batch.slots[i]], int(num_tokens[i]), int(num_drafts[i] + num_drafted[i])) for i in active
             ]
-            kept = np.array(draft_stop.goes_on(stop, sampling["mode"][batch.slots[active]].tolist(), margins), bool)
+            margins = [draft_stop.pending_margins(*each) for each in pending]
+            sources = [draft_stop.pending_sources(*each) for each in pending]
+            modes = sampling["mode"][batch.slots[active]].tolist()
+            kept = np.array(draft_stop.goes_on(stop, modes, margins, sources), bool)
             active, tokens = active[kept], tokens[kept]
         if not active.size:
             return num_drafted

@@ -218,11 +218,6 @@ def assemble(
     )
     drafters: list[Drafter] = []
     if max_draft_len and DrafterName.SUFFIX in (config.drafters or ()):
-        if device_tester is not None:
-            raise ConfigError(
-                "drafters has suffix, but this backend tests drafts on the device, which knows the draft model's only; "
-                "set drafters to [model]"
-            )
         drafters.append(SuffixDrafter(sampling, max_seq_len, has_model=draft is not None, resources=resources))
     guard: SpeculationGuard | None = None
     if max_draft_len and draft_timeout_ms is not None:
@@ -268,11 +263,9 @@ def assemble(
 
 
 def choose_drafters(engines: EngineDir, config: ExecutorConfig) -> tuple[DrafterName, ...]:
-    """The configuration's, or what the engines have: the draft model, else the suffix automaton where it can run."""
+    """The configuration's, or what the engines have: the draft model, else the suffix automaton, which needs none."""
     if config.drafters is None:
-        if engines.has_draft:
-            return (DrafterName.MODEL,)
-        return (DrafterName.SUFFIX,) if backend_of(engines).on_cpu else ()
+        return (DrafterName.MODEL,) if engines.has_draft else (DrafterName.SUFFIX,)
     if DrafterName.MODEL in config.drafters and not engines.has_draft:
         raise ConfigError(
             f"drafters has model, but {engines.path} has no draft engine; set it to [suffix], or build with "

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.ops.arrays import Float32Array, float32_at
+from faser_trtllm.ops.arrays import Float32Array, Int8Array, float32_at, int8_at
 
 
 def acceptance(stop: DraftStop, mode: int, place: int, margin: float) -> float:
@@ -27,24 +28,36 @@ def sigmoid(z: float) -> float:
     return e / (1.0 + e)
 
 
-def survival(stop: DraftStop, mode: int, margins: Float32Array) -> float:
-    """Estimated probability that all drafts with these margins [num_pending], in order, are accepted."""
+def survival(stop: DraftStop, mode: int, margins: Float32Array, sources: Int8Array | None = None) -> float:
+    """Estimated probability that all drafts with these margins [num_pending], in order, are accepted.
+
+    sources [num_pending]: who proposed them; None or empty: the draft model, all of them. The margin of any other's
+    draft is its log-odds of acceptance.
+    """
     product = 1.0
-    for place, margin in enumerate(margins):
-        product *= acceptance(stop, mode, place, float(margin))
+    for place, margin in enumerate(margins.tolist()):
+        is_certain = sources is not None and sources.size and sources[place] != native.BY_MODEL
+        product *= sigmoid(margin) if is_certain else acceptance(stop, mode, place, margin)
     return product
 
 
-def goes_on(stop: DraftStop, modes: Sequence[int], margins: Sequence[Float32Array]) -> list[bool]:
+def goes_on(
+    stop: DraftStop,
+    modes: Sequence[int],
+    margins: Sequence[Float32Array],
+    sources: Sequence[Int8Array | None] | None = None,
+) -> list[bool]:
     """After a draft step: which requests continue drafting.
 
-    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, including the newest.
-    Both cover the requests that have just drafted a token and want another, in batch order.
+    modes[a]: SamplingMode of request a. margins[a] [num_pending] fp32: of all its pending drafts, including the newest;
+    sources[a]: of these, as survival has them. All cover the requests that have just drafted a token and want another,
+    in batch order.
     """
     worths = []
-    for mode, pending in zip(modes, margins, strict=True):
+    for mode, pending, by in zip(modes, margins, sources or (None,) * len(margins), strict=True):
         place = len(pending)
-        worths.append(survival(stop, mode, pending) * float(stop.prior[mode, place]) - float(stop.row_price[place]))
+        reached = survival(stop, mode, pending, by)
+        worths.append(reached * float(stop.prior[mode, place]) - float(stop.row_price[place]))
     going = [worth >= 0.0 for worth in worths]
     gain = 0.0
     for worth in worths:
@@ -58,3 +71,9 @@ def goes_on(stop: DraftStop, modes: Sequence[int], margins: Sequence[Float32Arra
 def pending_margins(entry: np.void, num_tokens: int, num_pending: int) -> Float32Array:
     """A view of the margins [num_pending] of a slot's pending drafts; entry: its element of a sampling table."""
     return float32_at(int(entry["draft_margins"]) + 4 * num_tokens, num_pending)
+
+
+def pending_sources(entry: np.void, num_tokens: int, num_pending: int) -> Int8Array:
+    """As pending_margins, of who proposed them; empty where all are the draft model's."""
+    address = int(entry["draft_sources"])
+    return int8_at(address + num_tokens if address else 0, num_pending)

@@ -117,7 +117,7 @@ class SamplingTable:
 
     def park(self, slot: int, request: Request) -> None:
         """Keep the draft probs of a preempted request's pending drafts until it is bound again, or forgotten."""
-        if request.sampling_mode != native.SAMPLED:
+        if request.sampling_mode != native.SAMPLED or not self._has_draft_probs:
             return
         if self._probs_memory is not None:
             self._parked[request.request_id] = self._probs_memory.park(slot)
@@ -144,7 +144,7 @@ class SamplingTable:
 
     def tests(self, source: int) -> tuple[int, int]:
         """Drafts of a source (native.BY_MODEL, native.BY_SUFFIX) that were tested, and those that passed, since the
-        start, where the test runs on the host."""
+        start."""
         return int(self.array["num_tested"][:, source].sum()), int(self.array["num_passed"][:, source].sum())
 
     def draft_probs(self, slot: int) -> Float32Array:

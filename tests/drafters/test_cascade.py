@@ -8,16 +8,10 @@ from faser_trtllm.config import DrafterName, ExecutorConfig, parse
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
-from faser_trtllm.executor.factory import assemble
-from faser_trtllm.ops.accept import Acceptor
-from faser_trtllm.policy.static import FixedPolicy
 from tests.drafters.driving import drive
 from tests.support.executor_harness import Setup
 from tests.support.random_setups import greedy_reference
-from tests.support.toy_engine import ToyEngine, make_table
-
-SIZES = {"num_blocks": 64, "tokens_per_block": 4, "max_batch_size": 2}
-
+from tests.support.toy_engine import make_table
 
 PROMPTS = [[1, 2, 3], [4, 0, 4, 0], [2, 1]]
 REQUESTS = [(prompt, SamplingParams(max_tokens=50)) for prompt in PROMPTS]
@@ -101,16 +95,6 @@ def test_a_plan_may_rest_the_draft_model_alone():
     assert stats["num_tested_drafts_model"] == 0
     assert setup.draft.num_forwards == 0
     assert tokens["0"] == greedy_reference(setup.target.table, PROMPTS[0], 50)
-
-
-def test_a_device_that_tests_refuses_drafts_of_the_text():
-    table = make_table(5, 0)
-    with ToyEngine(table, **SIZES) as target, ToyEngine(table, **SIZES) as draft:
-        config = ExecutorConfig(drafters=(DrafterName.SUFFIX, DrafterName.MODEL))
-        tester = Acceptor(2, 5, 4)
-        with pytest.raises(ConfigError, match="on the device"):
-            assemble(target, draft, FixedPolicy(2), config, max_seq_len=64, max_draft_len=4, clock=None,
-                     device_tester=tester)  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ["ngram", [], [""], ["suffix", "suffix"], 3, {"suffix": 1}])

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingMode
-from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, survival
+from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, pending_sources, survival
 from tests.support.sampling_slots import Slots
 
 GREEDY, SEEDED, SAMPLED = SamplingMode
@@ -82,9 +83,26 @@ def test_all_stop_when_a_step_does_not_pay():
     assert going(stop(step_price=(1, 0, 0)), []) == []
 
 
-def test_margins_are_read_from_the_slot():
+def test_the_margin_of_a_draft_that_nobody_drew_is_its_log_odds():
+    """The curves of the draft model's drafts do not count for it."""
+    rule = stop(slope=(9.0, 2.0, 9.0), intercept=(9.0, -1.0, 9.0))
+    mixed = np.array([native.BY_SUFFIX, native.BY_MODEL, native.BY_SUFFIX], np.int8)
+    odds = margins(math.log(3), 0.5, math.log(4))
+    assert survival(rule, GREEDY, odds, mixed) == pytest.approx(0.75 * 0.5 * 0.8)
+    assert survival(rule, GREEDY, odds, mixed[:0]) == survival(rule, GREEDY, odds)
+    cut = stop(row_price=(0, 0.26, 0))
+    assert going(cut, [margins(math.log(3))]) == goes_on(cut, [GREEDY], [margins(math.log(3))], [mixed[:1]]) == [True]
+    dear = stop(slope=(9.0, 1.0, 1.0), row_price=(0, 0.4, 0))
+    assert goes_on(dear, [GREEDY] * 2, [margins(math.log(3))] * 2, [mixed[:1], mixed[1:2]]) == [False, True]
+
+
+def test_margins_and_sources_are_read_from_the_slot():
     slots = Slots(2, 10, 4)
     memory = np.arange(20, dtype=np.float32)
     slots.set(1, draft_margins=memory.ctypes.data)
+    slots.draft_sources[1, 6] = native.BY_SUFFIX
     assert pending_margins(slots.array[1], 5, 3).tolist() == [5, 6, 7]
     assert pending_margins(slots.array[1], 5, 0).size == 0
+    assert pending_sources(slots.array[1], 5, 3).tolist() == [native.BY_MODEL, native.BY_SUFFIX, native.BY_MODEL]
+    slots.set(1, draft_sources=0)
+    assert pending_sources(slots.array[1], 5, 3).size == 0

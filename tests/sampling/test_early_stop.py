@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.draft_stop import goes_on, pending_margins
+from faser_trtllm.ops.draft_stop import goes_on, pending_margins, pending_sources
 from faser_trtllm.ops.draw import gumbel_lead
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
@@ -40,7 +41,8 @@ def harness(tmp_path_factory):
 class Rig:
     """The same requests each time, in slots in reverse order, with some drafts pending."""
 
-    def __init__(self, harness):
+    def __init__(self, harness, certain=0):
+        """certain: of each request's pending drafts so many are said to be the text's."""
         self.harness = harness
         keys = iter(range(1, 100))
         self.table = SamplingTable(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFT_LEN, new_key=lambda: next(keys))
@@ -59,6 +61,9 @@ class Rig:
             self.table.bind(slot, request)
             self.requests.append(request)
         assert self.draft([0] * 5, NUM_PENDING) == NUM_PENDING
+        for request, pending in zip(self.requests, NUM_PENDING, strict=True):
+            first = request.num_tokens
+            request.draft_sources[first : first + min(certain, pending)] = native.BY_SUFFIX
 
     def draft(self, num_drafts, num_new, stop=None):
         rows = [
@@ -80,12 +85,11 @@ class Rig:
                 drafts[i] += new
                 drafted[i] += new
             wanting = [i for i in range(NUM_SLOTS) if going[i] and found[i] and drafted[i] < NUM_NEW[i]]
-            margins = [
-                pending_margins(self.table.array[self.slots[i]], self.requests[i].num_tokens, drafts[i])
-                for i in wanting
-            ]
+            pending = [(self.table.array[self.slots[i]], self.requests[i].num_tokens, drafts[i]) for i in wanting]
+            margins = [pending_margins(*each) for each in pending]
+            sources = [pending_sources(*each) for each in pending]
             modes = [self.requests[i].sampling_mode for i in wanting]
-            verdict = dict(zip(wanting, goes_on(stop, modes, margins), strict=True))
+            verdict = dict(zip(wanting, goes_on(stop, modes, margins, sources), strict=True))
             going = [verdict.get(i, False) for i in range(NUM_SLOTS)]
         return drafted
 
@@ -102,10 +106,11 @@ def random_stop(seed):
     )
 
 
-def test_native_stops_where_the_reference_stops(harness):
+@pytest.mark.parametrize("certain", [0, 2])
+def test_native_stops_where_the_reference_stops(harness, certain):
     lengths = set()
     for seed in range(40):
-        one_call, stepwise = Rig(harness), Rig(harness)
+        one_call, stepwise = Rig(harness, certain), Rig(harness, certain)
         stop = random_stop(seed)
         found = one_call.draft(NUM_PENDING, NUM_NEW, stop)
         assert found == stepwise.draft_stepwise(stop), seed

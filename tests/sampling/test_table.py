@@ -151,6 +151,24 @@ def test_drafts_never_without_memory_for_them():
     assert table.array[0]["draft_probs"] == 0
 
 
+def test_where_nothing_is_drawn_nothing_is_parked():
+    """Drafts of the text alone, tested on a device: a request that waits has its tokens, and there is no more."""
+
+    class NoMemory:
+        def park(self, slot):
+            raise AssertionError
+
+        restore = park
+
+    table = SamplingTable(2, 10, 3, probs_memory=NoMemory(), has_draft_probs=False)
+    one = request(temperature=1.0)
+    table.bind(0, one)
+    table.park(0, one)
+    table.release(0)
+    table.bind(1, one)
+    assert table.is_bound(1)
+
+
 def test_tests_are_counted_by_slot_whoever_has_it():
     table = SamplingTable(2, 10, 3)
     for passed in (4, 6):

@@ -183,14 +183,14 @@ class ToyEngine(HostPruning):
                 if drafted[i] < num_new_drafts[i]:
                     going.append((i, token))
             if stop is not None and going:
-                margins = [
-                    draft_stop.pending_margins(
-                        sampling[batch.slots[i]], int(num_tokens[i]), known[i] - int(num_tokens[i])
-                    )
-                    for i, _ in going
+                pending = [
+                    (sampling[batch.slots[i]], int(num_tokens[i]), known[i] - int(num_tokens[i])) for i, _ in going
                 ]
-                modes = [int(sampling[batch.slots[i]]["mode"]) for i, _ in going]
-                going = [item for item, on in zip(going, draft_stop.goes_on(stop, modes, margins), strict=True) if on]
+                margins = [draft_stop.pending_margins(*each) for each in pending]
+                sources = [draft_stop.pending_sources(*each) for each in pending]
+                modes = [int(entry["mode"]) for entry, _, _ in pending]
+                goes_on = draft_stop.goes_on(stop, modes, margins, sources)
+                going = [item for item, on in zip(going, goes_on, strict=True) if on]
             active = [i for i, _ in going]
             if not active:
                 break

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig
 from faser_trtllm.core.cost_table import ExitModel
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
@@ -26,13 +26,15 @@ _EXIT = ExitModel(1, rank=-1.5, gap=-0.5, survival=1.0, intercept=-1.0, pays=Tru
 
 
 def build_plans(directory: Path, backend: str = "tensorrt", dtype: str = "float32", **options: Any) -> Path:
-    """A target of three layers with an exit behind the first, which is its own draft; with a cost table that says that
-    drafts cost little, that lanes overlap freely and that dropping rows pays."""
+    """A target of three layers with an exit behind the first, which is its own draft, or unless it drafts_itself that
+    of one layer; with a cost table that says that drafts cost little, that lanes overlap freely and that dropping rows
+    pays."""
     sizes = {"num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16 if dtype == "float32" else 64}
     if longest := options.pop("max_position_embeddings", None):
         sizes["max_position_embeddings"] = longest
-    target, _ = make_pair(directory / "checkpoints", **sizes)
-    path = build_engine_dir(target, target, directory / "engines", backend, dtype, **options)
+    target, draft = make_pair(directory / "checkpoints", **sizes)
+    draft = target if options.pop("drafts_itself", True) else draft
+    path = build_engine_dir(target, draft, directory / "engines", backend, dtype, **options)
     table = replace(toy_costs(), fingerprint=fingerprint_of(path, 1), exits=(_EXIT,))
     table.save(path / PROFILE)
     return path
@@ -50,11 +52,14 @@ def build_engine_dir(
     return engines.path
 
 
-def generate_texts(path: Path, speculation: str, prompts: Sequence[str], **fields: Any) -> Generated:
+def generate_texts(
+    path: Path, speculation: str, prompts: Sequence[str], drafters: tuple[str, ...] | None = None, **fields: Any
+) -> Generated:
     """Each prompt's tokens, greedy."""
     fields = {"max_tokens": 32, "temperature": 0.0, "end_ids": ()} | fields
     before = Counters.now()
-    with open_executor(path, ExecutorConfig(speculation=speculation)) as executor:
+    names = None if drafters is None else tuple(map(DrafterName, drafters))
+    with open_executor(path, ExecutorConfig(speculation=speculation, drafters=names)) as executor:
         found = [answer.token_ids for answer in generate_all(executor, path, prompts, fields)]
         stats = executor.stats()
     return Generated([list(tokens) for tokens in found], stats, Counters.now().since(before))

@@ -44,6 +44,31 @@ def test_build_check_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backen
     assert drafted == alone
 
 
+@pytest.mark.parametrize("backend", ["cuda", "tensorrt", "tensorrt_rtx"])
+def test_a_target_alone_speculates_from_its_own_text(gpu: VirtualGpuProcess, tmp_path: Path, backend: str) -> None:
+    """By default; and by its profile, which has no steps of a draft model."""
+    target, _ = make_pair(tmp_path / "checkpoints", num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64)
+    directory = tmp_path / "engines"
+    has_profile = backend == "tensorrt"
+    options = ("--backend", backend, "--exit_layers", "1", *LIMITS, *([] if has_profile else ["--no_profile"]))
+    gpu.run(run_faser, "build", "--checkpoint_dir", str(target), "--output_dir", str(directory), *options)
+    assert gpu.run(run_faser, "check", "--engine_dir", str(directory)).startswith("ok: every file has")
+    if has_profile:
+        kinds = {each["kind"] for each in json.loads((directory / "profile.json").read_text())["samples"]}
+        assert "verify" in kinds
+        assert not any(kind.startswith("draft") for kind in kinds)
+    alone = gpu.run(generate_texts, directory, "off", ["a b a b a b"])
+    for policy in ("auto", "fixed:2", *(["price", "price:prune=on"] if has_profile else [])):
+        found = gpu.run(generate_texts, directory, policy, ["a b a b a b"])
+        assert found.tokens == alone.tokens
+        assert found.stats["num_passed_drafts_suffix"] > 0 or policy.startswith("price")
+    generate = ("generate", "--engine_dir", str(directory), "--prompt", "a b a b", "--max_tokens", "8")
+    texts = [
+        gpu.run(run_faser, *generate, "--temperature", "0", "--speculation", policy) for policy in ("off", "fixed:2")
+    ]
+    assert texts[0] == texts[1] != ""
+
+
 def test_the_command_line_runs_a_command() -> None:
     run = [sys.executable, "-m", "tests.virtual_gpu"]
     done = subprocess.run([*run, "faser", "version"], capture_output=True, text=True, cwd=Path(__file__).parents[2])

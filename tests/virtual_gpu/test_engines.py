@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,28 @@ def test_speculation_changes_no_token(
         assert found.stats["num_pruned_rows"] > 0
         assert {"prune_rows", "compact_rows"} <= both[1].keys() | found.counters.kernels("whole").keys()
         assert min(found.stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")) > 0
+
+
+# Short prompts again; their outputs repeat themselves.
+REPEATING = [
+    ([5 + number, 9] * 3, replace(params, max_tokens=24, top_p=0.05 if params.seed else None))
+    for number, (_, params) in enumerate(REQUESTS)
+]
+
+
+@pytest.mark.parametrize("drafters", ["suffix", "suffix,model"])
+@pytest.mark.parametrize("policy", [*pick([], ["fixed:3:ping_pong", "price:prune=on"]), "erratic"])
+def test_drafts_of_the_text_change_no_token(
+    gpu: VirtualGpuProcess, engines: EngineDir, policy: str, drafters: str
+) -> None:
+    alone = gpu.run(generate_cuda, engines, "off", REPEATING)
+    found = gpu.run(generate_cuda, engines, policy, REPEATING, drafters=drafters)
+    assert found.tokens == alone.tokens
+    names = drafters.split(",")
+    passed = [found.stats[f"num_passed_drafts_{name}"] for name in names]
+    assert sum(passed) == found.stats["num_accepted_tokens"]
+    assert passed[0] > 0
+    assert ("sample_rows" in found.counters.kernels(DRAFT) | found.counters.kernels("whole")) == ("model" in names)
 
 
 def _generate_logged(engines: EngineDir, policy: str, requests: Any) -> tuple[list[list[int]], list[Any]]:

@@ -43,6 +43,19 @@ def test_speculation_changes_no_token(gpu: VirtualGpuProcess, engine_dir: Path) 
     assert set(alone.counters.graphs) == {"whole"}
 
 
+@pytest.mark.parametrize(("backend", "dtype"), [("tensorrt", "bfloat16"), ("tensorrt_rtx", "float32")])
+def test_drafts_of_the_text_change_no_token(gpu: VirtualGpuProcess, tmp_path: Path, backend: str, dtype: str) -> None:
+    """Alone, and before those of a draft model of one layer."""
+    path = gpu.run(build_plans, tmp_path, backend, dtype, drafts_itself=False)
+    alone = gpu.run(generate_texts, path, "off", PROMPTS)
+    for drafters in (("suffix",), ("suffix", "model")):
+        for policy in ("fixed:4", "price:mode=draft_ahead,prune=on"):
+            found = gpu.run(generate_texts, path, policy, PROMPTS, drafters)
+            assert found.tokens == alone.tokens
+            for name in drafters if policy == "fixed:4" else ("suffix",):
+                assert found.stats[f"num_passed_drafts_{name}"] > 0
+
+
 def test_log_probs_of_prompts_in_passes_of_other_sizes(gpu: VirtualGpuProcess, engine_dir: Path) -> None:
     """Of four rows of logits without drafts and of twenty with them."""
     prompts = [list(range(first, first + 14)) for first in (5, 10)]

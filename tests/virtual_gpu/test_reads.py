@@ -30,6 +30,13 @@ REQUESTS = [
 ]
 
 
+# Their outputs repeat themselves, too.
+REPEATING = [
+    ([5 + i, 9] * 4, SamplingParams(max_tokens=24, end_ids=(), temperature=0.7 * (i % 2), top_p=0.05, seed=i))
+    for i in range(MAX_BATCH_SIZE)
+]
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
     return build_pair(tmp_path_factory.mktemp("pair"), exit_layers=(1,), vocab_size=VOCAB_SIZE)
@@ -68,6 +75,29 @@ def test_drafts_are_read_once_a_call_and_not_once_a_draft_step(gpu: VirtualGpuPr
     assert num_bytes < num_calls * 4 * VOCAB_SIZE, "less than one row of logits"
 
 
+@pytest.mark.parametrize("policy", ["fixed:4", *pick([], ["price:prune=off"])])
+def test_drafts_of_the_text_are_not_read_at_all(gpu: VirtualGpuProcess, engines: EngineDir, policy: str) -> None:
+    """The host makes them, and nothing runs for them."""
+    found = gpu.run(generate_cuda, engines, policy, REPEATING, drafters="suffix")
+    assert found.stats["num_passed_drafts_suffix"] > 0
+    assert found.counters.reads().keys() == {TEST}
+    _check_test_reads(found)
+    assert set(found.counters.work) == {"whole"}
+    assert not {"sample_rows", "take_step", "set_conditional"} & found.counters.kernels("whole").keys()
+
+
+@pytest.mark.parametrize("policy", ["fixed:4", "price:prune=off"])
+def test_drafts_of_text_and_model_are_read_once_a_call(gpu: VirtualGpuProcess, engines: EngineDir, policy: str) -> None:
+    """The loop on the device begins behind the text's drafts."""
+    found = gpu.run(generate_cuda, engines, policy, REPEATING, drafters="suffix,model")
+    assert min(found.stats[f"num_passed_drafts_{name}"] for name in ("suffix", "model")) > 0
+    assert found.counters.reads().keys() == {TEST, DRAFTS}
+    _check_test_reads(found)
+    num_calls = _waits(found.counters, DRAFTS)
+    assert found.counters.reads()[DRAFTS][0] == NUM_DRAFT_ARRAYS * num_calls
+    assert 0 < num_calls <= found.stats["num_steps"]
+
+
 def test_a_boundary_that_prunes_reads_once_more(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
     found = gpu.run(generate_cuda, engines, "erratic", REQUESTS)
     assert found.stats["num_pruned_rows"] > 0
@@ -100,5 +130,8 @@ def test_plans_leave_their_logits_on_the_device_too(gpu: VirtualGpuProcess, tmp_
         assert found.stats["num_draft_tokens"] > 0
         assert found.counters.reads().keys() == {TEST, DRAFTS}
         assert _waits(found.counters, DRAFTS) <= found.stats["num_steps"]
+    text = gpu.run(generate_texts, engine_dir, "fixed:4", ("a b a b a b",), drafters=("suffix",))
+    assert text.stats["num_passed_drafts_suffix"] > 0
+    assert text.counters.reads().keys() == {TEST}
     logged = gpu.run(generate_texts, engine_dir, "fixed:4", ("The",), max_tokens=4, return_log_probs=True)
     assert logged.counters.reads().keys() > {TEST, DRAFTS}, "who asks for log probs gets what they are made of"

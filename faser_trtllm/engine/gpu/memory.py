@@ -26,7 +26,7 @@ def fit_blocks(
     limits, engines = request.limits, request.engines
     rows = max(min(limits.max_batch_size * (1 + limits.max_draft_len), limits.max_num_tokens), limits.max_batch_size)
     logits = 4 * len(weight_bytes) * rows * engines.vocab_size
-    draft_probs = 4 * limits.max_batch_size * limits.max_draft_len * engines.vocab_size
+    draft_probs = 4 * limits.max_batch_size * limits.max_draft_len * engines.vocab_size if request.drafting else 0
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
     needed |= buffers or {}

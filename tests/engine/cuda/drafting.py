@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -16,10 +17,16 @@ from tests.support.engine_harness import Harness
 
 
 class Drafting:
-    """Requests that draft: some greedy, some seeded, one unseeded if asked; their memory is the host's."""
+    """Requests that draft: some greedy, some seeded, one unseeded if asked; their memory is the host's.
 
-    def __init__(self, engine, num_requests: int, sampled: tuple[int, ...] = (), **params) -> None:
+    num_certain: drafts of the text that are pending, by request.
+    """
+
+    def __init__(
+        self, engine, num_requests: int, sampled: tuple[int, ...] = (), num_certain: tuple[int, ...] = (), **params
+    ) -> None:
         self.engine, self.max_draft_len = engine, 4
+        self.num_drafts = np.array(num_certain or (0,) * num_requests, np.int32)
         self.table = SamplingTable(MAX_BATCH_SIZE, 320, self.max_draft_len, new_key=lambda: 99)
         self.requests = []
         for slot in range(num_requests):
@@ -34,28 +41,35 @@ class Drafting:
                 arrival_s=0.0,
                 keep_candidates=True,
             )
+            known, certain = request.num_tokens, slice(request.num_tokens, request.num_tokens + self.num_drafts[slot])
+            request.tokens[certain] = random_tokens(int(self.num_drafts[slot]), known)
+            request.draft_margins[certain] = 0.5 * slot - 1.0
+            request.draft_sources[known:] = native.BY_SUFFIX  # behind them stand earlier ones, which were dropped
             self.table.bind(slot, request)
             self.requests.append(request)
         harness = Harness(engine)
-        rows = [(slot, request.tokens, 0, request.num_tokens) for slot, request in enumerate(self.requests)]
+        rows = [
+            (slot, request.tokens, 0, request.num_tokens + drafts)
+            for slot, (request, drafts) in enumerate(zip(self.requests, self.num_drafts.tolist(), strict=True))
+        ]
         self.batch = harness.batch(rows)
 
     def run(self, wanted: list[int], by_host: bool = False, stop: DraftStop | None = None):
         num_tokens = np.array([request.num_tokens for request in self.requests], np.int32)
-        counts = (num_tokens, np.zeros_like(num_tokens), np.array(wanted, np.int32))
+        counts = (num_tokens, self.num_drafts, np.array(wanted, np.int32))
         draft_batch = DraftBatch(self.batch, self.table.array, *counts, self.max_draft_len, stop)
         if by_host:
             drafted = draft_loop(self.engine.forward, 320, draft_batch)
         else:
             drafted = self.engine.draft(draft_batch)
-        return drafted.tolist(), [
-            (
-                request.tokens[n : n + count].tolist(),
-                request.draft_margins[n : n + count].tolist(),
-                request.draft_candidates[n : n + count].tolist(),
-            )
-            for request, n, count in zip(self.requests, num_tokens, drafted, strict=True)
-        ]
+        found = []
+        for request, n, count in zip(self.requests, num_tokens + self.num_drafts, drafted, strict=True):
+            drafts = slice(n, n + count)
+            assert (request.draft_sources[request.num_tokens : n] == native.BY_SUFFIX).all()
+            assert (request.draft_sources[drafts] == native.BY_MODEL).all()
+            kept = (request.tokens, request.draft_margins, request.draft_candidates)
+            found.append(tuple(array[drafts].tolist() for array in kept))
+        return drafted.tolist(), found
 
 
 def assert_same_drafts(found, by_host) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import ExecutorConfig, KvCacheDtype, Quantization
+from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheDtype, Quantization
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
+from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.executor.factory import assemble
@@ -20,6 +22,7 @@ from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from tests.engine.cuda.exact_ops import ExactOps
+from tests.engine.cuda.harness import emulated_rows
 from tests.support.executor_harness import Collector, ErraticPolicy, toy_costs
 
 MAX_BATCH_SIZE = 4
@@ -57,7 +60,17 @@ class HostGpu:
         pass
 
 
-def make(policy: str):
+class KernelAcceptGpu(HostGpu):
+    """The free test and the draws by the kernels, emulated."""
+
+    def make_ops(self, runtime, head_dim):
+        ops = ExactOps()
+        kernels = KernelOps({stem: emulated_rows(stem) for stem in ("accept", "sample")}, lambda: 0, num_sms=4)
+        ops.accept, ops.sample, ops.advance = kernels.accept, kernels.sample, kernels.advance
+        return ops
+
+
+def make(policy: str, drafters=(DrafterName.MODEL,)):
     if policy == "off":
         return OffPolicy()
     if policy == "erratic":
@@ -65,7 +78,7 @@ def make(policy: str):
     if policy.startswith("fixed"):
         _, length, *mode = policy.split(":")
         return FixedPolicy(int(length), Mode(mode[0]) if mode else Mode.SERIAL)
-    return make_policy(policy, MAX_DRAFT_LEN, toy_costs(), MAX_BATCH_SIZE)
+    return make_policy(policy, MAX_DRAFT_LEN, toy_costs(), MAX_BATCH_SIZE, drafters)
 
 
 def generate(
@@ -82,12 +95,14 @@ def generate(
     collector=None,
     opened_all=lambda: None,
     on_step=lambda executor, step: None,
+    drafters="model",
     **config,
 ):
     """-> tokens by request, and the executor's statistics. opened_all: called before the first request; on_step: after
-    each step."""
-    drafting = policy != "off"
-    limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, MAX_DRAFT_LEN if drafting else 0, 32)
+    each step. drafters: names with commas between them."""
+    drafters = tuple(map(DrafterName, drafters.split(",")))
+    drafting = policy != "off" and DrafterName.MODEL in drafters
+    limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, 0 if policy == "off" else MAX_DRAFT_LEN, 32)
     clock, collector = ManualClock(), collector or Collector()
     with ExitStack() as stack:
         request = OpenRequest(engines, limits, num_blocks, drafting, quantization=quantization, kv_dtype=kv_dtype)
@@ -95,8 +110,8 @@ def generate(
         executor = assemble(
             opened.target,
             opened.draft,
-            make(policy),
-            ExecutorConfig(max_queue_size=10_000, **config),
+            make(policy, drafters),
+            ExecutorConfig(max_queue_size=10_000, drafters=drafters, **config),
             max_seq_len=max_seq_len,
             max_draft_len=limits.max_draft_len,
             clock=clock,
@@ -115,6 +130,15 @@ def generate(
             executor.check_integrity()
             found = executor.stats()
     return [collector.tokens[str(i)] for i in range(len(requests))], found
+
+
+def repeating_requests():
+    """As mixed_requests with edits, with prompts and outputs that repeat themselves."""
+    requests = []
+    for prompt, params in mixed_requests(True):
+        top_p = None if params.seed is None else 0.1
+        requests.append(((prompt[:8] * 20)[:60], replace(params, max_tokens=50, end_ids=(), top_p=top_p)))
+    return requests
 
 
 def mixed_requests(has_edits: bool):

@@ -241,23 +241,38 @@ def test_the_device_drafts_what_the_host_would(pair, wanted: list[int], captured
             np.testing.assert_array_equal(again, scratch)
 
 
+def test_drafts_begin_behind_those_of_the_text(pair) -> None:
+    """Which the first pass runs along; with edits, too."""
+    for edits in ({}, {"repetition_penalty": 1.4}):
+        num_certain, wanted = (2, 0, 1, 3, 0), [2, 4, 3, 1, 0]
+        with open_engine(pair.draft_path, max_draft_len=4) as engine:
+            by_host = Drafting(engine, 5, num_certain=num_certain, **edits).run(wanted, by_host=True)
+        with open_engine(pair.draft_path, max_draft_len=4) as engine:
+            assert_same_drafts(Drafting(engine, 5, num_certain=num_certain, **edits).run(wanted), by_host)
+        assert by_host[0] == wanted
+
+
 @pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("num_certain", [(), (0, 1, 1, 2, 3)])
 @pytest.mark.parametrize("step_price", [0.0, 1.2, 9.0])
-def test_a_stop_rule_stops_where_it_stops_on_the_host(pair, step_price: float, captured: bool) -> None:
+def test_a_stop_rule_stops_where_it_stops_on_the_host(
+    pair, step_price: float, num_certain: tuple[int, ...], captured: bool
+) -> None:
     ones = np.ones((NUM_MODES, 4), np.float32)
     intercepts = np.array([[-0.5], [3.0], [0.0]], np.float32) * ones  # a seeded draft is trusted more than a greedy one
     stop = DraftStop(
         0.5 * ones, intercepts, 0.9 * ones, 0.2 * ones[0], np.full(MAX_BATCH_SIZE + 1, step_price, np.float32)
     )
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
-        by_host = Drafting(engine, 5).run([4, 2, 4, 4, 4], by_host=True, stop=stop)
+        wanted = [min(4 - (*num_certain, *[0] * 5)[i], count) for i, count in enumerate([4, 2, 4, 4, 4])]
+        by_host = Drafting(engine, 5, num_certain=num_certain).run(wanted, by_host=True, stop=stop)
         full = Drafting(engine, 5).run([4, 4, 4, 4, 4], by_host=True)  # before it, so that more steps were drawn
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         if captured:
             engine.capture_graphs([WHOLE])
         assert_same_drafts(Drafting(engine, 5).run([4, 4, 4, 4, 4]), full)
-        assert_same_drafts(Drafting(engine, 5).run([4, 2, 4, 4, 4], stop=stop), by_host)
-    assert sum(by_host[0]) < 18, "the rule stops somebody, so this tests something"
+        assert_same_drafts(Drafting(engine, 5, num_certain=num_certain).run(wanted, stop=stop), by_host)
+    assert sum(by_host[0]) < sum(wanted), "the rule stops somebody, so this tests something"
 
 
 EDITS = {

@@ -13,7 +13,7 @@ from scipy import stats
 
 from faser_trtllm import native
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.request import Request
@@ -23,7 +23,6 @@ from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.engine import GpuEngine
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
@@ -34,8 +33,7 @@ from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.ops.probs import next_token_probs_reference
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.exact_ops import ExactOps
-from tests.engine.cuda.harness import emulated_rows
-from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, generate, mixed_requests
+from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, KernelAcceptGpu, generate, mixed_requests
 from tests.support.effort import pick
 from tests.support.engine_harness import Harness
 from tests.support.executor_harness import Collector, ErraticPolicy
@@ -49,16 +47,6 @@ POLICIES = [
     "erratic",
     "price:mode=ping_pong,prune=on",
 ]
-
-
-class KernelAcceptGpu(HostGpu):
-    """The free test and the draws by the kernels, emulated."""
-
-    def make_ops(self, runtime, head_dim):
-        ops = ExactOps()
-        kernels = KernelOps({stem: emulated_rows(stem) for stem in ("accept", "sample")}, lambda: 0, num_sms=4)
-        ops.accept, ops.sample, ops.advance = kernels.accept, kernels.sample, kernels.advance
-        return ops
 
 
 @pytest.fixture(scope="module", params=pick([True], [False, True]), ids=pick(["edited"], ["plain", "edited"]))
@@ -215,24 +203,27 @@ def test_requests_that_wait_for_blocks_keep_their_text(engines: EngineDir, alone
     assert tokens == expected
 
 
-def test_unseeded_sampling_has_the_targets_distribution() -> None:
+@pytest.mark.parametrize("drafters", ["suffix", "suffix,model", *pick([], ["model"])])
+def test_unseeded_sampling_has_the_targets_distribution(drafters: str) -> None:
     """Chi-square over all continuations of two tokens, drafts drawn and tested on the device's code."""
     torch.manual_seed(5)
     keys = np.random.default_rng(11)
-    vocab_size, num_requests, prompt = 3, 700, [1, 2, 0]
+    vocab_size, num_requests, prompt = 3, 700, [1, 2, 0, 2, 1, 2, 0]
     target, draft = (random_weights(vocab_size, seed) for seed in (0, 1))
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr("os.urandom", lambda n: keys.bytes(n))
-        draft_probs = DraftProbs(HostRuntime(), 32, 3, vocab_size)
+        draft_probs = draft_engine = None
         target_engine = open_weights(target, stack, keep_logits=True)
-        draft_engine = open_weights(draft, stack, draft_probs=draft_probs, max_draft_len=3)
+        if "model" in drafters:
+            draft_probs = DraftProbs(HostRuntime(), 32, 3, vocab_size)
+            draft_engine = open_weights(draft, stack, draft_probs=draft_probs, max_draft_len=3)
         tester = DeviceAcceptor(target_engine, ExactOps(), 3, draft_probs)
         clock, collector = ManualClock(), Collector()
         executor = assemble(
             target_engine,
             draft_engine,
             ErraticPolicy(3, 0),
-            ExecutorConfig(max_queue_size=10_000),
+            ExecutorConfig(max_queue_size=10_000, drafters=tuple(map(DrafterName, drafters.split(",")))),
             max_seq_len=32,
             max_draft_len=3,
             clock=clock,
@@ -248,7 +239,9 @@ def test_unseeded_sampling_has_the_targets_distribution() -> None:
             found = executor.stats()
         seen = Counter(tuple(tokens[:2]) for tokens in collector.tokens.values())
         probs, wrong = (two_token_probs(weights, stack, prompt, 1.2) for weights in (target, draft))
-    assert 0 < found["num_accepted_tokens"] < found["num_draft_tokens"], "both outcomes of the test are exercised"
+    for name in drafters.split(","):
+        passed, tested = (found[f"num_{what}_drafts_{name}"] for what in ("passed", "tested"))
+        assert 0 < passed < tested, "both outcomes of the test are exercised"
     observed = [seen[c] for c in sorted(probs)]
     assert stats.chisquare(observed, [probs[c] * num_requests for c in sorted(probs)]).pvalue > 0.001
     assert stats.chisquare(observed, [wrong[c] * num_requests for c in sorted(probs)]).pvalue < 1e-6

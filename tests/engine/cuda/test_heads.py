@@ -18,7 +18,7 @@ from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
 from tests.engine.cuda.harness import HEADS, WHOLE, build_with_head
 from tests.engine.cuda.heads import NUM_LAYERS, draft, open_pair, random_tokens
-from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests
+from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests, repeating_requests
 from tests.support.effort import pick
 
 POLICIES = [
@@ -55,6 +55,15 @@ def test_the_text_is_the_targets_own(engines: EngineDir, alone, policy: str) -> 
     assert found["num_drafts"] > 0 or policy.startswith("price")
     if policy == "erratic":
         assert found["num_pruned_rows"] > 0
+
+
+def test_a_head_goes_on_behind_the_text_s_drafts(engines: EngineDir) -> None:
+    requests = repeating_requests()
+    expected, _ = generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)
+    for policy in ("erratic", *pick([], ["fixed:4", "fixed:3:draft_ahead", "price:prune=on"])):
+        tokens, found = generate(engines, policy, requests, drafters="suffix,model")
+        assert tokens == expected
+        assert min(found[f"num_tested_drafts_{name}"] for name in ("suffix", "model")) > 0
 
 
 def test_graphs_change_no_bit_and_hold_every_step(engines: EngineDir) -> None:

@@ -24,7 +24,7 @@ from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.engine.cuda.memory import weight_bytes
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
-from tests.engine.cuda.host_executor import generate, mixed_requests
+from tests.engine.cuda.host_executor import generate, mixed_requests, repeating_requests
 from tests.engine.cuda.ranks import (
     BesideGpu,
     BrokenGpu,
@@ -83,6 +83,15 @@ def test_tokens_are_those_of_one_gpu(built, alone, tp_size: int, policy: str) ->
     assert tokens == alone
     assert (found["num_accepted_tokens"] > 0) == (policy != "off")
     assert rank_pids(os.getpid()) == [], "nothing runs after closing"
+
+
+def test_drafts_of_the_text_change_no_token(built) -> None:
+    """Of a target alone: the first rank tests them."""
+    requests = repeating_requests()[:4]
+    expected, _ = generate(built[1], "off", requests, max_batch_size=1, max_num_tokens=128)
+    tokens, found = generate(built[2], "erratic", requests, drafters="suffix")
+    assert tokens == expected
+    assert found["num_passed_drafts_suffix"] > 0
 
 
 def test_cancelled_requests_change_no_other(built, alone) -> None:

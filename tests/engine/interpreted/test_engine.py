@@ -160,8 +160,9 @@ def test_drafting(
     """Greedy drafts are the reference's, and the stop rule is asked with the margins of all pending drafts."""
     asked: list[list[np.ndarray]] = []
 
-    def goes_on(stop: Any, modes: list[int], margins: list[np.ndarray]) -> list[bool]:
+    def goes_on(stop: Any, modes: list[int], margins: list[np.ndarray], sources: list[np.ndarray]) -> list[bool]:
         assert stop is rule
+        assert [by.tolist() for by in sources] == [[native.BY_MODEL] * len(pending) for pending in margins]
         assert modes == [native.GREEDY] * len(margins)
         asked.append([pending.copy() for pending in margins])
         return [len(pending) < most for pending in margins]

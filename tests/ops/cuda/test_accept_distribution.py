@@ -82,6 +82,7 @@ def on_device(arrays, slots, device):
 
     for slot, entry in enumerate(table):
         entry["tokens"] = move(slots.tokens[slot])
+        entry["draft_sources"] = move(slots.draft_sources[slot])
         if entry["draft_probs"]:
             entry["draft_probs"] = move(slots.draft_probs[slot])
         for name, length in (("end_ids", "num_end_ids"), ("bias_ids", "num_bias"), ("bias_values", "num_bias")):
@@ -127,6 +128,7 @@ def check_fresh_rows(device, launcher, vocab_size, dtype):
     slots = Slots(n, vocab_size, max_draft_len)
     slots.draft_probs[:] = rng.dirichlet(np.full(vocab_size, 0.5), (n, max_draft_len))
     slot_ids = rng.permutation(n).astype(np.int32)
+    slots.draft_sources[:] = rng.integers(0, native.NUM_SOURCES, slots.draft_sources.shape)
     num_drafts = rng.integers(0, max_draft_len + 1, n).astype(np.int32)
     num_tokens = rng.integers(1, 30, n).astype(np.int32)
     for slot, known, drafts in zip(slot_ids.tolist(), num_tokens, num_drafts, strict=True):

@@ -23,6 +23,7 @@ def compare_whole_blocks():
     for slot in range(n):
         mode = native.SEEDED if slot % 2 else native.SAMPLED
         slots.set(slot, tokens=[1, 7], mode=mode, key=slot, temperature=1.5, **settings_of[slot // 2])
+    slots.draft_sources[n // 2 :] = native.BY_SUFFIX
     logits = torch.from_numpy(rng.standard_normal((n, vocab_size)).astype(np.float32) * 3).bfloat16()
     slot_ids, ones = np.arange(n, dtype=np.int32), np.ones(n, np.int32)
     rest = (vocab_size, np.arange(n + 1, dtype=np.int32), ones, ones, 1)

@@ -117,7 +117,20 @@ class DeviceAcceptor:
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
         self.pass_ms = engine.pass_ms()
-        return _split(self._host_result.numpy(), n, self._max_draft_len)
+        found = _split(self._host_result.numpy(), n, self._max_draft_len)
+        self._count(sampling, slots, found)
+        return found
+
+    def _count(self, sampling: npt.NDArray[np.void], slots: npt.NDArray[np.int32], found: AcceptResult) -> None:
+        """Add what was tested to the slots' counts, by who drafted it, as the native library does."""
+        passed = found.num_accepted
+        tested = passed + (found.outcome == native.RECOVERED)
+        for name, counts in (("num_tested", tested), ("num_passed", passed)):
+            by_source = np.zeros((slots.size, native.NUM_SOURCES), np.int64)
+            by_source[:, native.BY_MODEL] = counts
+            for i, sources in self._packed.sources.items():
+                by_source[i] = np.bincount(list(sources[: counts[i]]), minlength=native.NUM_SOURCES)
+            sampling[name][slots] += by_source
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
         """As Acceptor.take."""
@@ -156,8 +169,7 @@ class DeviceAcceptor:
         """As ProbsMemory.park."""
         import torch
 
-        if self._draft_probs is None:
-            return None
+        assert self._draft_probs is not None, "nothing is drawn without a draft model"
         with self._engine.runtime.on(self._engine.partition), torch.no_grad():
             parked = self._draft_probs.tensor[slot].clone()
             self._engine.runtime.wait()
@@ -167,7 +179,7 @@ class DeviceAcceptor:
         """As ProbsMemory.restore."""
         import torch
 
-        assert self._draft_probs is not None
+        assert self._draft_probs is not None, "nothing is drawn without a draft model"
         with self._engine.runtime.on(self._engine.partition), torch.no_grad():
             self._draft_probs.tensor[slot].copy_(parked)
             self._engine.runtime.wait()

@@ -26,7 +26,7 @@ from faser_trtllm.engine.gpu.sampler.stop import StopRule
 from faser_trtllm.engine.gpu.sampler.table import has_edits
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops import draft_stop
-from faser_trtllm.ops.arrays import float32_at, int32_at
+from faser_trtllm.ops.arrays import float32_at, int8_at, int32_at
 from faser_trtllm.ops.sample import draft_probs_row
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -208,8 +208,9 @@ class DraftLoop:
         survival = np.ones(call.slots.size)
         if stop is not None:
             for i in np.flatnonzero(call.pending):
-                margins = draft_stop.pending_margins(call.entries[i], int(call.num_tokens[i]), int(call.pending[i]))
-                survival[i] = draft_stop.survival(stop, int(call.entries["mode"][i]), margins)
+                pending = call.entries[i], int(call.num_tokens[i]), int(call.pending[i])
+                margins, sources = draft_stop.pending_margins(*pending), draft_stop.pending_sources(*pending)
+                survival[i] = draft_stop.survival(stop, int(call.entries["mode"][i]), margins, sources)
         self._stop.upload(stop, call.entries["mode"].astype(np.int32), call.pending, survival)
 
     def _draw_next(self, size: int) -> None:
@@ -224,7 +225,7 @@ class DraftLoop:
         self._ops.advance(draws, self._stop.tables, size, has_history=edits is not None)
 
     def _read(self, call: _Call) -> Int32Array:
-        """Write tokens, margins and candidates to the requests' memory -> number of drafts per request."""
+        """Write tokens, margins, sources and candidates to the requests' memory -> number of drafts per request."""
         tokens, margins, candidates = self._state.read(int(call.wanted.max()), call.slots.size)
         is_drawn = tokens >= 0
         for i, entry in enumerate(call.entries):
@@ -234,6 +235,7 @@ class DraftLoop:
             start = int(call.known[i])
             int32_at(int(entry["tokens"]), start + n)[start:] = tokens[:n, i]
             float32_at(int(entry["draft_margins"]), start + n)[start:] = margins[:n, i]
+            int8_at(int(entry["draft_sources"]), start + n)[start:] = native.BY_MODEL
             kept = int32_at(int(entry["draft_candidates"]), (start + n) * NUM_CANDIDATES)
             if kept.size:
                 kept.reshape(-1, NUM_CANDIDATES)[start:] = candidates[:n, i]

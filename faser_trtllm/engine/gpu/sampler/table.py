@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int32_at
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int8_at, int32_at
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -59,14 +59,17 @@ class PackedSampling:
     """Entries of some slots with the tokens and lists they point to, as one int32 array.
 
     Built per call from the host's table, so that there is no second copy of a request's state to keep up to date. Of a
-    request's tokens only the pending drafts are packed, unless its distribution needs the history.
+    request's tokens only the pending drafts are packed, unless its distribution needs the history. sources: by index of
+    those with drafts that were not drawn, who proposed each of the pending ones.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int) -> None:
         self._num_mask_words = -(-vocab_size // 32)
         self._tokens: list[tuple[int, Int32Array]] = [(0, np.zeros(0, np.int32))] * max_batch_size
+        self._sources: list[tuple[int, memoryview]] = [(0, memoryview(b""))] * max_batch_size
         self.entries: Any = np.zeros(0, SAMPLING_DTYPE)
         self.pieces: list[Int32Array] = []
+        self.sources: dict[int, bytes] = {}
 
     def gather(
         self,
@@ -78,12 +81,14 @@ class PackedSampling:
     ) -> int:
         """Collect what the slots [n] need -> number of int32 values for place().
 
-        num_rows [n]: positions from num_tokens on whose masks are sent; None: no masks.
+        num_rows [n]: for a test of num_drafts pending drafts: positions from num_tokens on whose masks are sent, and
+        the drafts' sources with them; None: neither.
         """
         self.entries = sampling[slots]
         # end_ids matter only for min_tokens, and almost every request has some: without a minimum they are not sent.
         self.entries["num_end_ids"][self.entries["min_tokens"] <= 0] = 0
         self.pieces = []
+        self.sources = {}
         self._offsets: list[tuple[int, str, int]] = []
         size: int = self.entries.size * _ENTRY_INTS
         has_history = needs_history(self.entries)
@@ -95,10 +100,11 @@ class PackedSampling:
         ):
             tokens = self._tokens_of(slot, address)
             # Kernels index tokens by position, so the address is that of position 0, wherever the packed piece starts.
-            size = self._add(i, "tokens", tokens[first : known + pending], size, -first)
+            size = self._add(i, "tokens", tokens[first : known + pending], size, -4 * first)
             if listed:
                 size = self._add_lists(i, size)
         if num_rows is not None:
+            size = self._add_sources(slots, num_tokens, num_drafts, size)
             for i in np.flatnonzero(self.entries["masks"]).tolist():
                 size = self._add_masks(i, int(num_tokens[i]), int(num_rows[i]), size)
         return size
@@ -116,11 +122,12 @@ class PackedSampling:
         start = entries.size * _ENTRY_INTS
         for (i, name, shift), piece in zip(self._offsets, self.pieces, strict=True):
             target[start : start + piece.size] = piece
-            entries[name][i] = base + 4 * (start + shift)
+            entries[name][i] = base + 4 * start + shift
             start += piece.size
         target[: entries.size * _ENTRY_INTS] = entries.view(np.int32)
 
     def _add(self, i: int, name: str, piece: Int32Array, size: int, shift: int = 0) -> int:
+        """shift: of the address in bytes."""
         self.pieces.append(piece)
         self._offsets.append((i, name, shift))
         return size + piece.size
@@ -133,6 +140,17 @@ class PackedSampling:
         if entry["num_bad_words"] > 0:
             ends = int32_at(int(entry["cu_bad_words"]), int(entry["num_bad_words"]) + 1)
             size = self._add(i, "bad_words", int32_at(int(entry["bad_words"]), int(ends[-1])), size)
+        return size
+
+    def _add_sources(self, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array, size: int) -> int:
+        """Of the requests with drafts that were not drawn; as with tokens the address is that of position 0."""
+        columns = (slots, self.entries["draft_sources"], num_tokens, num_drafts)
+        for i, (slot, address, known, pending) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            sources = bytes(self._sources_of(slot, address)[known : known + pending])
+            if any(sources):  # quicker than numpy's, of a few
+                self.sources[i] = sources
+                piece = np.frombuffer(sources.ljust(-(-pending // 4) * 4, b"\0"), np.int32)
+                size = self._add(i, "draft_sources", piece, size, -known)
         return size
 
     def _add_masks(self, i: int, position: int, num_rows: int, size: int) -> int:
@@ -150,4 +168,12 @@ class PackedSampling:
         if kept != address:
             view = int32_at(address, _LONGEST)
             self._tokens[slot] = address, view
+        return view
+
+    def _sources_of(self, slot: int, address: int) -> memoryview:
+        """As _tokens_of, of a slot's sources; empty where all drafts are the draft model's."""
+        kept, view = self._sources[slot]
+        if kept != address:
+            view = int8_at(address, _LONGEST).data
+            self._sources[slot] = address, view
         return view
