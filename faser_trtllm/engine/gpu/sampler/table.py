@@ -144,6 +144,8 @@ class PackedSampling:
 
     def _add_sources(self, slots: Int32Array, num_tokens: Int32Array, num_drafts: Int32Array, size: int) -> int:
         """Of the requests with drafts that were not drawn; as with tokens the address is that of position 0."""
+        if not self.entries["draft_sources"].any():
+            return size
         columns = (slots, self.entries["draft_sources"], num_tokens, num_drafts)
         for i, (slot, address, known, pending) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             sources = bytes(self._sources_of(slot, address)[known : known + pending])
