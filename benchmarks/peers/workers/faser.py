@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,14 @@ class Faser:
         sinks = [_Sink() for _ in prompts]
         for prompt, sink in zip(prompts, sinks, strict=True):
             executor.submit(f"bench-{next(self._request_ids)}", prompt, params, sink)
+        now, waiting = time.perf_counter(), True
         while not all(sink.finished for sink in sinks):
             if not executor.step():
                 raise RuntimeError("the executor is idle, but a request has not ended")
+            if not waiting:
+                now = counts.end_step(now)
+            elif all(sink.token_ids for sink in sinks):
+                now, waiting = counts.end_prefill(now), False
         after = executor.stats()
         for sink in sinks:
             counts.num_target_passes += sink.stats.num_steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,10 @@ class LlamaCpp:
         self._max_seq_len = request["max_seq_len"]
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = request["use_extra_bufts"]
-        self._model = llama_cpp.llama_model_load_from_file(request["gguf"].encode(), params)
+        path = request["gguf"]
+        if "quantize" in request:
+            path = _quantize(llama_cpp, path, request["quantize"], self._num_threads)
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise RuntimeError("llama.cpp cannot load the GGUF file")
         vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -50,9 +54,11 @@ class LlamaCpp:
             np.repeat(sequences, prompt_len),
             last,
         )
+        now = time.perf_counter()
         for step in range(max_tokens):
             batch.decode(context)
             output[step] = self._logits(context, num_prompts).argmax(axis=1)
+            now = counts.end_step(now) if step else counts.end_prefill(now)
             batch.fill(output[step], prompt_len + step, sequences, sequences)
         counts.num_target_passes += max_tokens * num_prompts
         token_ids: TokenIds = output.T.tolist()
@@ -98,6 +104,19 @@ class LlamaCpp:
     def _logits(self, context: Any, num_rows: int) -> Any:
         pointer = self._api.llama_get_logits(context)
         return np.ctypeslib.as_array(pointer, shape=(num_rows, self._vocab_size))
+
+
+def _quantize(api: Any, path: str, kind: str, num_threads: int) -> str:
+    """llama.cpp's own file of 4 bits beside a bf16 one: all of it q4_0, or its recipe q4_k_m."""
+    params = api.llama_model_quantize_default_params()
+    params.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    params.pure = kind == "q4_0"
+    params.nthread = num_threads
+    target = path.replace("bf16", kind)
+    status = api.llama_model_quantize(path.encode(), target.encode(), ctypes.byref(params))
+    if status != 0:
+        raise RuntimeError(f"llama_model_quantize returned {status}")
+    return target
 
 
 class _Batch:

@@ -23,12 +23,28 @@ CONTEXT_LEN = 128  # tokens before the rows of a one-step measurement
 
 @dataclass
 class Counts:
-    """Statistics of a run; times are from the system's own clock, if it has one."""
+    """Statistics of a run; times are from the system's own clock, if it has one.
+
+    first_ms: per batch, until every request had its first token. step_ms: of the steps after that.
+    """
 
     num_target_passes: int = 0  # per request: a pass over a batch of 4 counts 4
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     times_ms: dict[str, float] = field(default_factory=dict)
+    first_ms: list[float] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
+
+    def end_prefill(self, since: float) -> float:
+        """Every request has its first token; since and the result are times of perf_counter."""
+        now = time.perf_counter()
+        self.first_ms.append(1e3 * (now - since))
+        return now
+
+    def end_step(self, since: float) -> float:
+        now = time.perf_counter()
+        self.step_ms.append(1e3 * (now - since))
+        return now
 
 
 class System(Protocol):
