@@ -33,7 +33,10 @@ inline void for_pairs(Body&& body) {
 
 template <int kBits, int kPair, int kPart>
 inline Part part_of(U words) {
-  return weights_part<kPart>(integer_of<kBits, 2 * kPair>(words), integer_of<kBits, 2 * kPair + 1>(words));
+  if constexpr (kBits == 4 && kLooksUpNibbles)
+    return look_up_nibbles<kPair>(words);
+  else
+    return weights_part<kPart>(integer_of<kBits, 2 * kPair>(words), integer_of<kBits, 2 * kPair + 1>(words));
 }
 
 template <int kBits>

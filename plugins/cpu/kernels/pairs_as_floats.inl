@@ -17,6 +17,10 @@ inline Part weights_part(F low, F high) {
   return kPart == 0 ? low : high;
 }
 
+constexpr bool kLooksUpNibbles = false;
+template <int kPair>
+Part look_up_nibbles(U words);
+
 template <int kPart>
 inline Part input_part(const Pair* x) {
   return broadcast(kPart == 0 ? &x->low : &x->high);
