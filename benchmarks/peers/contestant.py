@@ -23,6 +23,11 @@ SETTLE_S = 0.03  # lets thread pools of the previous process stop spinning
 LLAMACPP_FIX = f"{install('bench-llamacpp')}, or give its interpreter with --llama_python"
 TRANSFORMERS_FIX = f"{install('bench')}, or give its interpreter with --transformers_python"
 
+OPENVINO_FIX = (
+    "pip install openvino-genai optimum-intel nncf in an environment of its own, and give its interpreter with "
+    "--openvino_python"
+)
+
 
 @dataclass(frozen=True)
 class Workplace:
@@ -80,7 +85,7 @@ class Contestant:
     def settings(self, options: BenchOptions, batch_size: int) -> tuple[str, ...]:
         if self.name == FASER:
             return options.speculation
-        if self.name == "transformers" and batch_size == 1:
+        if self.name == "openvino" or (self.name == "transformers" and batch_size == 1):
             return ("generate", *(f"assisted:{k}" for k in options.assisted_draft_lens))
         return ("generate",)
 
@@ -117,25 +122,43 @@ def open_faser(workplace: Workplace) -> Contestant:
 def open_transformers(workplace: Workplace) -> Contestant:
     """Start transformers, on a checkpoint of the enlarged form; raise WorkerError if it cannot run."""
     options = workplace.options
-    checkpoint_dir = options.checkpoint_dir
-    if workplace.expand > 1:
-        checkpoint_dir = workplace.work_dir / "checkpoint"
-        with CheckpointWeights(options.checkpoint_dir) as weights:
-            write_checkpoint(
-                checkpoint_dir,
-                options.checkpoint_dir,
-                workplace.target_config(),
-                ExpandedWeights(weights, workplace.expand),
-            )
     return _open(
         workplace,
         "transformers",
         "hf",
         options.transformers_python,
         has_steps=False,
-        checkpoint_dir=str(checkpoint_dir.resolve()),
+        checkpoint_dir=str(_checkpoint(workplace)),
         draft_checkpoint_dir=str(options.draft_checkpoint_dir.resolve()),
     )
+
+
+def open_openvino(workplace: Workplace) -> Contestant:
+    """The same for OpenVINO, which converts both models with its own tools."""
+    options = workplace.options
+    return _open(
+        workplace,
+        "openvino",
+        "openvino",
+        options.openvino_python,
+        has_steps=False,
+        checkpoint_dir=str(_checkpoint(workplace)),
+        draft_checkpoint_dir=str(options.draft_checkpoint_dir.resolve()),
+        kind="bf16",
+    )
+
+
+def _checkpoint(workplace: Workplace) -> Path:
+    """The target in the form of the workplace, with its tokenizer."""
+    source = workplace.options.checkpoint_dir
+    if workplace.expand == 1:
+        return source.resolve()
+    path = workplace.work_dir / "checkpoint"
+    if not path.exists():
+        with CheckpointWeights(source) as weights:
+            write_checkpoint(path, source, workplace.target_config(), ExpandedWeights(weights, workplace.expand))
+        (path / "tokenizer.json").symlink_to((source / "tokenizer.json").resolve())
+    return path.resolve()
 
 
 def open_llamacpp(workplace: Workplace, dtype: str, use_extra_bufts: bool = True) -> Contestant:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from faser_trtllm.errors import InvalidArgumentError
 
-PEERS = ("transformers", "llama.cpp")
+PEERS = ("transformers", "llama.cpp", "openvino")
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class BenchOptions:
     expand: forms of the target to measure, as multiples of its layers (same function, higher cost).
     num_prompts: prompts per round, the same for every case; a multiple of every batch size.
     rounds: measured rounds; every case runs once per round, after one warm-up round that is dropped.
-    assisted_draft_lens: draft lengths of transformers' assisted generation (batch size 1 only).
+    assisted_draft_lens: draft lengths of transformers' assisted generation (batch size 1 only) and of OpenVINO's.
     llamacpp_dtypes: weights that llama.cpp runs, bf16 and q8_0.
     step_rows: rows of the one-step latency comparison with llama.cpp; empty leaves it out.
-    transformers_python, llama_python: interpreters of the peers; None: the one that runs the bench.
+    transformers_python, llama_python, openvino_python: interpreters of the peers; None: the one that runs the bench.
     cores: cores that every system is pinned to; None: all cores this process may use.
     num_threads: threads of every system; None: one per core.
     """
@@ -42,6 +42,7 @@ class BenchOptions:
     step_rows: tuple[int, ...] = (1, 4, 16, 64)
     transformers_python: Path | None = None
     llama_python: Path | None = None
+    openvino_python: Path | None = None
     cores: tuple[int, ...] | None = None
     num_threads: int | None = None
     seed: int = 0
@@ -91,7 +92,7 @@ class BenchOptions:
                 )
         for peer in self.peers:
             if peer not in PEERS:
-                raise InvalidArgumentError(f"peer {peer} is unknown, there are {' and '.join(PEERS)}")
+                raise InvalidArgumentError(f"peer {peer} is unknown, there are {', '.join(PEERS)}")
         for dtype in self.llamacpp_dtypes:
             if dtype not in ("bf16", "q8_0"):
                 raise InvalidArgumentError(f"llamacpp_dtypes holds {dtype}, there are bf16 and q8_0")

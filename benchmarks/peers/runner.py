@@ -140,6 +140,8 @@ class _FormRun:
                 contestants.TRANSFORMERS_FIX,
                 lambda: contestants.open_transformers(workplace),
             )
+        if "openvino" in options.peers:
+            self._try(stack, "openvino", contestants.OPENVINO_FIX, lambda: contestants.open_openvino(workplace))
         if "llama.cpp" in options.peers:
             for dtype in options.llamacpp_dtypes:
                 self._try_llamacpp(stack, dtype)

@@ -29,6 +29,7 @@ def open_harness(tmp_path: Path) -> Iterator[OpenHarness]:
             tokens_per_block: int = 32,
             num_threads: int | None = None,
             segments: list[int] | None = None,
+            max_num_tokens: int = 512,
             seed: int = 0,
         ) -> Harness:
             path = model.write(tmp_path / f"{len(list(tmp_path.iterdir()))}.engine", segments)
@@ -39,7 +40,7 @@ def open_harness(tmp_path: Path) -> Iterator[OpenHarness]:
                 num_blocks=MAX_BATCH_SIZE * -(-model.config.max_seq_len // tokens_per_block),
                 tokens_per_block=tokens_per_block,
                 max_batch_size=MAX_BATCH_SIZE,
-                max_num_tokens=512,
+                max_num_tokens=max_num_tokens,
             )
             return Harness(stack.enter_context(engine), seed)
 

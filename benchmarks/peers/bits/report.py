@@ -16,6 +16,7 @@ from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 PREFILL = "prefill"
 WANTED = {PREFILL: 1.0}  # of the best peer's time over ours
 WANTED_DECODE = 1.1
+CLOCKS = ("Wall time.", "CPU time of each system's process, which other work disturbs least.")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class BitsReport:
             f"{100 * env['steal_share']:.0f} %.  ",
             f"Medians of {options['rounds']} interleaved rounds after one that is dropped; in each the median of "
             f"{options['steps']} decode steps of rows sequences after prompts of {options['prompt_len']} tokens, "
-            f"and the first token after {options['prefill']}.",
+            f"and the first token after {options['prefill']}. {CLOCKS[options['num_threads'] == 1]}",
         ]
         if self.machine is not None:
             lines[-1] += (

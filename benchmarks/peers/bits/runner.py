@@ -112,7 +112,8 @@ def _rounds(place: Place, loaded: dict[str, Loaded], absences: list[str], say: P
                     times = {key: values for key, values in times.items() if key[0] != name}
                     continue
                 if number:
-                    ms = reply["first_ms"][0] if cell == PREFILL else statistics.median(reply["step_ms"])
+                    clock = "cpu_ms" if options.threads() == 1 else "ms"
+                    ms = statistics.median(reply[f"first_{clock}" if cell == PREFILL else f"step_{clock}"])
                     times.setdefault((name, cell), []).append(ms)
     return times
 
@@ -123,9 +124,7 @@ def _prompts(options: BitsOptions, cell: str, vocab_size: int) -> list[list[int]
     return tokens
 
 
-def _results(
-    place: Place, times: Times, machine: Machine | None, bits_per_weight: dict[str, float]
-) -> list[Result]:
+def _results(place: Place, times: Times, machine: Machine | None, bits_per_weight: dict[str, float]) -> list[Result]:
     model, options = place.model, place.options
     ours = bits_per_weight[f"{model.name} {place.bits}, {FASER}"]
     found = []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.workers.protocol import CONTEXT_LEN, Counts, TokenIds, serve, step_mix, time_steps
+from benchmarks.peers.workers.protocol import CONTEXT_LEN, Counts, Laps, TokenIds, serve, step_mix, time_steps
 
 TIMES = ("schedule_ms", "draft_ms", "verify_ms", "update_ms")
 
@@ -39,14 +38,15 @@ class Faser:
         sinks = [_Sink() for _ in prompts]
         for prompt, sink in zip(prompts, sinks, strict=True):
             executor.submit(f"bench-{next(self._request_ids)}", prompt, params, sink)
-        now, waiting = time.perf_counter(), True
+        laps, waiting = Laps(counts), True
         while not all(sink.finished for sink in sinks):
             if not executor.step():
                 raise RuntimeError("the executor is idle, but a request has not ended")
             if not waiting:
-                now = counts.end_step(now)
+                laps.end_step()
             elif all(sink.token_ids for sink in sinks):
-                now, waiting = counts.end_prefill(now), False
+                laps.end_prefill()
+                waiting = False
         after = executor.stats()
         for sink in sinks:
             counts.num_target_passes += sink.stats.num_steps

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.workers.protocol import CONTEXT_LEN, Counts, TokenIds, serve, step_mix, time_steps
+from benchmarks.peers.workers.protocol import CONTEXT_LEN, Counts, Laps, TokenIds, serve, step_mix, time_steps
 
 
 class LlamaCpp:
@@ -54,11 +53,11 @@ class LlamaCpp:
             np.repeat(sequences, prompt_len),
             last,
         )
-        now = time.perf_counter()
+        laps = Laps(counts)
         for step in range(max_tokens):
             batch.decode(context)
             output[step] = self._logits(context, num_prompts).argmax(axis=1)
-            now = counts.end_step(now) if step else counts.end_prefill(now)
+            laps.end_step() if step else laps.end_prefill()
             batch.fill(output[step], prompt_len + step, sequences, sequences)
         counts.num_target_passes += max_tokens * num_prompts
         token_ids: TokenIds = output.T.tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.workers.protocol import Counts, TokenIds, serve
+from benchmarks.peers.workers.protocol import Counts, Laps, TokenIds, serve
 
 CONVERTERS = ("nncf", "openvino_tokenizers", "optimum", "torch")
 CACHE_GB = 1  # of KV cache; the bench's prompts are short
@@ -55,8 +54,7 @@ class OpenVino:
             for number, prompt in enumerate(prompts)
         ]
         outputs: TokenIds = [[] for _ in prompts]
-        now = time.perf_counter()
-        waiting = True
+        laps, waiting = Laps(counts), True
         while pipeline.has_non_finished_requests():
             pipeline.step()
             counts.num_target_passes += len(prompts)
@@ -65,9 +63,10 @@ class OpenVino:
                     for result in handle.read().values():
                         output += result.generated_ids
             if not waiting:
-                now = counts.end_step(now)
+                laps.end_step()
             elif all(outputs):
-                now, waiting = counts.end_prefill(now), False
+                laps.end_prefill()
+                waiting = False
         return [output[:max_tokens] for output in outputs]
 
     def steps(self, num_rows: Sequence[int], num_repeats: int) -> dict[int, float]:
@@ -80,9 +79,10 @@ class OpenVino:
             scheduler.cache_size = CACHE_GB
             scheduler.enable_prefix_caching = False  # prompts repeat every round
             scheduler.max_num_batched_tokens = request["max_rows"]
-            options: dict[str, Any] = {"INFERENCE_NUM_THREADS": request["num_threads"]}
+            threads = {"INFERENCE_NUM_THREADS": request["num_threads"]}
+            options: dict[str, Any] = dict(threads)
             if drafts:
-                options["draft_model"] = api.draft_model(self._draft, "CPU", INFERENCE_NUM_THREADS=request["num_threads"])
+                options["draft_model"] = api.draft_model(self._draft, "CPU", **threads)
             self._pipelines[drafts] = api.ContinuousBatchingPipeline(self._target, scheduler, "CPU", options)
         return self._pipelines[drafts]
 

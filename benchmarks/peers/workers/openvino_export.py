@@ -21,9 +21,7 @@ def export(checkpoint_dir: str, output_dir: str, kind: str) -> None:
     if kind == "int8":
         model.model = nncf.compress_weights(model.model, mode=modes.INT8_SYM)
     elif kind == "int4":
-        model.model = nncf.compress_weights(
-            model.model, mode=modes.INT4_SYM, group_size=32, ratio=1.0, all_layers=True
-        )
+        model.model = nncf.compress_weights(model.model, mode=modes.INT4_SYM, group_size=32, ratio=1.0, all_layers=True)
     model.save_pretrained(output_dir)
     # The pipeline wants a tokenizer, though the bench gives it ids.
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(Path(checkpoint_dir) / "tokenizer.json"))

@@ -25,7 +25,8 @@ CONTEXT_LEN = 128  # tokens before the rows of a one-step measurement
 class Counts:
     """Statistics of a run; times are from the system's own clock, if it has one.
 
-    first_ms: per batch, until every request had its first token. step_ms: of the steps after that.
+    first_ms: per batch, until every request had its first token. step_ms: of the steps after that. The same of this
+    process's CPU time, which, with one thread, other work on the machine disturbs least.
     """
 
     num_target_passes: int = 0  # per request: a pass over a batch of 4 counts 4
@@ -33,18 +34,30 @@ class Counts:
     num_accepted_tokens: int = 0
     times_ms: dict[str, float] = field(default_factory=dict)
     first_ms: list[float] = field(default_factory=list)
+    first_cpu_ms: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
+    step_cpu_ms: list[float] = field(default_factory=list)
 
-    def end_prefill(self, since: float) -> float:
-        """Every request has its first token; since and the result are times of perf_counter."""
-        now = time.perf_counter()
-        self.first_ms.append(1e3 * (now - since))
-        return now
 
-    def end_step(self, since: float) -> float:
-        now = time.perf_counter()
-        self.step_ms.append(1e3 * (now - since))
-        return now
+class Laps:
+    """Times the steps of one batch into its counts, from now on."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
+
+    def end_prefill(self) -> None:
+        """Every request of the batch has its first token."""
+        self._end(self._counts.first_ms, self._counts.first_cpu_ms)
+
+    def end_step(self) -> None:
+        self._end(self._counts.step_ms, self._counts.step_cpu_ms)
+
+    def _end(self, wall_ms: list[float], cpu_ms: list[float]) -> None:
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        wall_ms.append(1e3 * (wall_s - self._wall_s))
+        cpu_ms.append(1e3 * (cpu_s - self._cpu_s))
+        self._wall_s, self._cpu_s = wall_s, cpu_s
 
 
 class System(Protocol):

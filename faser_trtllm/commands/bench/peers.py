@@ -26,13 +26,17 @@ def peers(
     batch_sizes: Annotated[str, typer.Option("--batch_sizes", help="requests decoded at the same time")] = "1,4,8",
     rounds: Annotated[int, typer.Option("--rounds", help="rounds to measure; medians are reported")] = 5,
     peer_names: Annotated[
-        str, typer.Option("--peers", help="transformers, llama.cpp, both with a comma, or none")
-    ] = "transformers,llama.cpp",
+        str, typer.Option("--peers", help="transformers, llama.cpp, openvino, several with commas, or none")
+    ] = "transformers,llama.cpp,openvino",
     transformers_python: Annotated[
         Path | None, typer.Option("--transformers_python", help="Python that has transformers installed")
     ] = None,
     llama_python: Annotated[
         Path | None, typer.Option("--llama_python", help="Python that has llama-cpp-python installed")
+    ] = None,
+    openvino_python: Annotated[
+        Path | None,
+        typer.Option("--openvino_python", help="Python that has openvino-genai and optimum-intel"),
     ] = None,
     num_threads: Annotated[
         int | None, typer.Option("--num_threads", help="threads of every system; default: all cores")
@@ -59,6 +63,7 @@ def peers(
         peers=() if peer_names == "none" else tuple(peer_names.split(",")),
         transformers_python=transformers_python,
         llama_python=llama_python,
+        openvino_python=openvino_python,
         num_threads=num_threads,
         command_line=tuple(sys.argv),
     )

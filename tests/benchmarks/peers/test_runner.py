@@ -24,7 +24,7 @@ class FakeContestant(Contestant):
     def __init__(self, name: str, log: Log, tokens: Tokens = lambda setting, size: 7, fail_at: int = 0) -> None:
         self.name = name
         self.versions = {name: "1.0"}
-        self.has_steps = name != "transformers"
+        self.has_steps = name not in ("transformers", "openvino")
         self.closed = False
         self._log = log
         self._tokens = tokens
@@ -76,7 +76,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchOptions:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **openers: Callable[..., Contestant]) -> None:
-    for name in ("open_faser", "open_transformers", "open_llamacpp"):
+    for name in ("open_faser", "open_transformers", "open_llamacpp", "open_openvino"):
         monkeypatch.setattr(contestants, name, openers[name])
 
 
@@ -85,6 +85,7 @@ def peers(log: Log) -> dict[str, Callable[..., Contestant]]:
         "open_faser": lambda workplace: FakeContestant(FASER, log),
         "open_transformers": lambda workplace: FakeContestant("transformers", log),
         "open_llamacpp": lambda workplace, dtype, extra: FakeContestant(f"llama.cpp {dtype}", log),
+        "open_openvino": lambda workplace: FakeContestant("openvino", log),
     }
 
 
@@ -99,10 +100,13 @@ def test_rounds_are_interleaved_and_warm_up_is_dropped(options: BenchOptions, mo
     assert settings(report, FASER) == {("off", 1), ("fixed:2", 1), ("off", 2), ("fixed:2", 2)}
     assert settings(report, "transformers") == {("generate", 1), ("assisted:3", 1), ("generate", 2)}
     assert settings(report, "llama.cpp bf16") == {("generate", 1), ("generate", 2)}
+    assert settings(report, "openvino") == {
+        (setting, size) for setting in ("generate", "assisted:3") for size in (1, 2)
+    }
     runs = log[1:]  # the first is llama.cpp's trial
-    warm_up, *rounds = (runs[i : i + 9] for i in range(0, len(runs), 9))
+    warm_up, *rounds = (runs[i : i + 13] for i in range(0, len(runs), 13))
     assert len(rounds) == options.rounds
-    assert len(set(warm_up)) == 9
+    assert len(set(warm_up)) == 13
     assert rounds[0] == warm_up == list(reversed(rounds[1])) == rounds[2]
     case = report.cases[0]
     assert len(case.tokens_per_s) == options.rounds

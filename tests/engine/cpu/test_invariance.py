@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,16 @@ def test_shared_blocks_serve_two_requests(open_harness: OpenHarness) -> None:
     harness.block_table[1, :2] = harness.block_table[0, :2]
     shared = harness.run([(1, tokens, 32, 50)])[0]
     np.testing.assert_array_equal(shared, alone[32:])
+
+
+@pytest.mark.parametrize("name", pick(["plain"], ["plain", "window", "int4"]))
+def test_a_long_prompt_in_chunks(open_harness: OpenHarness, name: str) -> None:
+    """Over many chunks of attention, in one pass and in several, and a row behind them."""
+    length = 1500
+    model = TinyModel(replace(CONFIGS[name], max_seq_len=1536))
+    harness = open_harness(model, max_num_tokens=length + 1)
+    tokens = np.random.default_rng(9).integers(0, model.config.vocab_size, length + 1).tolist()
+    whole = harness.run([(0, tokens, 0, length + 1)])[0]
+    ends = [0, 512, 1024, 1031, length, length + 1]
+    parts = [harness.run([(1, tokens, first, end)])[0] for first, end in pairwise(ends)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
