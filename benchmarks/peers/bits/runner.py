@@ -6,8 +6,9 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ Times = dict[tuple[str, str], list[float]]  # system and cell -> ms of each roun
 
 
 def run_bits(options: BitsOptions, say: Progress) -> BitsReport:
-    """Measure, then write bits.json, bits.md and (with matplotlib) bits.png into options.output_dir.
+    """Measure, and write bits.json, bits.md and (with matplotlib) bits.png into options.output_dir after every model in
+    every number of bits.
 
     A peer that is missing or fails is left out with a sentence; WorkerError if our own engine fails.
     """
@@ -36,36 +38,52 @@ def run_bits(options: BitsOptions, say: Progress) -> BitsReport:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(options.command_line)
     meter = CpuMeter()
-    results: list[Result] = []
-    bits_per_weight: dict[str, float] = {}
-    absences: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faser-bits-") as folder:
         machine = measure_machine(options.threads(), options.pinned_cores(), Path(folder))
+        report = BitsReport(environment, _values(options), machine, (), {}, ())
         for model in _models(options, Path(folder)):
             for bits in options.bits:
-                with tempfile.TemporaryDirectory(dir=folder) as work_dir, ExitStack() as stack:
-                    place = Place(options, model, bits, Path(work_dir))
-                    loaded = _open_all(place, stack, absences, say)
-                    for system in loaded.values():
-                        environment["versions"] |= system.versions
-                        bits_per_weight[f"{model.name} {bits}, {system.name}"] = round(system.bits_per_weight, 3)
-                    times = _rounds(place, loaded, absences, say)
-                    results += _results(place, times, machine, bits_per_weight)
-    environment |= meter.shares()
+                with tempfile.TemporaryDirectory(dir=folder) as work_dir:
+                    report = _with(report, Place(options, model, bits, Path(work_dir)), say)
+                environment |= meter.shares()
+                _write(report, options.output_dir)
+    return report
+
+
+def _with(report: BitsReport, place: Place, say: Progress) -> BitsReport:
+    """The report with what one model in so many bits adds to it."""
+    absences = list(report.absences)
+    with ExitStack() as stack:
+        loaded = _open_all(place, stack, absences, say)
+        versions = {name: text for system in loaded.values() for name, text in system.versions.items()}
+        report.environment["versions"] |= versions
+        bits_per_weight = report.bits_per_weight | {
+            f"{place.model.name} {place.bits}, {system.name}": round(system.bits_per_weight, 3)
+            for system in loaded.values()
+        }
+        times = _rounds(place, loaded, absences, say)
+    results = report.results + tuple(_results(place, times, report.machine, bits_per_weight))
+    return replace(report, results=results, bits_per_weight=bits_per_weight, absences=tuple(absences))
+
+
+def _values(options: BitsOptions) -> dict[str, Any]:
+    """As JSON, without machine-specific folders."""
     values = asdict(options) | {"num_threads": options.threads()}
     del values["command_line"]
-    values = {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
-    report = BitsReport(environment, values, machine, tuple(results), bits_per_weight, tuple(absences))
-    report.write_json(options.output_dir / "bits.json")
-    (options.output_dir / "bits.md").write_text(report.markdown())
-    write_plot(report, options.output_dir / "bits.png")
-    return report
+    return {name: portable(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def _write(report: BitsReport, output_dir: Path) -> None:
+    report.write_json(output_dir / "bits.json")
+    (output_dir / "bits.md").write_text(report.markdown())
+    write_plot(report, output_dir / "bits.png")
 
 
 def _models(options: BitsOptions, folder: Path) -> list[Model]:
     models = []
     if options.checkpoint_dir is not None:
-        models.append(Model(options.checkpoint_dir.resolve().parent.name, options.checkpoint_dir))
+        path = options.checkpoint_dir.resolve()
+        models.append(Model(f"{path.parent.name}/{path.name}", options.checkpoint_dir))
     if options.random:
         models.append(Model("431M, random", write_random_checkpoint(folder / "random", DEMO_TOKENIZER)))
     return models

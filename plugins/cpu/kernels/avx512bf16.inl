@@ -23,30 +23,46 @@ inline Part weights_part(U pairs) {
   return (__m512i)pairs;
 }
 
-// Each float is a bf16 value.
-template <int>
-inline Part weights_part(F low, F high) {
-  return (__m512i)(((U)low >> 16) | ((U)high & 0xffff0000u));
+// Bytes of each word, rearranged: kControl has the index of each byte of the result, lowest first, 0x80 for a zero.
+template <uint32_t kControl>
+inline __m512i shuffle_control() {
+  const auto of_word = [](uint32_t word) {
+    uint32_t control = kControl;
+    for (int shift = 0; shift < 32; shift += 8)
+      if ((kControl >> shift & 0x80) == 0) control += (4 * word) << shift;
+    return static_cast<int>(control);
+  };
+  return _mm512_setr4_epi32(of_word(0), of_word(1), of_word(2), of_word(3));
 }
 
-// Integers of four bits are looked up in three instructions a pair, where converting them takes eight.
-constexpr bool kLooksUpNibbles = true;
+template <uint32_t kControl>
+inline I shuffled(U words) {
+  return (I)_mm512_shuffle_epi8((__m512i)words, shuffle_control<kControl>());
+}
 
-// The pair of integers in byte kPair of each word, times 2^28. Only the lowest five bits of an index count, and the
-// table has everything twice, so that what is left of a neighbour does not matter.
-template <int kPair>
-inline Part look_up_nibbles(U words) {
-  alignas(64) static constexpr uint16_t kTable[32] = {0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
-                                                      0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80,
-                                                      0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
-                                                      0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
-  constexpr uint32_t kTwice = 0x80008000u | kPair * 0x00010001u;  // the byte into both halves
-  const __m512i bytes = _mm512_shuffle_epi8(
-      (__m512i)words, _mm512_broadcast_i32x4(_mm_setr_epi32(
-                          static_cast<int>(kTwice), static_cast<int>(kTwice + 0x00040004u),
-                          static_cast<int>(kTwice + 0x00080008u), static_cast<int>(kTwice + 0x000c000cu))));
-  const __m512i indices = _mm512_srlv_epi16(bytes, _mm512_set1_epi32(0x00040000));
-  return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kTable));
+// Pairs of integers are unpacked as pairs, in fewer instructions than one by one.
+constexpr bool kUnpacksPairs = true;
+
+// The integers 2 kPair and 2 kPair + 1 of each word, times 2^(32 - kBits). Those of four bits are looked up: only the
+// lowest five bits of an index count, and the table has everything twice, so that what is left of a neighbour does not
+// matter. Those of eight bits become floats, whose upper halves are merged.
+template <int kBits, int kPair>
+inline Part unpack_pair(U words) {
+  if constexpr (kBits == 4) {
+    alignas(64) static constexpr uint16_t kTable[32] = {0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
+                                                        0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80,
+                                                        0,      0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
+                                                        0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
+    const __m512i indices =
+        _mm512_srlv_epi16((__m512i)shuffled<0x80008000u + kPair * 0x00010001u>(words),  // into both halves
+                          _mm512_set1_epi32(0x00040000));
+    return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kTable));
+  } else {
+    const I low = kPair == 0 ? (I)(words << 24) : shuffled<0x02808080u>(words);
+    const I high = kPair == 0 ? shuffled<0x01808080u>(words) : (I)(words & 0xff000000u);
+    return _mm512_mask_shuffle_epi8((__m512i) __builtin_convertvector(high, F), 0x3333333333333333u,
+                                    (__m512i) __builtin_convertvector(low, F), shuffle_control<0x80800302u>());
+  }
 }
 
 template <int>

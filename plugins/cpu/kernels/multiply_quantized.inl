@@ -33,8 +33,8 @@ inline void for_pairs(Body&& body) {
 
 template <int kBits, int kPair, int kPart>
 inline Part part_of(U words) {
-  if constexpr (kBits == 4 && kLooksUpNibbles)
-    return look_up_nibbles<kPair>(words);
+  if constexpr (kUnpacksPairs)
+    return unpack_pair<kBits, kPair>(words);
   else
     return weights_part<kPart>(integer_of<kBits, 2 * kPair>(words), integer_of<kBits, 2 * kPair + 1>(words));
 }

@@ -17,9 +17,9 @@ inline Part weights_part(F low, F high) {
   return kPart == 0 ? low : high;
 }
 
-constexpr bool kLooksUpNibbles = false;
-template <int kPair>
-Part look_up_nibbles(U words);
+constexpr bool kUnpacksPairs = false;
+template <int kBits, int kPair>
+Part unpack_pair(U words);
 
 template <int kPart>
 inline Part input_part(const Pair* x) {
