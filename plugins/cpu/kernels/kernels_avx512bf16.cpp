@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kName[] = "avx512bf16";
 constexpr int kMaxRows = 6;
-constexpr int kBlockPairs = 1 << 20;  // a panel as a whole, which is read in a row
+constexpr int kBlockPairs = 1024;  // 256 KB: this block and the next one stay in the second-level cache
 constexpr int kTileSize = 8;
 constexpr int kColumnVectors = 2;
 

@@ -7,9 +7,11 @@ struct MultiplyScope {
   MultiplyScope() {}
 };
 
+constexpr int kFetchPairs = 32;  // 8 KB ahead: the hardware stops fetching at every page
+
 // out [R][64] += R rows times num_pairs pairs of one panel. Each output is one sum over the pairs in order, for any R.
-// Where a panel is read by columns, which the hardware does not foresee, the block behind this one is fetched
-// meanwhile.
+// Memory works while rows are multiplied: what is fetched meanwhile is the block behind this one, or, where one row
+// reads it once and in order, what comes next.
 template <int R>
 void multiply_block(const uint32_t* block, int num_pairs, const Pair* x, int x_stride, float (*out)[kPanel]) {
   constexpr int kVectors = panel_vectors(R);
@@ -20,8 +22,8 @@ void multiply_block(const uint32_t* block, int num_pairs, const Pair* x, int x_s
       for (int v = 0; v < kVectors; v++) acc[r][v] = load(out[r] + first + v * kLanes);
     const uint32_t* w = block + first;
     for (int i = 0; i < num_pairs; i++, w += kPanel) {
-      if constexpr (!kReadsWhole)
-        for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + kBlockPairs * kPanel + v * kLanes);
+      const auto ahead = static_cast<size_t>(R > 1 || !kReadsWhole ? num_pairs : kFetchPairs);
+      for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + ahead * kPanel + v * kLanes);
       add_products<R, kVectors>(
           acc, [&](auto part, int v) { return weights_part<part.value>(load_words(w + v * kLanes)); },
           [&](auto part, int r) { return input_part<part.value>(x + static_cast<size_t>(r) * x_stride + i); });

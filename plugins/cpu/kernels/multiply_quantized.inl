@@ -5,6 +5,7 @@ namespace faser {
 namespace {
 
 constexpr int kSumInputs = 128;  // inputs of a sum where a scale covers a whole output
+constexpr int kFetchWords = 32;  // as kFetchPairs
 constexpr int kUnpackedVectors = panel_vectors(kMaxRows);
 // Up to so many rows, weights are unpacked for each tile, into registers; with more, once for all, into memory.
 constexpr int kTiledRows = 3 * kMaxRows;
@@ -55,8 +56,7 @@ void multiply_group(const uint32_t* words, int num_words, const float* scales, c
       for (int v = 0; v < kVectors; v++) sum[r][v] = F{};
     const uint32_t* w = words + first;
     for (int i = 0; i < num_words; i++, w += kPanel) {
-      if constexpr (kVectors * kLanes < kPanel)
-        for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + num_words * kPanel + v * kLanes);
+      for (int v = 0; v < kVectors; v += kLineVectors) fetch(w + kFetchWords * kPanel + v * kLanes);
       for_pairs<kBits>([&](auto pair) {
         const Pair* inputs = x + i * kPairs + pair.value;
         add_products<R, kVectors>(
@@ -97,8 +97,8 @@ void multiply_many(int num_rows, const uint32_t* words, int num_words, const flo
   alignas(64) UnpackedPair unpacked[kSumInputs / 2];
   for (int first = 0; first < kPanel; first += kUnpackedVectors * kLanes) {
     for (int i = 0; i < num_words; i++) {
-      if constexpr (kUnpackedVectors * kLanes < kPanel)
-        fetch(words + static_cast<size_t>(i + num_words) * kPanel + first);
+      for (int v = 0; v < kUnpackedVectors; v += kLineVectors)
+        fetch(words + static_cast<size_t>(i + num_words) * kPanel + first + v * kLanes);
       for (int v = 0; v < kUnpackedVectors; v++) {
         const U w = load_words(words + static_cast<size_t>(i) * kPanel + first + v * kLanes);
         for_pairs<kBits>([&](auto pair) {
