@@ -85,7 +85,7 @@ class Contestant:
     def settings(self, options: BenchOptions, batch_size: int) -> tuple[str, ...]:
         if self.name == FASER:
             return options.speculation
-        if self.name == "openvino" or (self.name == "transformers" and batch_size == 1):
+        if self.name in ("transformers", "openvino") and batch_size == 1:  # neither drafts for several requests at once
             return ("generate", *(f"assisted:{k}" for k in options.assisted_draft_lens))
         return ("generate",)
 

@@ -18,7 +18,7 @@ class BenchOptions:
     expand: forms of the target to measure, as multiples of its layers (same function, higher cost).
     num_prompts: prompts per round, the same for every case; a multiple of every batch size.
     rounds: measured rounds; every case runs once per round, after one warm-up round that is dropped.
-    assisted_draft_lens: draft lengths of transformers' assisted generation (batch size 1 only) and of OpenVINO's.
+    assisted_draft_lens: draft lengths of transformers' assisted generation and of OpenVINO's (batch size 1 only).
     llamacpp_dtypes: weights that llama.cpp runs, bf16 and q8_0.
     step_rows: rows of the one-step latency comparison with llama.cpp; empty leaves it out.
     transformers_python, llama_python, openvino_python: interpreters of the peers; None: the one that runs the bench.

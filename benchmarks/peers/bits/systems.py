@@ -18,6 +18,7 @@ from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.models.weights import CheckpointWeights
 
 LLAMA = {"bf16": ("bf16",), "int8": ("q8_0",), "int4": ("q4_0", "q4_k_m")}
+KEPT = " with activations as they are"  # OpenVINO rounds them to 8 bits by default, as llama.cpp always does
 OWN_QUANTIZER = ("q4_0", "q4_k_m")  # llama.cpp writes these itself, from the bf16 file
 
 
@@ -52,6 +53,8 @@ def openers(options: BitsOptions, bits: str) -> dict[str, Opener]:
         found |= {f"llama.cpp {kind}": lambda place, kind=kind: open_llamacpp(place, kind) for kind in LLAMA[bits]}  # type: ignore[misc]
     if "openvino" in options.peers:
         found[f"OpenVINO {bits}"] = open_openvino
+        if bits != "bf16":
+            found[f"OpenVINO {bits}{KEPT}"] = lambda place: open_openvino(place, keeps_activations=True)
     return found
 
 
@@ -86,11 +89,15 @@ def open_llamacpp(place: Place, kind: str) -> Loaded:
     return _loaded(place, f"llama.cpp {kind}", "llamacpp", "generate", python, file, **arguments)
 
 
-def open_openvino(place: Place) -> Loaded:
-    name = f"OpenVINO {place.bits}"
+def open_openvino(place: Place, keeps_activations: bool = False) -> Loaded:
+    name = f"OpenVINO {place.bits}{KEPT if keeps_activations else ''}"
     folder = _worker_folder(place, name)
     file = folder / f"target-{place.bits}" / "openvino_model.bin"
-    arguments = {"checkpoint_dir": str(place.model.checkpoint_dir.resolve()), "kind": place.bits}
+    arguments = {
+        "checkpoint_dir": str(place.model.checkpoint_dir.resolve()),
+        "kind": place.bits,
+        "keeps_activations": keeps_activations,
+    }
     return _loaded(place, name, "openvino", "generate", place.options.openvino_python, file, **arguments)
 
 

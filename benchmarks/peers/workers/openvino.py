@@ -20,7 +20,7 @@ CACHE_GB = 1  # of KV cache; the bench's prompts are short
 class OpenVino:
     """Settings: "generate", and "assisted:K" where a draft model is given. All else is OpenVINO's default.
 
-    By default it quantises activations and the KV cache to 8 bits where the weights are integers.
+    By default it quantises activations to 8 bits where the weights are integers; keeps_activations forbids that.
     """
 
     def load(self, request: dict[str, Any]) -> dict[str, str]:
@@ -81,6 +81,8 @@ class OpenVino:
             scheduler.max_num_batched_tokens = request["max_rows"]
             threads = {"INFERENCE_NUM_THREADS": request["num_threads"]}
             options: dict[str, Any] = dict(threads)
+            if request.get("keeps_activations"):
+                options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
             if drafts:
                 options["draft_model"] = api.draft_model(self._draft, "CPU", **threads)
             self._pipelines[drafts] = api.ContinuousBatchingPipeline(self._target, scheduler, "CPU", options)

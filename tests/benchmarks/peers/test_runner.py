@@ -104,9 +104,9 @@ def test_rounds_are_interleaved_and_warm_up_is_dropped(options: BenchOptions, mo
         (setting, size) for setting in ("generate", "assisted:3") for size in (1, 2)
     }
     runs = log[1:]  # the first is llama.cpp's trial
-    warm_up, *rounds = (runs[i : i + 13] for i in range(0, len(runs), 13))
+    warm_up, *rounds = (runs[i : i + 12] for i in range(0, len(runs), 12))
     assert len(rounds) == options.rounds
-    assert len(set(warm_up)) == 13
+    assert len(set(warm_up)) == 12
     assert rounds[0] == warm_up == list(reversed(rounds[1])) == rounds[2]
     case = report.cases[0]
     assert len(case.tokens_per_s) == options.rounds
