@@ -157,7 +157,7 @@ def _notes(report: BenchReport) -> str:
         f"best speculation is picked after the fact, as is a peer's best setting; vs off: ours at {OFF}.",
         "The enlarged form has layers that add exactly zero: real acceptance at a higher cost, not a better model.",
         "llama.cpp decodes plainly here (no draft model), through its low-level interface.",
-        "openvino: its pipeline with continuous batching; assisted:K is its own speculation with the same draft, which it has for one request at a time.",
+        "openvino: its pipeline with continuous batching; assisted:K: its own speculation, for one request only.",
     ]
     return "## Notes\n\n" + "\n".join(f"- {note}" for note in notes)
 
