@@ -27,10 +27,19 @@ inline void score_page(const uint32_t* page, int num_pairs, const void* const* q
   }
 }
 
+// A page is as many lines as a key has pairs; blocks lie apart, so that the hardware does not foresee them.
+inline void fetch_page(const uint32_t* page, int num_pairs) {
+  for (int i = 0; i < num_pairs; i++) fetch(page + i * kPageTokens);
+}
+
+// Values are fetched while keys are scored, and keys two pages ahead.
 template <int Q>
 void score_pages(const Chunk& chunk, int num_pairs, const AttentionTile& tile, AttentionScratch& scratch) {
-  for (int page = chunk.first_page; page < chunk.last_page; page++)
+  for (int page = chunk.first_page; page < chunk.last_page; page++) {
+    fetch_page(chunk.values[page], num_pairs);
+    if (page + 2 < chunk.last_page) fetch_page(chunk.keys[page + 2], num_pairs);
     score_page<Q>(chunk.keys[page], num_pairs, tile.queries, scratch.scores, page * kPageTokens);
+  }
 }
 
 // sums[j] += probs[j] values over whole pairs [first, last) of the chunk, kVectors vectors of columns at a time.
