@@ -16,6 +16,7 @@ def export(checkpoint_dir: str, output_dir: str, kind: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     load: Any = OVModelForCausalLM.from_pretrained
+    tokenizer_of: Any = PreTrainedTokenizerFast  # untyped
     model = load(checkpoint_dir, export=True, compile=False, load_in_8bit=False)
     modes = nncf.CompressWeightsMode
     if kind == "int8":
@@ -24,7 +25,7 @@ def export(checkpoint_dir: str, output_dir: str, kind: str) -> None:
         model.model = nncf.compress_weights(model.model, mode=modes.INT4_SYM, group_size=32, ratio=1.0, all_layers=True)
     model.save_pretrained(output_dir)
     # The pipeline wants a tokenizer, though the bench gives it ids.
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(Path(checkpoint_dir) / "tokenizer.json"))
+    tokenizer = tokenizer_of(tokenizer_file=str(Path(checkpoint_dir) / "tokenizer.json"))
     converted = convert_tokenizer(tokenizer, with_detokenizer=True)
     for part, name in zip(converted, ("tokenizer", "detokenizer"), strict=True):
         openvino.save_model(part, f"{output_dir}/openvino_{name}.xml")
