@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -113,6 +113,7 @@ class FaserModel(Structure):
         ("lm_head_scales", c_void_p),
         ("weight_bits", c_int32),
         ("group_size", c_int32),
+        ("activation_bits", c_int32),
     ]
 
 

@@ -11,8 +11,9 @@ from faser_trtllm import native
 from faser_trtllm.engine.fingerprint import cpu_model
 
 DEMO = Path(__file__).parents[2] / "engines/demo/target"
-DEMO_SCHEMES = ("none", "int8", "int8+head", "int4", "int4+head")  # its MLP of 704 has no groups of 128
-SCHEMES = ("int8", "int4", "int4:128")
+# The demo target's MLP of 704 has no groups of 128.
+DEMO_SCHEMES = ("none", *(scheme + head for scheme in ("int8", "W8A8", "int4", "W4A8") for head in ("", "+head")))
+SCHEMES = ("int8", "W8A8", "int4", "W4A8", "int4:128", "W4A8:128")
 SIZES = (12, 768, 3072, 16384)
 
 

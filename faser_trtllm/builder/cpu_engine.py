@@ -92,13 +92,14 @@ class CpuBackend:
         }
         for name, num_in in inputs.items():
             if scheme.group_size and num_in % scheme.group_size:
-                fix = "int4:32 or int8" if scheme.group_size > 32 and num_in % 32 == 0 else "int8"
+                whole, small = ("W8A8", "W4A8:32") if scheme.activation_bits == 8 else ("int8", "int4:32")
+                fix = f"{small} or {whole}" if scheme.group_size > 32 and num_in % 32 == 0 else whole
                 raise InvalidArgumentError(
                     f"quantization of the {source.role} is {scheme}, but its {name} is {num_in}, no multiple of "
                     f"{scheme.group_size}; use {fix}"
                 )
         return {
-            "quant_algo": f"W{scheme.bits}A16",
+            "quant_algo": scheme.algorithm,
             "group_size": scheme.group_size or None,
             "has_zero_point": False,
             "exclude_modules": [] if scheme.lm_head else ["lm_head"],

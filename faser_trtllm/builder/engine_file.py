@@ -233,7 +233,7 @@ def scheme_of(model: dict[str, Any]) -> Scheme | None:
     if found is None:
         return None
     scheme = Scheme(**found)
-    if scheme.bits not in (4, 8) or scheme.group_size not in (0, 32, 128):
+    if scheme.bits not in (4, 8) or scheme.group_size not in (0, 32, 128) or scheme.activation_bits not in (8, 16):
         raise ValueError(f"model.quantization is {found!r}")
     return scheme
 

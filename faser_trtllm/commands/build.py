@@ -98,8 +98,8 @@ def build(
         str,
         typer.Option(
             "--quantization",
-            help="weights of the target's layers on the cpu backend: none, int8 (W8A16), int4 (W4A16) or int4:128; "
-            "int4 has a scale for each 32 inputs",
+            help="weights of the target's layers on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or "
+            "W4A8, those of 4 bits with a scale for each 32 inputs, or 128 (int4:128)",
         ),
     ] = "none",
     draft_quantization: Annotated[

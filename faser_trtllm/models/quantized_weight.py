@@ -1,6 +1,6 @@
-"""Weight-only quantisation: a matrix as small integers with a scale for each output or each group of inputs.
+"""Quantisation: a matrix as small integers with a scale for each output or each group of inputs, and its inputs too.
 
-Symmetric: weight = integer * scale. The plain reference of what the CPU engine's kernels multiply by.
+Symmetric: weight = integer * scale. The plain reference of what the CPU engine's kernels multiply.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy.typing as npt
 from faser_trtllm.errors import InvalidArgumentError
 
 GROUP_SIZES = (32, 128)
+ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale where a weight's scale is a whole output's
 DEFAULT_GROUP_SIZE = 32
-_SPELLING = re.compile(r"(int8|W8A16|int4|W4A16)(?::(\d+))?")
+_SPELLING = re.compile(r"(int8|W8A16|W8A8|int4|W4A16|W4A8)(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +25,42 @@ class Scheme:
     """bits: 4 or 8. group_size: neighbouring inputs that share a scale; 0: all of an output's.
 
     lm_head: of a model, that its LM head (and the embedding where they are one) is quantised besides its layers.
+    activation_bits: 16 (bf16), or 8: each row's inputs are quantised where they are used, see quantize_activations.
     """
 
     bits: int
     group_size: int
     lm_head: bool = False
+    activation_bits: int = 16
 
     @classmethod
     def parse(cls, text: str) -> Scheme | None:
-        """int8 (W8A16), int4 (W4A16), int4:128 (W4A16:128); none is None. InvalidArgumentError for others."""
+        """int8 (W8A16), int4 (W4A16), W8A8, W4A8; those of four bits in groups, int4:128; none is None.
+        InvalidArgumentError for others."""
         if text == "none":
             return None
         found = _SPELLING.fullmatch(text)
-        if found is not None and found[1] in ("int8", "W8A16") and found[2] is None:
-            return cls(8, 0)
-        if found is not None and found[1] in ("int4", "W4A16"):
+        if found is not None:
+            activation_bits = 8 if found[1].endswith("A8") else 16
+            bits = 8 if found[1] in ("int8", "W8A16", "W8A8") else 4
+            if bits == 8 and found[2] is None:
+                return cls(8, 0, activation_bits=activation_bits)
             group_size = int(found[2] or DEFAULT_GROUP_SIZE)
-            if group_size in GROUP_SIZES:
-                return cls(4, group_size)
+            if bits == 4 and group_size in GROUP_SIZES:
+                return cls(4, group_size, activation_bits=activation_bits)
         raise InvalidArgumentError(
-            f"quantization is {text}, it must be none, int8 (W8A16), int4 (W4A16), or int4 in groups of 32 or 128 "
-            "inputs (int4:32, int4:128)"
+            f"quantization is {text}, it must be none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits in "
+            "groups of 32 or 128 inputs (int4:128, W4A8:128)"
         )
 
+    @property
+    def algorithm(self) -> str:
+        """In TensorRT-LLM's terms (QuantConfig's quant_algo)."""
+        return f"W{self.bits}A{self.activation_bits}"
+
     def __str__(self) -> str:
-        return f"int{self.bits}" + (f":{self.group_size}" if self.group_size else "")
+        name = f"int{self.bits}" if self.activation_bits == 16 else self.algorithm
+        return name + (f":{self.group_size}" if self.group_size else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +144,19 @@ def dequantize(quantized: QuantizedWeight) -> npt.NDArray[np.float32]:
     num_out, num_in = quantized.shape
     groups = quantized.integers().reshape(num_out, -1, quantized.group_size).astype(np.float32)
     return (groups * quantized.scales[:, :, None]).reshape(num_out, num_in)
+
+
+def quantize_activations(x: npt.NDArray[np.float32], group_size: int) -> npt.NDArray[np.float32]:
+    """What an 8-bit scheme multiplies in place of the inputs x [rows, in]: float32 of the same shape.
+
+    Each row's groups of inputs (the last may be short) have a scale of max |x| / 127; integers round to nearest even.
+    group_size: of Scheme.
+    """
+    size = group_size or ACTIVATION_GROUP_SIZE
+    found = np.empty_like(x)
+    for first in range(0, x.shape[1], size):
+        group = x[:, first : first + size]
+        most = np.abs(group).max(1, keepdims=True)
+        inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+        found[:, first : first + size] = np.rint(group * inverse) * (most / np.float32(127))
+    return found

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 12
+#define FASER_ABI_VERSION 13
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -105,6 +105,9 @@ typedef struct {
   const float* lm_head_scales;  // NULL: the LM head is bf16
   int32_t weight_bits;          // of the layers' matrices: 16 (bf16), 8 or 4
   int32_t group_size;           // inputs that share a scale: 32 or 128, dividing every matrix's inputs; 0: all (8 bits)
+  // Of the inputs of quantised matrices: 16 (bf16), or 8: integers, a scale for each row and group of group_size inputs
+  // (128 where that is 0), the group's largest magnitude / 127. No head's.
+  int32_t activation_bits;
 } faser_model;
 
 // Engine: KV memory, workspaces and the forward pass.

@@ -74,7 +74,9 @@ def test_the_same_quantisation_is_built_once(options: BuildOptions) -> None:
     first = built(replace(options, quantization="int4"))
     inode = first.target_path.stat().st_ino
     assert built(replace(options, quantization="W4A16:32")).target_path.stat().st_ino == inode
-    assert built(replace(options, quantization="int8")).target_path.stat().st_ino != inode
+    int8 = built(replace(options, quantization="int8")).target_path.stat().st_ino
+    assert int8 != inode
+    assert built(replace(options, quantization="W8A8")).target_path.stat().st_ino != int8
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,8 @@ def test_the_same_quantisation_is_built_once(options: BuildOptions) -> None:
     [
         ("int8", False, True, 0.08),
         ("int8", True, True, 0.08),
+        ("W8A8", True, True, 0.08),
+        ("W4A8:128", True, False, 0.6),
         ("int4", False, False, 0.5),
         ("int4:128", True, False, 0.6),
     ],
@@ -103,9 +107,24 @@ def test_logits_are_near_those_of_bf16(
     assert error < limit
 
 
-def test_a_damaged_header_is_named(options: BuildOptions) -> None:
+def test_activations_of_8_bits_are_the_engines(options: BuildOptions) -> None:
+    """The same integers as weights, and other logits."""
+    token_ids = list(range(5, 5 + NUM_TOKENS))
+    int8, w8a8 = (
+        built(replace(options, output_dir=options.output_dir / name, quantization=name)).target_path
+        for name in ("int8", "W8A8")
+    )
+    assert not np.array_equal(engine_logits(int8, token_ids), engine_logits(w8a8, token_ids))
+    config = json.loads((w8a8.parent / "config.json").read_text())
+    assert config["faser"]["quantization"]["quant_algo"] == "W8A8"
+    with EngineFile.open(int8) as one, EngineFile.open(w8a8) as other:
+        np.testing.assert_array_equal(one.array("layers.0.qkv", np.uint32), other.array("layers.0.qkv", np.uint32))
+
+
+@pytest.mark.parametrize(("was", "damaged"), [(b'"bits":4', b'"bits":3'), (b'_bits":16', b'_bits":12')])
+def test_a_damaged_header_is_named(was: bytes, damaged: bytes, options: BuildOptions) -> None:
     path = built(replace(options, quantization="int4")).target_path
-    path.write_bytes(path.read_bytes().replace(b'"bits":4', b'"bits":3'))
+    path.write_bytes(path.read_bytes().replace(was, damaged))
     with pytest.raises(Exception, match=r"the header is damaged .*model\.quantization is"):
         EngineFile.open(path)
 

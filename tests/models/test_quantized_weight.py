@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, dequantize, from_integers, quantize
+from faser_trtllm.models.quantized_weight import (
+    QuantizedWeight,
+    Scheme,
+    dequantize,
+    from_integers,
+    quantize,
+    quantize_activations,
+)
 
 SCHEMES = [Scheme(8, 0), Scheme(4, 32), Scheme(4, 128)]
 
@@ -51,16 +58,40 @@ def test_four_bits_use_all_sixteen_values() -> None:
         ("int4", Scheme(4, 32)),
         ("W4A16:128", Scheme(4, 128)),
         ("int4:32", Scheme(4, 32)),
+        ("W8A8", Scheme(8, 0, activation_bits=8)),
+        ("W4A8", Scheme(4, 32, activation_bits=8)),
+        ("W4A8:128", Scheme(4, 128, activation_bits=8)),
     ],
 )
 def test_spellings(text: str, scheme: Scheme | None) -> None:
     assert Scheme.parse(text) == scheme
 
 
-@pytest.mark.parametrize("text", ["", "fp8", "int4:64", "int8:32", "int4:", "int2", "W4A8"])
+@pytest.mark.parametrize("text", ["", "fp8", "int4:64", "int8:32", "int4:", "int2", "W8A8:32", "W2A8", "W4A8:64", "A8"])
 def test_other_spellings_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"quantization is .*int4:128"):
         Scheme.parse(text)
+
+
+@pytest.mark.parametrize("text", ["int8", "int4:128", "W8A8", "W4A8:32"])
+def test_a_scheme_is_written_as_it_is_read(text: str) -> None:
+    assert str(Scheme.parse(text)) == text
+
+
+@pytest.mark.parametrize(("group_size", "size"), [(0, 128), (32, 32), (128, 128)])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_an_activation_errs_by_half_a_step_at_most(group_size: int, size: int, seed: int) -> None:
+    """Of its own row's group; the largest of a group is kept, and rows do not look at each other."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((4, 200)) * 10.0 ** rng.integers(-3, 3, (4, 1))).astype(np.float32)
+    x[1, :size] = 0
+    found = quantize_activations(x, group_size)
+    for first in range(0, 200, size):
+        group, its = x[:, first : first + size], found[:, first : first + size]
+        most = np.abs(group).max(1, keepdims=True)
+        assert (np.abs(its - group) <= most / 254 * 1.0001).all()
+        np.testing.assert_allclose(np.abs(its).max(1, keepdims=True), most, rtol=1e-6)
+    np.testing.assert_array_equal(quantize_activations(x[2:3], group_size), found[2:3])
 
 
 def test_what_does_not_fit_is_refused() -> None:

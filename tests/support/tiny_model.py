@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from faser_trtllm.builder.engine_file import pack_matrix, pack_quantized, round_up, write_engine_file
-from faser_trtllm.models.quantized_weight import Scheme, dequantize, quantize
+from faser_trtllm.models.quantized_weight import Scheme, dequantize, quantize, quantize_activations
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,13 @@ class TinyModel:
         """
         c = self.config
         cast = (lambda x: x.bfloat16().float()) if rounded else (lambda x: x)
+        scheme = c.scheme
+
+        def inputs(x: torch.Tensor) -> torch.Tensor:
+            if scheme is None or scheme.activation_bits == 16:
+                return cast(x)
+            return torch.from_numpy(quantize_activations(cast(x).numpy(), scheme.group_size))
+
         num_tokens = len(token_ids)
         positions = torch.arange(num_tokens, dtype=torch.float32)
         angles = positions[:, None] * self.inv_freq
@@ -142,7 +149,7 @@ class TinyModel:
         group = c.num_heads // c.num_kv_heads
         h = self.embedding[torch.tensor(token_ids)]
         for layer in self.layers:
-            x = cast(self._norm(h, layer["input_norm"]))
+            x = inputs(self._norm(h, layer["input_norm"]))
             qkv = _linear(x, layer, "qkv").view(num_tokens, -1, c.head_dim)
             q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
             if c.qk_norm:
@@ -153,11 +160,12 @@ class TinyModel:
             weights = (scores - scores.amax(-1, keepdim=True)).exp()
             attended = torch.einsum("hqk,khd->hqd", cast(weights), v) / weights.sum(-1, keepdim=True)
             attended = attended.transpose(0, 1).reshape(num_tokens, -1)
-            h = h + _linear(cast(attended), layer, "o")
-            x = cast(self._norm(h, layer["post_norm"]))
+            h = h + _linear(inputs(attended), layer, "o")
+            x = inputs(self._norm(h, layer["post_norm"]))
             x = torch.nn.functional.silu(_linear(x, layer, "gate")) * _linear(x, layer, "up")
-            h = h + _linear(cast(x), layer, "down")
-        return cast(self._norm(h, self.final_norm)) @ self.lm_head.T
+            h = h + _linear(inputs(x), layer, "down")
+        last = self._norm(h, self.final_norm)
+        return (inputs(last) if c.quantize_lm_head else cast(last)) @ self.lm_head.T
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight

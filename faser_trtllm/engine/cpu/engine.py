@@ -17,6 +17,7 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
+from faser_trtllm.models.quantized_weight import Scheme
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.partition.core_set import CoreSet
 
@@ -348,8 +349,8 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
             setattr(layer, name, address)
     model = native.FaserModel(**{name: sizes[name] for name in _MODEL_SIZES})
     model.max_seq_len = spec.max_seq_len
-    scheme = scheme_of(sizes)
-    model.weight_bits, model.group_size = (16, 0) if scheme is None else (scheme.bits, scheme.group_size)
+    scheme = scheme_of(sizes) or Scheme(16, 0)
+    model.weight_bits, model.group_size, model.activation_bits = scheme.bits, scheme.group_size, scheme.activation_bits
     for name in ("rope_inv_freq", "final_norm", "lm_head", "lm_head_scales"):
         setattr(model, name, file.address(name))
     model.embedding = None if sizes["tied"] else file.address("embedding")

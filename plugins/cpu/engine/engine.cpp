@@ -117,6 +117,12 @@ faser_engine::faser_engine(const faser_model& model, faser_pool* pool, int num_b
   queries_ = allocate<char>(num_rows * query_pairs_ * pair_bytes_);
   x_attention_ = allocate<char>(num_rows * attention_pairs_ * pair_bytes_);
   x_mlp_ = allocate<char>(num_rows * mlp_pairs_ * pair_bytes_);
+  if (model.activation_bits == 8) {
+    const int num_inputs = 2 * std::max({hidden_pairs_, attention_pairs_, mlp_pairs_});
+    const int words = num_inputs * static_cast<int>(kernels_.byte_size) / static_cast<int>(sizeof(uint32_t));
+    bytes_stride_ = round_up(faser::byte_row_header(num_inputs) + words, 16);
+    x_bytes_ = allocate<uint32_t>(num_rows * bytes_stride_);
+  }
   row_requests_ = allocate<int32_t>(num_rows);
   if (has_head_) {
     feature_pairs_ = round_up(head_.num_features, kPanel) / 2;
@@ -233,6 +239,9 @@ bool is_valid(const faser_model& model) {
   if (model.weight_bits != 16 && model.weight_bits != 8 && model.weight_bits != 4) return false;
   if (group_size != 0 && group_size != 32 && group_size != 128) return false;
   if (group_size == 0 && model.weight_bits == 4) return false;
+  if (model.activation_bits != 16 &&
+      (model.activation_bits != 8 || !is_quantized || model.head != nullptr || model.medusa != nullptr))
+    return false;
   if (group_size != 0 &&
       (!is_quantized || model.hidden_size % group_size != 0 || model.num_heads * model.head_dim % group_size != 0 ||
        model.intermediate_size % group_size != 0))

@@ -124,7 +124,11 @@ struct faser_engine {
   void spread_logits(const faser::Team& team, int num_logit_rows, float* logits) const;
   void attend(const faser::Team& team, const faser_batch& batch, int layer);
   void run_head(const faser::Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits);
-  void norm_rows(const faser::Team& team, int num_rows, const int32_t* rows, const float* weight);
+  // next: the matrix that they meet. Workers meet behind either.
+  void norm_rows(const faser::Team& team, int num_rows, const int32_t* rows, const float* weight,
+                 const faser::Matrix& next);
+  void quantize_rows(const faser::Team& team, int num_rows, const faser::Matrix& next, const char* x, int x_stride);
+  faser::Gemm product(const faser::Matrix& weights, const float* bias, const char* x, int x_stride, int num_rows) const;
   faser::KvLayer kv_layer(int layer) const;
   // Where a request's position lies among num_blocks * tokens_per_block.
   size_t token_index(const faser_batch& batch, int request, int position) const {
@@ -133,12 +137,12 @@ struct faser_engine {
     return static_cast<size_t>(block) * tokens_per_block_ + position % tokens_per_block_;
   }
   faser::Matrix layer_matrix(const uint32_t* words, const float* scales, int num_in) const {
-    return {words, scales, model_.weight_bits, model_.group_size, faser::round_up(num_in, 32) / 2};
+    return {words, scales, model_.weight_bits, model_.group_size, faser::num_pairs(num_in), model_.activation_bits};
   }
   faser::Matrix lm_head() const {
-    const int bits = model_.lm_head_scales != nullptr ? model_.weight_bits : 16;
-    return {model_.lm_head, model_.lm_head_scales, bits, model_.group_size,
-            faser::round_up(model_.hidden_size, 32) / 2};
+    if (model_.lm_head_scales != nullptr)
+      return layer_matrix(model_.lm_head, model_.lm_head_scales, model_.hidden_size);
+    return {model_.lm_head, nullptr, 16, 0, faser::num_pairs(model_.hidden_size)};
   }
   char* pairs(char* base, int row, int stride) const { return base + static_cast<size_t>(row) * stride * pair_bytes_; }
 
@@ -163,6 +167,8 @@ struct faser_engine {
   size_t kv_layer_words_, kv_head_words_;
   float *hidden_, *qkv_, *cos_, *sin_;
   char *x_hidden_, *queries_, *x_attention_, *x_mlp_;
+  uint32_t* x_bytes_ = nullptr;    // with activation_bits 8: of those three what the next product takes
+  int bytes_stride_ = 0;           // words
   int32_t* row_requests_;          // [max_num_tokens] request of each row
   std::vector<char*> scratch_;     // per worker
   std::vector<float*> exit_rows_;  // per worker: one row of early exit and one output's weights

@@ -132,12 +132,33 @@ void faser_engine::begin_rows(const Team& team, const faser_batch& batch, bool e
   }
 }
 
-void faser_engine::norm_rows(const Team& team, int num_rows, const int32_t* rows, const float* weight) {
+void faser_engine::norm_rows(const Team& team, int num_rows, const int32_t* rows, const float* weight,
+                             const faser::Matrix& next) {
   for (int i = team.begin(num_rows); i < team.end(num_rows); i++) {
     const float* hidden = hidden_ + static_cast<size_t>(rows != nullptr ? rows[i] : i) * hidden_stride_;
     kernels_.norm_row(hidden, weight, model_.hidden_size, hidden_stride_, model_.rms_norm_eps,
                       pairs(x_hidden_, i, hidden_pairs_));
   }
+  if (next.input_bits == 8)
+    quantize_rows(team, num_rows, next, x_hidden_, hidden_pairs_);
+  else
+    team.sync();
+}
+
+// Each worker those that it would norm.
+void faser_engine::quantize_rows(const Team& team, int num_rows, const faser::Matrix& next, const char* x,
+                                 int x_stride) {
+  if (next.input_bits != 8) return;
+  for (int i = team.begin(num_rows); i < team.end(num_rows); i++)
+    kernels_.quantize_row(next, x + static_cast<size_t>(i) * x_stride * pair_bytes_,
+                          x_bytes_ + static_cast<size_t>(i) * bytes_stride_);
+  team.sync();
+}
+
+Gemm faser_engine::product(const faser::Matrix& weights, const float* bias, const char* x, int x_stride,
+                           int num_rows) const {
+  if (weights.input_bits == 8) return {weights, bias, x_bytes_, bytes_stride_, num_rows};
+  return {weights, bias, x, x_stride, num_rows};
 }
 
 void faser_engine::attend(const Team& team, const faser_batch& batch, int layer) {
@@ -170,11 +191,10 @@ void faser_engine::run_layer(const Team& team, const faser_batch& batch, int lay
   const faser::LayerVectors& vectors = vectors_[layer];
   const int num_rows = batch.num_rows;
 
-  norm_rows(team, num_rows, nullptr, vectors.input_norm);
-  team.sync();
+  const faser::Matrix qkv_weights = layer_matrix(weights.qkv, weights.qkv_scales, model_.hidden_size);
+  norm_rows(team, num_rows, nullptr, vectors.input_norm, qkv_weights);
   const int qkv_panels = qkv_stride_ / kPanel;
-  const Gemm qkv = {layer_matrix(weights.qkv, weights.qkv_scales, model_.hidden_size), vectors.qkv_bias, x_hidden_,
-                    hidden_pairs_, num_rows};
+  const Gemm qkv = product(qkv_weights, vectors.qkv_bias, x_hidden_, hidden_pairs_, num_rows);
   kernels_.gemm(qkv, team.begin(qkv_panels), team.end(qkv_panels), qkv_, qkv_stride_);
   finish_layer(team, batch, layer);
 }
@@ -208,30 +228,29 @@ void faser_engine::finish_layer(const Team& team, const faser_batch& batch, int 
   attend(team, batch, layer);
   team.sync();
 
-  const int q_size = heads_.num_heads * heads_.head_dim;
-  const Gemm o = {layer_matrix(weights.o, weights.o_scales, q_size), vectors.o_bias, x_attention_, attention_pairs_,
-                  num_rows};
+  const faser::Matrix o_weights = layer_matrix(weights.o, weights.o_scales, heads_.num_heads * heads_.head_dim);
+  quantize_rows(team, num_rows, o_weights, x_attention_, attention_pairs_);
+  const Gemm o = product(o_weights, vectors.o_bias, x_attention_, attention_pairs_, num_rows);
   kernels_.gemm_add(o, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
   team.sync();
-  norm_rows(team, num_rows, nullptr, vectors.post_norm);
-  team.sync();
+  const faser::Matrix gate_up_weights = layer_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size);
+  norm_rows(team, num_rows, nullptr, vectors.post_norm, gate_up_weights);
   const int mlp_panels = mlp_size_ / kPanel;
-  const Gemm gate_up = {layer_matrix(weights.gate_up, weights.gate_up_scales, model_.hidden_size), vectors.gate_up_bias,
-                        x_hidden_, hidden_pairs_, num_rows};
+  const Gemm gate_up = product(gate_up_weights, vectors.gate_up_bias, x_hidden_, hidden_pairs_, num_rows);
   kernels_.gemm_swiglu(gate_up, team.begin(mlp_panels), team.end(mlp_panels), mlp_panels, x_mlp_, mlp_pairs_);
   team.sync();
-  const Gemm down = {layer_matrix(weights.down, weights.down_scales, model_.intermediate_size), vectors.down_bias,
-                     x_mlp_, mlp_pairs_, num_rows};
+  const faser::Matrix down_weights = layer_matrix(weights.down, weights.down_scales, model_.intermediate_size);
+  quantize_rows(team, num_rows, down_weights, x_mlp_, mlp_pairs_);
+  const Gemm down = product(down_weights, vectors.down_bias, x_mlp_, mlp_pairs_, num_rows);
   kernels_.gemm_add(down, team.begin(hidden_panels), team.end(hidden_panels), hidden_, hidden_stride_);
   team.sync();
 }
 
 void faser_engine::run_head(const Team& team, const int32_t* logit_rows, int num_logit_rows, float* logits) {
-  norm_rows(team, num_logit_rows, logit_rows, final_norm_);
-  team.sync();
+  norm_rows(team, num_logit_rows, logit_rows, final_norm_, lm_head());
   const int num_outputs = has_head_ ? head_.draft_vocab_size : model_.vocab_size;
   const int panels = num_panels(num_outputs);
-  const Gemm head = {lm_head(), nullptr, x_hidden_, hidden_pairs_, num_logit_rows};
+  const Gemm head = product(lm_head(), nullptr, x_hidden_, hidden_pairs_, num_logit_rows);
   float* out = draft_logits_ != nullptr ? draft_logits_ : logits;
   kernels_.gemm(head, team.begin(panels), team.end(panels), out, round_up(num_outputs, kPanel));
   if (draft_logits_ == nullptr) return;

@@ -26,14 +26,18 @@ struct Matrix {
   int bits;             // 16: bf16; 8 or 4: integers
   int group_size;       // inputs that share a scale; 0: all
   int num_pairs;        // in_padded / 2
+  int input_bits = 16;  // 16: inputs are pairs; 8, of integers only: what quantize_row writes
 };
+
+// Words before the inputs of a row of 8-bit inputs: scales and starts of sums, at most one each per 32 inputs.
+constexpr int byte_row_header(int num_inputs) { return (num_inputs / 16 + 15) / 16 * 16; }
 
 // y = x W^T over panels [first_panel, last_panel) of a packed matrix.
 struct Gemm {
   Matrix weights;
   const float* bias;  // padded to whole panels, or null
-  const void* x;      // [num_rows] rows of pairs
-  int x_stride;       // pairs
+  const void* x;      // [num_rows] rows of pairs, or of 8-bit inputs
+  int x_stride;       // pairs, or words
   int num_rows;
 };
 
@@ -65,6 +69,7 @@ struct AttentionTile {
 struct Kernels {
   const char* name;
   size_t pair_bytes;
+  size_t byte_size;      // bytes that an 8-bit input takes at most
   int tile_size;         // query vectors per AttentionTile that suit the registers
   size_t scratch_bytes;  // per thread
 
@@ -75,6 +80,8 @@ struct Kernels {
   void (*norm_row)(const float* h, const float* weight, int size, int stride, float eps, void* x);
   // x = pairs of h [size], which can be read up to the next multiple of 16.
   void (*round_row)(const float* h, int size, void* x);
+  // out = 8-bit inputs for these weights: byte_row_header(n) words, then n inputs, of n = 2 * num_pairs.
+  void (*quantize_row)(const Matrix& weights, const void* x, uint32_t* out);
   void (*gemm)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
   void (*gemm_add)(const Gemm& g, int first_panel, int last_panel, float* y, int y_stride);
   // out = silu(gate) * up as pairs: gate is panel p, up panel p + up_panel.

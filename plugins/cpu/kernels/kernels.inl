@@ -2,6 +2,7 @@
 //   kLanes, F, U, I     vectors of floats, words and ints, and vector_math.inl over them
 //   Pair, madd(), store_pairs(), and Part, kParts, weights_part(), input_part(), add_product() with parts.inl over them
 //   MultiplyScope, multiply_rows(), kMaxRows     rows times one panel (multiply.inl is the one for vectors)
+//   FASER_BYTES         the file that multiplies 8-bit inputs
 //   AttentionScope, score_chunk(), add_chunk(), kTileSize     queries times keys, probabilities times values
 //                                                (attention_vectors.inl is the one for vectors)
 // Everything is in an unnamed namespace and no standard library code is used: an inline function compiled for one
@@ -9,6 +10,10 @@
 
 // clang-format off: each builds on those before it
 #include "read_output.inl"
+#include "quantized/multiply_quantized.inl"
+#include FASER_BYTES
+#include "quantized/quantize_row.inl"
+#include "quantized/multiply_bytes.inl"
 #include "gemm.inl"
 #include "append_kv.inl"
 #include "verify_attention.inl"
@@ -43,9 +48,9 @@ void round_row(const float* h, int size, void* x) {
   __builtin_memcpy(out + i / 2, tail, sizeof(Pair) * static_cast<size_t>(size - i) / 2);
 }
 
-const Kernels kTable = {
-    kName,    sizeof(Pair), kTileSize, sizeof(AttentionScratch), embed_row, embed_output, norm_row, round_row, gemm,
-    gemm_add, gemm_swiglu,  append_kv, verify_attention};
+const Kernels kTable = {kName,     sizeof(Pair), kByteSize,   kTileSize, sizeof(AttentionScratch),
+                        embed_row, embed_output, norm_row,    round_row, quantize_row,
+                        gemm,      gemm_add,     gemm_swiglu, append_kv, verify_attention};
 
 }  // namespace
 }  // namespace faser

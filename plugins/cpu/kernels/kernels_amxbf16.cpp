@@ -79,6 +79,7 @@ inline void multiply_rows(int num_rows, const uint32_t* panel, int num_pairs, co
 #include "parts.inl"
 #include "attention_chunk.inl"
 #include "attention_tiles.inl"
+#define FASER_BYTES "quantized/bytes_avx512vnni.inl"
 #include "kernels.inl"
 // clang-format on
 

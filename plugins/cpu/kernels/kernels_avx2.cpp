@@ -40,6 +40,7 @@ inline F broadcast(const float* x) { return (F)_mm256_broadcast_ss(x); }
 #include "multiply.inl"
 #include "attention_chunk.inl"
 #include "attention_vectors.inl"
+#define FASER_BYTES "quantized/bytes_avx2.inl"
 #include "kernels.inl"
 // clang-format on
 

@@ -27,6 +27,7 @@ constexpr int panel_vectors(int) { return 4; }
 #include "multiply.inl"
 #include "attention_chunk.inl"
 #include "attention_vectors.inl"
+#define FASER_BYTES "quantized/bytes_avx512vnni.inl"
 #include "kernels.inl"
 // clang-format on
 

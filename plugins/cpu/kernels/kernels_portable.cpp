@@ -45,6 +45,7 @@ inline F broadcast(const float* x) { return F{*x, *x, *x, *x}; }
 #include "multiply.inl"
 #include "attention_chunk.inl"
 #include "attention_vectors.inl"
+#define FASER_BYTES "quantized/bytes_as_floats.inl"
 #include "kernels.inl"
 // clang-format on
 

@@ -8,14 +8,22 @@ struct Constant {
   static constexpr int value = kValue;
 };
 
-// body(Constant<part>) for each part of a pair.
-template <int kPart = 0, typename Body>
-inline void for_parts(Body&& body) {
-  if constexpr (kPart < kParts) {
-    body(Constant<kPart>{});
-    for_parts<kPart + 1>(body);
+// body(Constant<value>) for each value below kEnd.
+template <int kEnd, int kValue = 0, typename Body>
+inline void for_constants(Body&& body) {
+  if constexpr (kValue < kEnd) {
+    body(Constant<kValue>{});
+    for_constants<kEnd, kValue + 1>(body);
   }
 }
+
+// body(Constant<part>) for each part of a pair.
+template <typename Body>
+inline void for_parts(Body&& body) {
+  for_constants<kParts>(body);
+}
+
+constexpr int kChunkRows = 48;  // rows that meet a panel together: whole tiles of every instruction set
 
 // acc [R][V] += products of V vectors of weights and R rows of inputs, weights_of(part, v) and input_of(part, r). The
 // fewer of them stay in registers.

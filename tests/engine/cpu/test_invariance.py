@@ -36,11 +36,15 @@ CONFIGS |= {
     "int4": replace(CONFIGS["window"], quantization="int4", num_heads=8, intermediate_size=320),
     "int8-window": replace(CONFIGS["window"], quantization="int8"),
     "int4-plain": replace(CONFIGS["plain"], quantization="int4"),
+    "W8A8": replace(CONFIGS["plain"], quantization="W8A8", quantize_lm_head=True),
+    "W4A8": replace(CONFIGS["window"], quantization="W4A8", num_heads=8, intermediate_size=320),
+    "W8A8-window": replace(CONFIGS["window"], quantization="W8A8"),
+    "W4A8-128": replace(CONFIGS["plain"], quantization="W4A8:128", hidden_size=256, quantize_lm_head=True),
     "int4-128": replace(CONFIGS["plain"], quantization="int4:128", hidden_size=256, quantize_lm_head=True),
 }
 
 
-@pytest.fixture(scope="module", params=pick(["plain", "window", "int8", "int4"], list(CONFIGS)))
+@pytest.fixture(scope="module", params=pick(["plain", "window", "int8", "int4", "W8A8", "W4A8"], list(CONFIGS)))
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Tokens of some requests, their logits computed one row at a time, and engines of many kinds."""
     model = TinyModel(CONFIGS[request.param])

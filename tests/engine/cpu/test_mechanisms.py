@@ -34,6 +34,7 @@ CONFIGS = {
 
 CONFIGS |= {
     "int8": replace(CONFIGS["window"], quantization="int8"),
+    "W8A8": replace(CONFIGS["window"], quantization="W8A8"),
     "int4": replace(CONFIGS["plain"], quantization="int4", quantize_lm_head=True),
 }
 

@@ -24,12 +24,9 @@ template <int kBits>
 constexpr float kUnit = kBits == 8 ? 0x1p-24f : 0x1p-28f;
 
 // body(Constant<p>) for each pair p of a word.
-template <int kBits, int kPair = 0, typename Body>
+template <int kBits, typename Body>
 inline void for_pairs(Body&& body) {
-  if constexpr (kPair < 16 / kBits) {
-    body(Constant<kPair>{});
-    for_pairs<kBits, kPair + 1>(body);
-  }
+  for_constants<16 / kBits>(body);
 }
 
 template <int kBits, int kPair, int kPart>
