@@ -86,6 +86,19 @@ def test_any_model_may_be_unloaded_while_another_streams(server):
         client.stop_stream(cancel_requests=True)
 
 
+def test_triton_s_own_statistics_are_of_its_own_clock(server):
+    before_ns = time.monotonic_ns()
+    for _ in range(3):
+        generate_http(server.http_url, "abc", max_tokens=3)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        (found,) = client.get_inference_statistics("faser", as_json=True)["model_stats"]
+    elapsed_ns = time.monotonic_ns() - before_ns
+    counted = found["inference_stats"]
+    assert int(counted["success"]["count"]) == 3
+    for kind in ("success", "queue", "compute_infer"):  # no request waited or ran longer than the client watched
+        assert int(counted[kind].get("ns", 0)) <= elapsed_ns, kind
+
+
 def test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back(server):
     answers = queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc_url) as client, GrpcClient(server.grpc_url) as text_client:
