@@ -21,7 +21,7 @@ _DTYPES: Mapping[type, tuple[str, Any]] = {
     int: ("INT32", np.int32),
     float: ("FP32", np.float32),
 }
-_TOO_LONG = re.compile(r" tokens, the engine takes at most \d| characters, max_seq_len \d+ leaves room ")
+_TOO_LONG = re.compile(r"(?: tokens, the engine takes at most \d+ \(| characters, )max_seq_len (\d+) ")
 _CODE = re.compile(r"\[([A-Z_]+)\] ")
 _END_TIMEOUT_S = 30.0
 """How long a stream that was left may take to end once the model was asked to stop."""
@@ -250,4 +250,8 @@ def _error_of(details: str) -> ModelError:
     if found is None:
         return ModelError(_message_of(details), "UNAVAILABLE")
     message = _message_of(details[found.end() :])
-    return ModelError(message, found[1], "context_length_exceeded" if _TOO_LONG.search(message) else None)
+    if too_long := _TOO_LONG.search(message):
+        # The words of OpenAI's own message, since clients such as litellm look for them and not for the code.
+        message = f"this model's maximum context length is {too_long[1]} tokens: {message}"
+        return ModelError(message, found[1], "context_length_exceeded")
+    return ModelError(message, found[1])

@@ -163,6 +163,9 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(client):
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model="faser", prompt=prompt, max_tokens=1)
         assert refused.value.code == "context_length_exceeded"
+        message = refused.value.body["message"]  # litellm looks for these words of OpenAI's to try another model
+        assert message.startswith(f"this model's maximum context length is {MAX_SEQ_LEN} tokens: ")
+        assert message.endswith("shorten the prompt")
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="faser", prompt=[320], max_tokens=1)
     assert refused.value.code is None
