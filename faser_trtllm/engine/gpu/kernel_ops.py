@@ -21,7 +21,7 @@ from faser_trtllm.ops.cuda import (
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
-from faser_trtllm.ops.cuda.launch_cache import LaunchCache, key_of
+from faser_trtllm.ops.cuda.launch.launch_cache import LaunchCache, key_of
 from faser_trtllm.ops.cuda.module import Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws, StopTables

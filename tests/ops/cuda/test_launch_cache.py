@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda import gated_silu, launch_cache
-from faser_trtllm.ops.cuda.launch_cache import LaunchCache, key_of
+from faser_trtllm.ops.cuda import gated_silu
+from faser_trtllm.ops.cuda.launch import launch_cache
+from faser_trtllm.ops.cuda.launch.launch_cache import LaunchCache, key_of
 
 
 class Launched:
