@@ -2,7 +2,8 @@
 //
 // append_kv_normed_* take a product of rows that were not normalised: they divide it by the root mean square of the
 // row, add the bias and norm the heads of q and k, where a model has these. Each block of a row sums the row's squares
-// again, from cache, and so does each thread those of its head.
+// again, from cache, and so does each thread those of its head. Rows that lie before a branch of their request in one
+// block (executor/branches.py) are written to the branch's block too.
 //
 // A thread owns eight pairs (i, i + head_dim / 2) of one head of one row: the two halves of Hugging Face's rope. Memory
 // bound: qkv is read once and as much is written. Speed: not measured.
@@ -36,6 +37,7 @@ struct AppendArguments {
   const int32_t* cu_q_lens;
   const int32_t* block_table;
   const int32_t* kv_lens;
+  const int32_t* first_branch;  // null: there are no branches
   int num_rows, batch_size, num_heads, num_kv_heads, head_dim, num_blocks, tokens_per_block, max_blocks_per_seq;
   int max_seq_len;
   float k_scale, v_scale;
@@ -44,10 +46,9 @@ struct AppendArguments {
   void* v_cache;
 };
 
-// Index of the row's position in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1 if the row
-// is a dummy or a number is out of range.
-__device__ inline int64_t token_slot(const AppendArguments& args, int row, int position) {
-  const int request = request_of_row(args.cu_q_lens, args.batch_size, row);
+// Index of a request's position in a cache, in units of [num_kv_heads, tokens_per_block] tokens of head 0; -1 if the
+// request is nobody or a number is out of range.
+__device__ inline int64_t token_slot(const AppendArguments& args, int request, int position) {
   if (request < 0 || position < 0 || position >= args.max_seq_len || position >= args.kv_lens[request]) return -1;
   const int slot = position / args.tokens_per_block;
   if (slot >= args.max_blocks_per_seq) return -1;
@@ -150,11 +151,10 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
     return;
   }
 
-  const int64_t slot = token_slot(args, row, position);
+  const int request = request_of_row(args.cu_q_lens, args.batch_size, row);
+  const int64_t slot = token_slot(args, request, position);
   if (slot < 0) return;
   const int kv_head = head - args.num_heads - (is_value ? args.num_kv_heads : 0);
-  Kv* cache = static_cast<Kv*>(is_value ? args.v_cache : args.k_cache);
-  Kv* target = cache + (slot + static_cast<int64_t>(kv_head) * args.tokens_per_block) * args.head_dim + first;
   if constexpr (sizeof(Kv) == 1) {
     const float inverse = 1.0f / (is_value ? args.v_scale : args.k_scale);
 #pragma unroll
@@ -163,8 +163,23 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
       high[i] *= inverse;
     }
   }
-  store_vector(target, low);
-  store_vector(target + half, high);
+  const auto store = [&](int64_t where) {
+    Kv* cache = static_cast<Kv*>(is_value ? args.v_cache : args.k_cache);
+    Kv* target = cache + (where + static_cast<int64_t>(kv_head) * args.tokens_per_block) * args.head_dim + first;
+    store_vector(target, low);
+    store_vector(target + half, high);
+  };
+  store(slot);
+  if constexpr (kNormed) {
+    if (args.first_branch == nullptr) return;
+    const int end = clamp(args.first_branch[request + 1], 0, args.batch_size);
+    for (int branch = clamp(args.first_branch[request], 0, end); branch < end; branch++) {
+      const int kv_len = args.kv_lens[branch];
+      if (position + 1 >= kv_len || position / args.tokens_per_block != (kv_len - 1) / args.tokens_per_block) continue;
+      const int64_t copy = token_slot(args, branch, position);
+      if (copy >= 0) store(copy);
+    }
+  }
 }
 
 }  // namespace faser
@@ -187,6 +202,7 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
                                          cu_q_lens,                                                            \
                                          block_table,                                                          \
                                          kv_lens,                                                              \
+                                         nullptr,                                                              \
                                          num_rows,                                                             \
                                          batch_size,                                                           \
                                          num_heads,                                                            \
@@ -210,15 +226,16 @@ FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
 
 // The same of a product that is not normalised: hidden [num_rows, hidden_size] are the rows that were multiplied, their
 // size a multiple of 8; bias [(num_heads + 2 num_kv_heads) * head_dim], q_norm and k_norm [head_dim], of hidden's type,
-// or null. qkv of SOURCE's type.
+// or null. qkv of SOURCE's type. first_branch [batch_size + 1] or null: the branches of request i are the requests
+// first_branch[i] to first_branch[i + 1], whose last positions are theirs.
 #define FASER_APPEND_KV_NORMED(NAME, T, KV, SOURCE)                                                                    \
   extern "C" __global__ void __launch_bounds__(faser::kAppendThreads) append_kv_normed_##NAME(                         \
       const void* qkv, const void* hidden, const void* bias, const void* q_norm, const void* k_norm, const float* cos, \
       const float* sin, const int32_t* positions, const int32_t* cu_q_lens, const int32_t* block_table,                \
-      const int32_t* kv_lens, int32_t num_rows, int32_t batch_size, int32_t num_heads, int32_t num_kv_heads,           \
-      int32_t head_dim, int32_t num_blocks, int32_t tokens_per_block, int32_t max_blocks_per_seq, int32_t max_seq_len, \
-      int32_t k_scale_bits, int32_t v_scale_bits, int32_t hidden_size, int32_t eps_bits, void* q_rotated,              \
-      void* k_cache, void* v_cache) {                                                                                  \
+      const int32_t* kv_lens, const int32_t* first_branch, int32_t num_rows, int32_t batch_size, int32_t num_heads,    \
+      int32_t num_kv_heads, int32_t head_dim, int32_t num_blocks, int32_t tokens_per_block,                            \
+      int32_t max_blocks_per_seq, int32_t max_seq_len, int32_t k_scale_bits, int32_t v_scale_bits,                     \
+      int32_t hidden_size, int32_t eps_bits, void* q_rotated, void* k_cache, void* v_cache) {                          \
     const faser::AppendArguments args = {qkv,                                                                          \
                                          cos,                                                                          \
                                          sin,                                                                          \
@@ -226,6 +243,7 @@ FASER_APPEND_KV(fp16_e4m3, faser::fp16, faser::e4m3)
                                          cu_q_lens,                                                                    \
                                          block_table,                                                                  \
                                          kv_lens,                                                                      \
+                                         first_branch,                                                                 \
                                          num_rows,                                                                     \
                                          batch_size,                                                                   \
                                          num_heads,                                                                    \

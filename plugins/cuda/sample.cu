@@ -48,35 +48,47 @@ __device__ inline void block_best(Best best, uint64_t ranks[kNumCandidates]) {
 struct Drawn {
   int32_t token;  // -1: the row has no valid distribution
   float margin;
+  int32_t runner_up;  // in the race of a seeded row
 };
 
 __device__ inline Drawn draw_row(const Sampling& s, const Row<float>& row, int32_t position, int32_t step,
-                                 float* draft_probs, uint64_t ranks[kNumCandidates], RowShared* shared) {
+                                 float* draft_probs, bool wants_runner_up, uint64_t ranks[kNumCandidates],
+                                 RowShared* shared) {
   Best best;
   bool finite = true;
   for_each_entry(row, [&](int32_t id, float value) {
     finite &= is_finite_logit(value);
     best.add(rank_of(value, id));
   });
-  if (__syncthreads_or(!finite)) return {-1, 0.0f};
+  if (__syncthreads_or(!finite)) return {-1, 0.0f, -1};
   block_best(best, ranks);
   RowProbs probs;
   probs.max = value_of_rank(ranks[0]);
-  if (probs.max == -INFINITY) return {-1, 0.0f};
+  if (probs.max == -INFINITY) return {-1, 0.0f, -1};
   const float margin = ranks[1] == 0 ? kLargestMargin : add_rn(probs.max, -value_of_rank(ranks[1]));
-  if (s.mode == kGreedy) return {id_of_rank(ranks[0]), margin};
+  if (s.mode == kGreedy) return {id_of_rank(ranks[0]), margin, -1};
   make_probs(s, row, &probs, shared);
   const auto p = [&](int32_t v) { return probs.probability(row[v], v); };
   if (s.mode == kSeeded) {
     double lead = 0.0;
-    const int32_t token = gumbel_max_token<true>(row.n, s.key, static_cast<uint64_t>(position), p, &lead);
-    return {token, static_cast<float>(static_cast<double>(s.temperature) * lead)};
+    int32_t runner_up = -1;
+    const int32_t token = gumbel_max_token<true>(row.n, s.key, static_cast<uint64_t>(position), p, &lead,
+                                                 wants_runner_up ? &runner_up : nullptr);
+    return {token, static_cast<float>(static_cast<double>(s.temperature) * lead), runner_up};
   }
-  if (draft_probs == nullptr) return {-1, 0.0f};
+  if (draft_probs == nullptr) return {-1, 0.0f, -1};
   for (int32_t v = threadIdx.x; v < row.n; v += kThreads) draft_probs[v] = p(v);
   const auto mass = [&](int32_t v) { return fixed_of(p(v), kProbabilityShift); };
   const uint64_t counter = s.draft_counter + static_cast<uint64_t>(step);
-  return {draw_index(row.n, uniform_bits(s.key, counter, kDraftStream), mass, &shared->draw), margin};
+  return {draw_index(row.n, uniform_bits(s.key, counter, kDraftStream), mass, &shared->draw), margin, -1};
+}
+
+// What would have been drawn in place of the token: with a seed the next in its race, else the best of the others.
+__device__ inline int32_t runner_up_of(const Sampling& s, const Drawn& drawn, const uint64_t ranks[kNumCandidates]) {
+  if (drawn.token < 0) return -1;
+  if (s.mode == kSeeded) return drawn.runner_up;
+  const uint64_t other = id_of_rank(ranks[0]) == drawn.token ? ranks[1] : ranks[0];
+  return other != 0 && value_of_rank(other) > -INFINITY ? id_of_rank(other) : -1;
 }
 
 struct AdvanceShared {
@@ -94,12 +106,14 @@ __device__ inline double sigmoid(double z) {
 // Of num_requests requests, each with a row of logits and an entry of sampling. known: tokens so far; remaining: tokens
 // still wanted, 0 for none; slots: rows of draft_probs [num_slots, max_draft_len, vocab_size]; step: how many draws
 // there were before in this call. edited_logits as in accept.cu. tokens, margins [max_draft_len, max_requests] and
-// candidates [max_draft_len, max_requests, 8] are written at the step.
+// candidates [max_draft_len, max_requests, 8] are written at the step, and so is runners_up [max_draft_len,
+// max_requests] unless null.
 extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
     sample_rows(const faser::Sampling* sampling, const float* logits, const int32_t* known, const int32_t* remaining,
                 const int32_t* slots, const int32_t* step, int32_t num_requests, int32_t max_requests,
                 int32_t vocab_size, int32_t logits_stride, int32_t max_draft_len, int32_t num_slots,
-                float* edited_logits, float* draft_probs, int32_t* tokens, float* margins, int32_t* candidates) {
+                float* edited_logits, float* draft_probs, int32_t* tokens, float* margins, int32_t* candidates,
+                int32_t* runners_up) {
   using namespace faser;
   __shared__ RowShared shared;
   const int32_t request = blockIdx.x, place = *step;
@@ -107,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
   const Sampling& s = sampling[request];
   const int32_t position = known[request], slot = slots[request];
   uint64_t ranks[kNumCandidates] = {};
-  Drawn drawn = {-1, 0.0f};
+  Drawn drawn = {-1, 0.0f, -1};
   if (remaining[request] > 0 && s.tokens != nullptr && position > 0 && position <= kMaxPositions) {
     Row<float> row = {logits + static_cast<int64_t>(request) * logits_stride, nullptr, vocab_size};
     bool is_valid = true;
@@ -120,11 +134,12 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
     if (slot >= 0 && slot < num_slots) {
       kept = draft_probs + (static_cast<int64_t>(slot) * max_draft_len + position % max_draft_len) * vocab_size;
     }
-    if (is_valid) drawn = draw_row(s, row, position, place, kept, ranks, &shared);
+    if (is_valid) drawn = draw_row(s, row, position, place, kept, runners_up != nullptr, ranks, &shared);
   }
   if (threadIdx.x != 0) return;
   const int64_t at = static_cast<int64_t>(place) * max_requests + request;
   tokens[at] = drawn.token;
+  if (runners_up != nullptr) runners_up[at] = runner_up_of(s, drawn, ranks);
   margins[at] = drawn.token < 0 ? 0.0f : fminf(drawn.margin, kLargestMargin);
   bool is_missing = true;
 #pragma unroll

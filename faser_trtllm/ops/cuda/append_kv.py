@@ -86,6 +86,7 @@ def launch(
     v_cache: Tensor,
     *,
     norm: QkvNorm | None = None,
+    first_branch: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     stream: int = 0,
@@ -97,6 +98,7 @@ def launch(
     tensors = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
     shape = shape_of(*tensors, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
+    _check_branches(shape, norm, first_branch)
     sizes = scalars(shape, k_scale, v_scale)
     inputs: list[Tensor | None] = [qkv]
     if norm is None:
@@ -104,7 +106,7 @@ def launch(
     else:
         _check_norm(shape, qkv, norm)
         inputs += [norm.hidden, norm.bias, norm.q_norm, norm.k_norm]
-        inputs += [cos, sin, positions, cu_q_lens, block_table, kv_lens]
+        inputs += [cos, sin, positions, cu_q_lens, block_table, kv_lens, first_branch]
         sizes += [norm.hidden.shape[1], float_bits(norm.eps)]
     if shape.num_rows == 0:
         return
@@ -128,6 +130,7 @@ def append_kv_reference(
     v_cache: Tensor,
     *,
     norm: QkvNorm | None = None,
+    first_branch: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
@@ -142,13 +145,16 @@ def append_kv_reference(
     range.
 
     norm: qkv is a product of rows that were not normalised, in fp32 where q_rotated is fp16, since it may leave that
-    type's range; see QkvNorm.
+    type's range; see QkvNorm. first_branch int32 [batch_size + 1], with a norm only: the branches of request i are the
+    requests first_branch[i] to first_branch[i + 1], one row each; the rows of i that lie before a branch in the same
+    block are written to the branch's block, too.
     """
     import torch
 
     tensors = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
     shape = shape_of(*tensors, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
+    _check_branches(shape, norm, first_branch)
     if norm is not None:
         _check_norm(shape, qkv, norm)
         qkv = normed_qkv(qkv.float(), shape.num_heads, shape.num_kv_heads, norm)
@@ -172,9 +178,26 @@ def append_kv_reference(
             slot, offset = divmod(position, shape.tokens_per_block)
             if not 0 <= position < min(lens[b], shape.max_seq_len) or slot >= shape.max_blocks_per_seq:
                 continue
-            if 0 <= (block := table[b][slot]) < shape.num_blocks:
-                k_cache[block, :, offset] = keys[row].to(k_cache.dtype)
-                v_cache[block, :, offset] = values[row].to(v_cache.dtype)
+            if not 0 <= table[b][slot] < shape.num_blocks:
+                continue
+            for owner in (b, *branches_before(first_branch, b, position, lens, shape.tokens_per_block)):
+                if 0 <= (block := table[owner][slot]) < shape.num_blocks:
+                    k_cache[block, :, offset] = keys[row].to(k_cache.dtype)
+                    v_cache[block, :, offset] = values[row].to(v_cache.dtype)
+
+
+def branches_before(
+    first_branch: Tensor | None, request: int, position: int, kv_lens: list[int], tokens_per_block: int
+) -> list[int]:
+    """The request's branches behind a position of it in the same block, as append_kv_reference has them."""
+    if first_branch is None:
+        return []
+    begin, end = (min(max(int(place), 0), len(kv_lens)) for place in first_branch[request : request + 2])
+    return [
+        branch
+        for branch in range(begin, end)
+        if position + 1 < kv_lens[branch] and position // tokens_per_block == (kv_lens[branch] - 1) // tokens_per_block
+    ]
 
 
 def normed_qkv(qkv: Tensor, num_heads: int, num_kv_heads: int, norm: QkvNorm) -> Tensor:
@@ -267,6 +290,14 @@ def _check_norm(shape: AppendShape, qkv: Tensor, norm: QkvNorm) -> None:
     for name, weight, size in (*weights, ("k_norm", norm.k_norm, shape.head_dim)):
         if weight is not None:
             expect(name, weight, (size,), shape.dtype)
+
+
+def _check_branches(shape: AppendShape, norm: QkvNorm | None, first_branch: Tensor | None) -> None:
+    if first_branch is None:
+        return
+    if norm is None:
+        raise InvalidArgumentError("first_branch is given without a norm, and only those kernels take it; leave it out")
+    expect("first_branch", first_branch, (shape.batch_size + 1,), "int32")
 
 
 def _check_scales(k_scale: float, v_scale: float) -> None:

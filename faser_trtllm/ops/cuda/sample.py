@@ -40,7 +40,8 @@ class Draws:
     to draft, 0 once a request has stopped; slots [n]: rows of probs; newest [n]: the tokens that the last step drew;
     step [1]: how many steps there were. Per step: tokens [max_draft_len, n], -1 where a request drew nothing, margins
     of that shape fp32 and candidates [max_draft_len, n, NUM_CANDIDATES]. probs fp32 [slots, max_draft_len, vocab_size]:
-    what unseeded drafts were drawn from, in row position % max_draft_len. The rest is int32.
+    what unseeded drafts were drawn from, in row position % max_draft_len. runners_up, as tokens: what would have been
+    drawn in their place (core/request.py), -1 for nothing; None where nobody asks. The rest is int32.
     """
 
     entries: Tensor
@@ -53,6 +54,7 @@ class Draws:
     margins: Tensor
     candidates: Tensor
     probs: Tensor
+    runners_up: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ def sample(
     edited = ctypes.c_void_p(None)
     if edited_logits is not None:
         edited = pointer("edited_logits", edited_logits, "float32", rows_of_logits)
+    runners_up = ctypes.c_void_p(None)
+    if draws.runners_up is not None:
+        runners_up = pointer("runners_up", draws.runners_up, "int32", shape)
     arguments = (
         pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
         pointer("logits", logits, "float32", rows_of_logits),
@@ -108,6 +113,7 @@ def sample(
         pointer("tokens", draws.tokens, "int32", shape),
         pointer("margins", draws.margins, "float32", shape),
         pointer("candidates", draws.candidates, "int32", (*shape, NUM_CANDIDATES)),
+        runners_up,
     )
     launcher.launch("sample_rows", (num_requests, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments, stream)
 
@@ -152,7 +158,7 @@ def sample_reference(draws: Draws, logits: Tensor, num_requests: int, edited_log
     draws.tokens[step, :num_requests] = -1
     # Addresses from which the position of the token to draw reaches these.
     candidates, margins = np.full((num_requests, NUM_CANDIDATES), -1, np.int32), np.zeros(num_requests, np.float32)
-    histories = []
+    histories, runners_up = [], np.full(num_requests, -1, np.int32)
     for i in drawing.tolist():
         count, entry = int(known[i]), table[i]
         history = np.zeros(count + 1, np.int32)
@@ -162,6 +168,7 @@ def sample_reference(draws: Draws, logits: Tensor, num_requests: int, edited_log
         entry["tokens"] = history.ctypes.data
         entry["draft_margins"] = margins[i:].ctypes.data - 4 * count
         entry["draft_candidates"] = candidates[i:].ctypes.data - 4 * NUM_CANDIDATES * count
+        entry["draft_runners_up"] = runners_up[i:].ctypes.data - 4 * count
         entry["draft_probs"] = draws.probs[int(draws.slots[i])].data_ptr()
         entry["draft_counter"] += np.uint64(step)
     if drawing.size:
@@ -170,6 +177,8 @@ def sample_reference(draws: Draws, logits: Tensor, num_requests: int, edited_log
         draws.tokens[step].index_copy_(0, torch.from_numpy(drawing).long(), torch.from_numpy(found))
     draws.margins[step, :num_requests] = torch.from_numpy(margins)
     draws.candidates[step, :num_requests] = torch.from_numpy(candidates)
+    if draws.runners_up is not None:
+        draws.runners_up[step, :num_requests] = torch.from_numpy(runners_up)
 
 
 def advance_reference(draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False) -> None:

@@ -81,9 +81,10 @@ __host__ __device__ inline bool can_win_gumbel_max(uint32_t word, float p, float
 // - U(key, position, v)); the lowest id wins ties; -1 if no p is positive. p: index -> float. A first pass bounds the
 // winner's time E_v / p_v in fp32, so that only the few tokens that can win need a logarithm in fp64.
 // lead: with kLead set to log(second smallest time / smallest), infinite if p has one token, 0 if none; the first pass
-// then bounds the second smallest time.
+// then bounds the second smallest time. runner_up: set to the token of that time if not null, -1 if there is none.
 template <bool kLead, typename P>
-__device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, P p, double* lead = nullptr) {
+__device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, P p, double* lead = nullptr,
+                                    int32_t* runner_up = nullptr) {
   const int32_t num_counters = (n + 63) / 64 * 16;
   float bound = INFINITY, second_bound = INFINITY;
   for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
@@ -110,7 +111,7 @@ __device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, 
   bound = float_of(static_cast<uint32_t>(block_reduce(bits_of(bound), Min())));
 
   double best = INFINITY, second = INFINITY;
-  int32_t best_token = -1;
+  int32_t best_token = -1, second_token = -1;
   for (int32_t counter = threadIdx.x; counter < num_counters; counter += kThreads) {
     float probability[4];
     bool any = false;
@@ -128,10 +129,12 @@ __device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, 
       const double time = -log1p(-u) / static_cast<double>(probability[word]);
       if (time < best || (time == best && token < best_token)) {
         second = best;
+        second_token = best_token;
         best = time;
         best_token = token;
-      } else if (kLead && time < second) {
+      } else if (kLead && (time < second || (time == second && token < second_token))) {
         second = time;
+        second_token = token;
       }
     }
   }
@@ -141,13 +144,20 @@ __device__ int32_t gumbel_max_token(int32_t n, uint64_t key, uint64_t position, 
   const bool wins = best_token >= 0 && time_bits == least;
   const uint64_t token = block_reduce(wins ? static_cast<uint64_t>(best_token) : ~uint64_t{0}, Min());
   if constexpr (kLead) {
-    const double behind = wins && token == static_cast<uint64_t>(best_token) ? second : best;
+    const bool is_winner = wins && token == static_cast<uint64_t>(best_token);
+    const double behind = is_winner ? second : best;
     memcpy(&time_bits, &behind, sizeof time_bits);
     const uint64_t next = block_reduce(time_bits, Min());
     double winner_time, second_time;
     memcpy(&winner_time, &least, sizeof least);
     memcpy(&second_time, &next, sizeof next);
     *lead = token == ~uint64_t{0} ? 0.0 : log(second_time / winner_time);
+    if (runner_up != nullptr) {
+      const int32_t follower = is_winner ? second_token : best_token;
+      const bool is_next = follower >= 0 && time_bits == next;
+      const uint64_t found = block_reduce(is_next ? static_cast<uint64_t>(follower) : ~uint64_t{0}, Min());
+      *runner_up = found == ~uint64_t{0} ? -1 : static_cast<int32_t>(found);
+    }
   }
   return token == ~uint64_t{0} ? -1 : static_cast<int32_t>(token);
 }

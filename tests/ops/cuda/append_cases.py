@@ -62,6 +62,19 @@ def append_case(
     )
 
 
+def branch_case(seed: int, *, fp8: bool = False) -> tuple[AppendCase, op.QkvNorm, torch.Tensor]:
+    """Requests of 5, 3 and 1 rows, of which the first has three branches around the end of a block, the second one and
+    the third none; branches have the blocks of their request, but for the one that holds their place."""
+    generator = torch.Generator().manual_seed(seed)
+    places = [(0, 15), (0, 17), (0, 18), (1, 40)]
+    rows, kv_lens = [5, 3, 1, *[1] * len(places)], [19, 41, 8, *(place + 1 for _, place in places)]
+    case = append_case(generator, rows, kv_lens, fp8=fp8)
+    for branch, (parent, place) in enumerate(places, 3):
+        case.block_table[branch, : place // 16] = case.block_table[parent, : place // 16]
+    norm = normed_case(case, 64, generator, has_bias=True, has_norms=True)
+    return case, norm, torch.tensor([3, 6, 7, 7, 7, 7, 7, 7], dtype=torch.int32)
+
+
 def assert_same(found: AppendCase, wanted: AppendCase) -> None:
     """Within one rounding of the type: a GPU fuses the multiplication and addition of the rotation."""
     for name in ("q_rotated", "k_cache", "v_cache"):

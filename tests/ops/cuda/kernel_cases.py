@@ -19,6 +19,7 @@ from faser_trtllm.ops.cuda.set_conditional import set_conditional
 from tests.ops.cuda.accept_batches import FIELDS as ACCEPT_FIELDS
 from tests.ops.cuda.accept_batches import SmallBlocks, run_every_mode
 from tests.ops.cuda.append_cases import append_case, normed_case
+from tests.ops.cuda.copied_tokens import compare
 from tests.ops.cuda.emulation import EmulatedModule, emulated
 from tests.ops.cuda.exit_inputs import EPS, inputs
 from tests.ops.cuda.paged_cases import paged_case
@@ -58,6 +59,10 @@ def compact(module: EmulatedModule) -> Results:
     kept = CompactedRows(torch.zeros(8, 300).to(hidden.dtype), *(torch.zeros(n, dtype=torch.int32) for n in shapes))
     compact_rows(module, hidden, positions, rows, cu_q_lens, kv_lens, 512, kept=kept)
     yield from kept
+
+
+def copy(module: EmulatedModule) -> Results:
+    yield compare(module, (4, 5, 2, 16, 64), torch.bfloat16, 2, 3)
 
 
 def score(module: EmulatedModule) -> Results:
@@ -142,6 +147,7 @@ CASES: dict[str, Callable[[EmulatedModule], Results]] = {
     "accept": accept,
     "append_kv": append,
     "compact_rows": compact,
+    "copy_kv": copy,
     "early_exit": score,
     "gated_silu": activate,
     "prune_rows": prune,

@@ -47,6 +47,7 @@ class SampleCase:
             torch.full(shape, 77.0),
             torch.full((*shape, NUM_CANDIDATES), 77, dtype=torch.int32),
             torch.full((max_requests, max_draft_len, vocab_size), 77.0),
+            torch.full(shape, 77, dtype=torch.int32),
         )
         tables = torch.from_numpy(rng.standard_normal((3, 3, WIDTH)).astype(np.float32))
         tables[2] = tables[2].abs()
@@ -82,7 +83,7 @@ class SampleCase:
 
 def assert_same(found: SampleCase, wanted: SampleCase) -> None:
     """Seeded margins and survival up to the last bits of two logarithms, all else to the bit."""
-    for name in ("known", "remaining", "newest", "step", "tokens", "candidates", "probs"):
+    for name in ("known", "remaining", "newest", "step", "tokens", "candidates", "probs", "runners_up"):
         assert torch.equal(getattr(found.draws, name), getattr(wanted.draws, name)), name
     np.testing.assert_array_equal(found.slots.tokens, wanted.slots.tokens)
     torch.testing.assert_close(found.draws.margins, wanted.draws.margins, rtol=1e-5, atol=1e-9)

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import append_kv as op
-from tests.ops.cuda.append_cases import MAX_SEQ_LEN, AppendCase, append_case, assert_near, assert_same, normed_case
+from tests.ops.cuda.append_cases import (
+    MAX_SEQ_LEN,
+    AppendCase,
+    append_case,
+    assert_near,
+    assert_same,
+    branch_case,
+    normed_case,
+)
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.paged_cases import garbage
 from tests.support.effort import examples
@@ -98,6 +106,36 @@ def test_rows_that_were_not_normalised_on_the_cpu(
     op.append_kv_reference(*wanted.tensors(), norm=norm)
     op.launch(emulated("append_kv"), *found.tensors(), norm=norm)
     assert_near(found, wanted)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_before_a_branch_are_in_its_block_too(seed, fp8):
+    case, norm, first_branch = branch_case(seed, fp8=fp8)
+    found, chain = case.copy(), case.copy()
+    op.append_kv_reference(*case.tensors(), norm=norm, first_branch=first_branch)
+    op.launch(emulated("append_kv"), *found.tensors(), norm=norm, first_branch=first_branch)
+    op.launch(emulated("append_kv"), *chain.tensors(), norm=norm)
+    assert_near(found, case)
+    before = {3: [14], 4: [16], 5: [16, 17], 6: [38, 39]}
+    parents = {3: 0, 4: 0, 5: 0, 6: 1}
+    for name in ("k_cache", "v_cache"):
+        new, old = getattr(found, name).view(torch.uint8), getattr(chain, name).view(torch.uint8).clone()
+        for branch, positions in before.items():
+            for position in positions:
+                own, other = (case.block_table[b, position // 16] for b in (branch, parents[branch]))
+                assert own != other
+                assert (getattr(chain, name)[own, :, position % 16].float() == 1).all()
+                old[own, :, position % 16] = old[other, :, position % 16]
+        assert torch.equal(new, old), "and nothing else"
+
+
+def test_branches_take_the_kernels_with_a_norm():
+    case, norm, first_branch = branch_case(0)
+    with pytest.raises(InvalidArgumentError, match="first_branch is given without a norm"):
+        op.launch(None, *case.tensors(), first_branch=first_branch)
+    with pytest.raises(InvalidArgumentError, match=r"first_branch has shape \[7\]; it must be \[8\]"):
+        op.launch(None, *case.tensors(), norm=norm, first_branch=first_branch[:-1])
 
 
 def test_the_reference_norms_as_torch_does():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,6 +35,15 @@ def test_the_order_of_threads_does_not_matter(order: int) -> None:
     assert_same(other, ascending)
 
 
+def test_nobody_needs_to_ask_for_runners_up() -> None:
+    asked, found = (SampleCase(FIELDS, 300, 3, 4) for _ in range(2))
+    found.draws = dataclasses.replace(found.draws, runners_up=None)
+    found.run(SmallBlocks(stem="sample"))
+    asked.run(SmallBlocks(stem="sample"))
+    for name in ("tokens", "margins", "candidates"):
+        assert torch.equal(getattr(found.draws, name), getattr(asked.draws, name)), name
+
+
 def test_a_row_does_not_depend_on_the_batch() -> None:
     whole, alone = SampleCase(FIELDS, 300, 1, 4), SampleCase(FIELDS, 300, 1, 4)
     whole.run(SmallBlocks(stem="sample"))
@@ -40,7 +51,7 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
         alone.draws.remaining[:request] = 0
         alone.draws.step[0] = 0
         op.sample(SmallBlocks(stem="sample"), alone.draws, alone.logits[0], request + 1)
-        for name in ("tokens", "margins", "candidates"):
+        for name in ("tokens", "margins", "candidates", "runners_up"):
             assert torch.equal(getattr(alone.draws, name)[0, request], getattr(whole.draws, name)[0, request]), name
 
 

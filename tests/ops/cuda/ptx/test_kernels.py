@@ -15,7 +15,7 @@ import torch
 
 from faser_trtllm import native
 from faser_trtllm.ops.accept import accept_reference
-from faser_trtllm.ops.cuda import append_kv
+from faser_trtllm.ops.cuda import append_kv, copy_kv
 from faser_trtllm.ops.cuda.compiler import stems
 from faser_trtllm.ops.cuda.quantize_rows import launch_add, quantize_rows
 from faser_trtllm.ops.cuda.set_conditional import set_conditional
@@ -24,6 +24,7 @@ from tests.ops.cuda import (
     accept_batches,
     append_cases,
     compacted_rows,
+    copied_tokens,
     exit_runs,
     pruned_rows,
     quantized_rows,
@@ -159,6 +160,24 @@ def test_append_kv(memory, arch, order, dtype, fp8):
 
 
 @every_way
+@pytest.mark.parametrize("fp8", [False, True])
+def test_append_kv_to_branches(memory, arch, order, fp8):
+    case, norm, first_branch = append_cases.branch_case(3, fp8=fp8)
+    module = InterpretedModule(program_of("append_kv", arch), memory, warps_apart=order)
+    found = case.copy()
+    append_kv.append_kv_reference(*case.tensors(), norm=norm, first_branch=first_branch)
+    append_kv.launch(module, *found.tensors(), norm=norm, first_branch=first_branch)
+    append_cases.assert_near(found, case)
+
+
+@every_way
+@pytest.mark.parametrize("dtype", copied_tokens.DTYPES)
+def test_copy_kv(memory, arch, order, dtype):
+    module = InterpretedModule(program_of("copy_kv", arch), memory, warps_apart=order)
+    copied_tokens.compare(module, (3, 5, 2, 32, 80), dtype, 2, 1)
+
+
+@every_way
 def test_sample(memory, arch, order):
     """Bit for bit but for two logarithms, over two steps in all modes."""
     program = program_of("sample", arch, **SMALL_BLOCK)
@@ -208,7 +227,12 @@ def test_arbitrary_data_is_harmless(memory):
         norm = append_cases.normed_case(case, 64, generator, has_bias=True, has_norms=True) if seed % 3 == 0 else None
         for name in ("positions", "cu_q_lens", "block_table", "kv_lens"):
             setattr(case, name, garbage(generator, getattr(case, name)))
-        append_kv.launch(module, *case.tensors(), norm=norm)
+        branches = None if norm is None else garbage(generator, case.cu_q_lens)
+        append_kv.launch(module, *case.tensors(), norm=norm, first_branch=branches)
+    module = InterpretedModule(program_of("copy_kv"), memory, max_steps=100_000)
+    for seed in range(pick(6, 60)):
+        copies = garbage(torch.Generator().manual_seed(seed), torch.zeros((4, 3), dtype=torch.int32))
+        copy_kv.copy_kv(module, copies, copied_tokens.random_cache((2, 3, 2, 16, 64), torch.bfloat16, seed))
     module = InterpretedModule(program_of("early_exit"), memory, max_steps=100_000)
     for seed in range(pick(3, 20)):
         arguments = inputs(seed, num_candidates=3)

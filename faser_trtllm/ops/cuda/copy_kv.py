@@ -1,0 +1,58 @@
+"""copy_kv: tokens from blocks of a paged cache to others, in all layers at once.
+
+Not run on a GPU yet: its arithmetic is tested on the CPU (tests/ops/cuda).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.kv_cache import ALIGNMENT, address_of
+from faser_trtllm.ops.cuda.launch.tensors import pointer
+from faser_trtllm.ops.cuda.module import Launcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEM = "copy_kv"
+NUM_THREADS = 128
+
+
+def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor, *, stream: int = 0) -> None:
+    """As copy_kv_reference; asynchronous on the stream. Rows of the cache must be a multiple of 16 bytes."""
+    num_planes, num_blocks, num_heads, tokens_per_block, row_bytes = _shape_of(cache)
+    if row_bytes % ALIGNMENT:
+        raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes, it must be a multiple of {ALIGNMENT}")
+    copies_at, num_copies = pointer("copies", copies, "int32", (4, None)), copies.shape[1]
+    if not num_copies:
+        return
+    sizes = (num_copies, num_planes, num_blocks, num_heads, tokens_per_block, row_bytes)
+    arguments = (copies_at, *map(ctypes.c_int32, sizes), ctypes.c_void_p(address_of(cache)))
+    launcher.launch("copy_kv", (num_copies, num_planes * num_heads, 1), (NUM_THREADS, 1, 1), arguments, stream)
+
+
+def copy_kv_reference(copies: Tensor, cache: Tensor) -> None:
+    """Copy tokens between blocks, in torch on any device.
+
+    copies int32 [4, n]: from block, to block, and the offsets in them, from the first to behind the last. cache
+    [num_planes, num_blocks, num_heads, tokens_per_block, head_dim], of any type and contiguous: a plane is a layer's
+    keys or values. Nothing is copied where a block or an offset does not exist. No token may be written by one copy and
+    read or written by another.
+    """
+    _, num_blocks, _, tokens_per_block, _ = _shape_of(cache)
+    for source, target, first, end in copies.t().tolist():
+        if all(0 <= block < num_blocks for block in (source, target)) and 0 <= first < end <= tokens_per_block:
+            cache[:, target, :, first:end] = cache[:, source, :, first:end]
+
+
+def _shape_of(cache: Tensor) -> tuple[int, int, int, int, int]:
+    """Sizes of a cache, the last in bytes."""
+    if cache.dim() != 5 or not cache.is_contiguous():
+        raise InvalidArgumentError(
+            f"the cache has shape {list(cache.shape)} and strides {cache.stride()}; it must be contiguous and have 5 "
+            "dimensions (planes, blocks, heads, tokens_per_block, head_dim)"
+        )
+    num_planes, num_blocks, num_heads, tokens_per_block, head_dim = cache.shape
+    return num_planes, num_blocks, num_heads, tokens_per_block, head_dim * cache.element_size()
