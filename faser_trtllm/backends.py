@@ -34,6 +34,7 @@ class Backend:
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
     has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
     has_ranks: bool = False  # a target that is split over several GPUs
+    has_branches: bool = False  # token trees
     can_interpret: bool = False  # its networks run on the CPU too, from the checkpoints
 
 
@@ -46,6 +47,7 @@ BACKENDS = (
         dtypes=("bfloat16",),
         on_cpu=True,
         has_integer_weights=True,
+        has_branches=True,
     ),
     Backend(
         "cuda",
@@ -56,6 +58,7 @@ BACKENDS = (
         has_fp8=True,
         has_fp8_kv=True,
         has_ranks=True,
+        has_branches=True,
     ),
     Backend(
         "tensorrt_rtx",

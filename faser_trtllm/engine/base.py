@@ -36,6 +36,16 @@ class EngineSpec:
     max_logit_rows: int | None = None  # of one pass; None: all
     is_head: bool = False  # drafts from its target's hidden rows, of the position before each of its own rows
 
+    @property
+    def num_slots(self) -> int:
+        """Of requests and branches, which are also the most entries of a pass."""
+        return self.max_batch_size + self.max_num_branches
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Of requests and branches."""
+        return self.num_blocks + self.max_num_branches
+
 
 @value
 class DraftBatch:

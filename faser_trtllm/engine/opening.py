@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
+from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.sampling.synthetic_accept import Tester
@@ -76,6 +77,13 @@ class DeviceTester(Tester, ProbsMemory, Protocol):
 
     pass_ms: float
 
+    def load_branches(self, slots: Sequence[int], num_tokens: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Behind load(): a row of logits each behind those of the requests, in their order, whose next token run()
+        draws too. num_tokens: with the branch's own token, token_ids, in the place of the request's."""
+
+    def branches(self) -> AcceptResult:
+        """What run() drew behind the branches; valid as run()'s."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngines:
@@ -113,6 +121,11 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
         raise ConfigError(
             f"kv_cache_config.dtype is {request.kv_dtype.value}, {path} holds {backend.name} engines, whose KV cache "
             f"has their own type; set it to auto or build with --backend {names_with(lambda b: b.has_fp8_kv)}"
+        )
+    if request.num_branches and not backend.has_branches:
+        raise ConfigError(
+            f"num_branches is {request.num_branches}, {path} holds {backend.name} engines, whose passes have chains "
+            f"only; set it to 0 or build with --backend {names_with(lambda b: b.has_branches)}"
         )
     if request.interpretation is not None and not backend.can_interpret:
         raise ConfigError(

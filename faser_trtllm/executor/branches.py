@@ -23,13 +23,14 @@ from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.opening import DeviceTester
 from faser_trtllm.ops.accept import Acceptor, AcceptResult, Outcome
 from faser_trtllm.ops.best_slots import FrontierRule
 from faser_trtllm.ops.trees.pick_branches import BranchPicker
 from faser_trtllm.sampling.table import SamplingTable
 
 CopyKv = Callable[[npt.NDArray[np.int32]], None]
-"""Copies KV between blocks of the target: [4, n] int32, as CpuEngine.copy_kv has it."""
+"""Copies KV between blocks of the target: [4, n] int32, as CpuEngine.copy_kv has it, before what it runs next."""
 
 RECOVERED, FAILED = int(Outcome.RECOVERED), int(Outcome.FAILED)
 COST_ROWS = 2.0  # what a branch costs, in rows: its own, and about another for copies and host work
@@ -62,14 +63,16 @@ class BranchRows:
         num_branches: int,
         max_draft_len: int,
         pool: int | None,
+        device_tester: DeviceTester | None = None,
     ) -> None:
         """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: the last rows are written here.
-        num_branches: of a request at most. pool: as Verifier has it."""
+        num_branches: of a request at most. pool, device_tester: as Verifier has them."""
         self._spec = spec
         self._copy_kv = copy_kv
         self._sampling = sampling
         self._block_table = block_table
         self._picker = BranchPicker(num_branches, spec.max_num_branches)
+        self._device_tester = device_tester
         self._acceptor = Acceptor(spec.max_num_branches, spec.vocab_size, max_draft_len, pool=pool)
 
     def add(
@@ -114,6 +117,13 @@ class BranchRows:
         )
         return self._extend(batch, added), added
 
+    def load(self, added: Added) -> None:
+        """Tell a test on the device what to draw with it, before it runs: behind every branch, since nobody there knows
+        yet which of them are taken. None of these draws bears on another."""
+        if self._device_tester is not None:
+            known = [num_tokens + place + 1 for num_tokens, place in zip(added.num_tokens, added.places, strict=True)]
+            self._device_tester.load_branches(added.slots, known, added.token_ids)
+
     def follow(self, added: Added, found: AcceptResult, logits: npt.NDArray[np.float32]) -> int:
         """Where a test ended with the token of a branch, add the token behind it to what was found -> how many."""
         taken, slots, known = [], [], []
@@ -129,10 +139,15 @@ class BranchRows:
             known.append(num_tokens + row + 1)
         if not taken:
             return 0
-        self._acceptor.load(slots, [1] * len(taken), known, [0] * len(taken))
-        behind = self._acceptor.run(self._sampling.array, logits[[added.first_logit_row + branch for branch in taken]])
+        if self._device_tester is not None:
+            behind, rows = self._device_tester.branches(), taken
+        else:
+            self._acceptor.load(slots, [1] * len(taken), known, [0] * len(taken))
+            own_logits = logits[[added.first_logit_row + branch for branch in taken]]
+            behind, rows = self._acceptor.run(self._sampling.array, own_logits), list(range(len(taken)))
+        drawn = zip(taken, behind.token_ids[rows, 0].tolist(), behind.outcome[rows].tolist(), strict=True)
         kept = []
-        for branch, token, outcome in zip(taken, behind.token_ids[:, 0].tolist(), behind.outcome.tolist(), strict=True):
+        for branch, token, outcome in drawn:
             if outcome == FAILED:  # the next step finds out as well
                 continue
             place, row = added.tested[branch], added.places[branch]

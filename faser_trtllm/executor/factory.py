@@ -239,10 +239,11 @@ def assemble(
     if config.num_branches and max_draft_len:
         if copy_kv is None or draft is None or config.scheduler is not SchedulerKind.NATIVE or synthetic is not None:
             raise ConfigError(
-                f"num_branches is {config.num_branches}, which takes cpu engines with a draft model, the native "
-                "scheduler and no synthetic acceptance; set it to 0"
+                f"num_branches is {config.num_branches}, which takes cpu or cuda engines with a draft model, the "
+                "native scheduler and no synthetic acceptance; set it to 0"
             )
-        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, config.num_branches, max_draft_len, pool)
+        num_branches = config.num_branches
+        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, num_branches, max_draft_len, pool, device_tester)
     return Executor(
         scheduler,
         drafter,

@@ -110,6 +110,8 @@ class Verifier:
             context = context_rows.keep(logits, self._tester)
             logits = self._tester.take(logits, np.array(context_rows.test_rows, np.int64))
         num_pending = self._load(rows, lengths, drafts.num_new_drafts, tested)
+        if added is not None and self._branches is not None:
+            self._branches.load(added)
         times_ms = verify_ms, step_ms
         return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, times_ms, added, context)
 

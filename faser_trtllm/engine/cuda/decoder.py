@@ -76,7 +76,7 @@ class TorchDecoder:
         self._hidden = torch.zeros((spec.max_num_tokens, sizes["hidden_size"]), dtype=dtype, device=device)
         self._q = torch.zeros(heads, dtype=dtype, device=device)
         self._attended = torch.zeros(heads, dtype=dtype, device=device)
-        cache = (spec.num_layers, 2, spec.num_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
+        cache = (spec.num_layers, 2, spec.num_kv_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
         # Zeroed, since kernels multiply masked positions by zero, and NaN would survive that.
         self.cache = torch.zeros(cache, dtype=self._kv_dtype or dtype, device=device)
         self._cos, self._sin = weights.cos[: spec.max_seq_len], weights.sin[: spec.max_seq_len]
@@ -120,6 +120,11 @@ class TorchDecoder:
     def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
         raise NotImplementedError("the cuda backend prunes kernel by kernel")
 
+    def copy_kv(self, copies: Tensor) -> None:
+        self._ops.copy_kv(copies, self.cache.view(-1, *self.cache.shape[2:]))
+        if self._hidden_rows is not None:
+            self._hidden_rows.copy(self._ops, copies)
+
     def close(self) -> None:
         del self.batch, self.weights, self._hidden, self.cache, self._q, self._attended, self._hidden_rows
 
@@ -142,7 +147,7 @@ class TorchDecoder:
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         q, attended = self._q[:rows], self._attended[:rows]
         where = (batch.positions[:rows], batch.cu_q_lens, batch.block_table, batch.kv_lens)
-        ops.append_kv(qkv, self._cos, self._sin, *where, q, cache[0], cache[1], norm)
+        ops.append_kv(qkv, self._cos, self._sin, *where, q, cache[0], cache[1], norm, batch.first_branch)
         ops.verify_attention(
             q,
             cache[0],

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class HiddenRows:
         num_blocks: int,
         tokens_per_block: int,
     ) -> None:
-        """layers: ascending. hidden_size, dtype: the target's, whose KV blocks the head shares."""
+        """layers: ascending. hidden_size, dtype: the target's, whose KV blocks the head shares; num_blocks: those of
+        branches too."""
         import torch
 
         self._layers = tuple(layers)
@@ -51,6 +53,11 @@ class HiddenRows:
         if layer in self._layers:
             first = self._layers.index(layer) * self._hidden_size
             self.tensor[:, first : first + self._hidden_size].index_copy_(0, rows, hidden)
+
+    def copy(self, ops: Ops, copies: Tensor) -> None:
+        """As Decoder.copy_kv."""
+        size = self._tokens_per_block
+        ops.copy_kv(copies, self.tensor[: self._num_tokens].view(1, self._num_tokens // size, 1, size, -1))
 
     def own_rows(self, batch: RaggedBatch, out: Int64Array) -> None:
         """TokenRows (engine/gpu/batch.py) of the target: dummies have the spare row."""

@@ -125,6 +125,9 @@ class MedusaDecoder:
     def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
         raise NotImplementedError("Medusa heads have one segment")
 
+    def copy_kv(self, copies: Tensor) -> None:
+        raise NotImplementedError("Medusa heads have no KV")
+
     def close(self) -> None:
         del self.batch, self.weights, self._read, self._logits, self._first, self._at, self._hidden
 

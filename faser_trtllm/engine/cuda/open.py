@@ -48,6 +48,11 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
     GPU cannot multiply, FaserError of the driver.
     """
     shard = Shard(0, request.engines.tp_size)
+    if request.num_branches and shard.size > 1:
+        raise ConfigError(
+            f"num_branches is {request.num_branches}, and the target of {request.engines.path} is split over "
+            f"{shard.size} GPUs, which run chains only; set it to 0 or build with --tp_size 1"
+        )
     num_blocks, membership = blocks_of(request, gpu, shard), None
     if shard.size > 1:
         ranks = stack.enter_context(Ranks(request, gpu))
@@ -130,7 +135,7 @@ def open_hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
         request.engines.read_layers,
         target["hidden_size"],
         gpu.weights_dtype or getattr(torch, target["dtype"]),
-        num_blocks=request.num_blocks,
+        num_blocks=request.num_blocks + request.num_branches * request.limits.max_batch_size,
         tokens_per_block=request.limits.tokens_per_block,
     )
 
@@ -163,7 +168,9 @@ def _open(
         gpu.check_quantization(runtime, request.quantization)
         weights = load_weights(file, runtime.device, gpu.weights_dtype, request.quantization, shard)
         segments = file.segments
-    limits = GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None)
+    limits = GpuLimits.of(
+        request.limits, request.num_blocks, has_drafts=role == "draft", num_branches=request.num_branches
+    )
     engine = make_engine(
         weights,
         segments,

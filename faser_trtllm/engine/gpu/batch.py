@@ -51,10 +51,12 @@ TokenRows = Callable[[RaggedBatch, npt.NDArray[np.int64]], None]
 
 
 class DeviceBatch:
-    """The int32 inputs of a pass: cu_q_lens [max_batch_size + 1], kv_lens [max_batch_size], block_table
-    [max_batch_size, max_blocks_per_seq], token_ids, positions and logit_rows [max_num_tokens].
+    """The int32 inputs of a pass: cu_q_lens [num_slots + 1], kv_lens [num_slots], block_table [num_slots,
+    max_blocks_per_seq], token_ids, positions and logit_rows [max_num_tokens].
 
-    Unused requests have no rows; rows after the last request's are dummies, which write nothing.
+    first_branch [num_slots + 1]: which requests of the batch are a request's branches (ops/cuda/append_kv.py); None for
+    an engine without branches. Unused requests have no rows; rows after the last request's are dummies, which write
+    nothing.
     """
 
     row_of: Int32Array | None = None
@@ -70,17 +72,19 @@ class DeviceBatch:
         self.token_rows, int64 [max_num_tokens], with an upload."""
         import torch
 
-        batch, rows = spec.max_batch_size, spec.max_num_tokens
+        batch, rows = spec.num_slots, spec.max_num_tokens
         self._spec = spec
         self._token_rows = token_rows
         self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
         num_kept = 0 if token_rows is None else rows
-        sizes = (batch + 1, batch, batch * self.max_blocks_per_seq, rows, rows, rows, 2 * num_kept)
+        num_branch_ends = batch + 1 if spec.max_num_branches else 0
+        sizes = (batch + 1, batch, batch * self.max_blocks_per_seq, rows, rows, rows, 2 * num_kept, num_branch_ends)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows, kept = views
+        self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows, kept, branches = views
+        self.first_branch: Tensor | None = branches if num_branch_ends else None
         self.token_rows = kept.view(torch.int64)
         self.block_table = table.view(batch, self.max_blocks_per_seq)
         self._step_inputs = StepInputs(
@@ -95,7 +99,7 @@ class DeviceBatch:
         inputs = plugin_inputs(batch, self._spec.max_seq_len).arrays
         filled = self._staging.fill()
         sections = [filled[start : start + size] for start, size in self._sections]
-        cu_q_lens, kv_lens, table, token_ids, positions, logit_rows, kept = sections
+        cu_q_lens, kv_lens, table, token_ids, positions, logit_rows, kept, first_branch = sections
         n, num_rows = batch.num_requests, batch.num_rows
         cu_q_lens[: n + 1] = inputs["cu_q_lens"]
         cu_q_lens[n + 1 :] = num_rows
@@ -108,6 +112,8 @@ class DeviceBatch:
             section[num_rows:] = 0
         logit_rows[: batch.logit_rows.size] = batch.logit_rows
         logit_rows[batch.logit_rows.size :] = 0
+        if self.first_branch is not None:
+            _fill_first_branch(batch, first_branch)
         if self._token_rows is not None:
             self._token_rows(batch, kept.view(np.int64))
         self._staging.send(self._staging.size)
@@ -117,10 +123,10 @@ class DeviceBatch:
 
     def _check(self, batch: RaggedBatch) -> None:
         spec = self._spec
-        if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.max_batch_size:
+        if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.num_slots:
             raise InvalidArgumentError(
                 f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
-                f"{spec.max_num_tokens} rows of {spec.max_batch_size}"
+                f"{spec.max_num_tokens} rows of {spec.num_slots}"
             )
         if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size):
             raise InvalidArgumentError(f"token_ids are not all within 0 to {spec.vocab_size - 1}")
@@ -134,5 +140,25 @@ class DeviceBatch:
             last = batch.positions[batch.cu_rows[1:] - 1] // spec.tokens_per_block
             table = batch.block_table[batch.slots]
             is_used = np.arange(table.shape[1]) <= last[:, None]
-            if (is_used & ((table < 0) | (table >= spec.num_blocks))).any():
-                raise InvalidArgumentError(f"block ids are not all within 0 to {spec.num_blocks - 1}")
+            if (is_used & ((table < 0) | (table >= spec.num_kv_blocks))).any():
+                raise InvalidArgumentError(f"block ids are not all within 0 to {spec.num_kv_blocks - 1}")
+        parents = batch.branch_parents
+        if parents is None:
+            return
+        num_parents, num_rows = batch.num_requests - parents.size, np.diff(batch.cu_rows)
+        if parents.size > spec.max_num_branches or (num_rows[num_parents:] != 1).any():
+            raise InvalidArgumentError(
+                f"branches have {num_rows[num_parents:].tolist()} rows, the engine allows "
+                f"{spec.max_num_branches} branches of one row"
+            )
+        if parents.size and (parents.min() < 0 or parents.max() >= num_parents or (np.diff(parents) < 0).any()):
+            raise InvalidArgumentError(
+                f"branch_parents is {parents.tolist()}, it must be ascending and within 0 to {num_parents - 1}"
+            )
+
+
+def _fill_first_branch(batch: RaggedBatch, out: Int32Array) -> None:
+    parents = np.zeros(0, np.int32) if batch.branch_parents is None else batch.branch_parents
+    num_parents = batch.num_requests - parents.size
+    out[:num_parents] = num_parents + np.searchsorted(parents, np.arange(num_parents))
+    out[num_parents:] = batch.num_requests

@@ -79,4 +79,8 @@ class Decoder(Protocol):
         [num_requests] is filled.
         """
 
+    def copy_kv(self, copies: Tensor) -> None:
+        """Copy tokens between KV blocks, as ops/cuda/copy_kv.py has it, and what is kept of them for a head; of a
+        decoder whose engine has branches."""
+
     def close(self) -> None: ...

@@ -26,6 +26,7 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft import DraftLoop, DraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
+from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.ops.prune_rows import HostPruning, PruneBatch
 from faser_trtllm.partition.green_context import GpuPartition
@@ -72,7 +73,8 @@ class GpuEngine(HostPruning):
         self._decoder = decoder
         self._batch = decoder.batch
         self._keep_logits = keep_logits
-        self._max_logit_rows = spec.max_logit_rows or spec.max_num_tokens
+        logit_rows = (spec.max_logit_rows or spec.max_num_tokens) + spec.max_num_branches
+        self._max_logit_rows = min(logit_rows, max(spec.max_num_tokens, spec.max_batch_size))
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
         self._buckets = Buckets(graph_rows, limits.max_num_tokens if decoder.has_fixed_shapes else 0)
         runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for
@@ -80,6 +82,7 @@ class GpuEngine(HostPruning):
             self.graphs = GraphStore(runtime, limits.graph_bytes) if graphs is None else graphs
             logits = (self._max_logit_rows, spec.vocab_size)
             self._logits = torch.zeros(logits, dtype=torch.float32, device=runtime.device)
+            self._copies = Staging(runtime, 4 * spec.max_num_branches) if spec.max_num_branches else None
             self._boundary = Boundary(decoder, ops, runtime, self._buckets, spec)
             self._draft_loop = (
                 DraftLoop(
@@ -93,6 +96,7 @@ class GpuEngine(HostPruning):
                     self._spec,
                     draft_probs,
                     limits.max_draft_len,
+                    keeps_runners_up=limits.keeps_runners_up,
                 )
                 if limits.max_draft_len
                 else None
@@ -191,6 +195,24 @@ class GpuEngine(HostPruning):
             return super().prune(batch)
         with self._enqueueing():
             return self._boundary.prune(batch)
+
+    def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
+        """As CpuEngine.copy_kv, asynchronously; at most max_num_branches copies. A head on another partition sees what
+        is copied once the engines have moved."""
+        spec, size, staging = self._spec, copies.size, self._copies
+        blocks, first, end = copies[:2], copies[2], copies[3]
+        if size > 4 * spec.max_num_branches or staging is None:
+            raise InvalidArgumentError(f"{size // 4} copies, the engine allows {spec.max_num_branches}")
+        if size and (blocks.min() < 0 or blocks.max() >= spec.num_kv_blocks):
+            raise InvalidArgumentError(f"block ids are not all within 0 to {spec.num_kv_blocks - 1}")
+        if size and (first.min() < 0 or end.max() > spec.tokens_per_block or (first >= end).any()):
+            raise InvalidArgumentError(f"offsets are not all within 0 to {spec.tokens_per_block}, first before end")
+        if not size:
+            return
+        with self._enqueueing():
+            staging.fill()[:size] = copies.reshape(-1)
+            staging.send(size)
+            self._decoder.copy_kv(staging.device[:size].view(4, -1))
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         """See Engine.draft. Runs on the device, where it ends as well; the host waits once, for the drafts."""
@@ -313,7 +335,7 @@ class GpuEngine(HostPruning):
 
     def _query_buckets(self, rows: int) -> list[int]:
         """Of all passes in a bucket: one request may have all rows, or its share of them."""
-        fewest = -(-rows // self._spec.max_batch_size)
+        fewest = -(-rows // self._spec.num_slots)
         return sorted({self._decoder.query_rows(count, rows) for count in range(fewest, rows + 1)})
 
     @contextlib.contextmanager

@@ -11,6 +11,7 @@ from faser_trtllm.ops.cuda import (
     accept,
     append_kv,
     compact_rows,
+    copy_kv,
     early_exit,
     gated_silu,
     prune_rows,
@@ -38,6 +39,7 @@ STEMS = (
     "accept",
     "append_kv",
     "compact_rows",
+    "copy_kv",
     "early_exit",
     "gated_silu",
     "prune_rows",
@@ -116,16 +118,23 @@ class KernelOps(TorchOps):
         k_cache: Tensor,
         v_cache: Tensor,
         norm: QkvNorm | None,
+        first_branch: Tensor | None = None,
     ) -> None:
         where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
         outputs = (q_rotated, k_cache, v_cache)
-        key: tuple[Hashable, ...] = ("append_kv", *key_of(qkv, *where, *outputs))
+        key: tuple[Hashable, ...] = ("append_kv", *key_of(qkv, *where, *outputs, first_branch))
         if norm is not None:
             key += (norm.eps, *key_of(norm.hidden, norm.bias, norm.q_norm, norm.k_norm))
         launcher = self._launchers["append_kv"]
         self._cache.launch(
-            key, launcher, self._stream(), lambda to: append_kv.launch(to, qkv, *where, *outputs, norm=norm)
+            key,
+            launcher,
+            self._stream(),
+            lambda to: append_kv.launch(to, qkv, *where, *outputs, norm=norm, first_branch=first_branch),
         )
+
+    def copy_kv(self, copies: Tensor, cache: Tensor) -> None:
+        copy_kv.copy_kv(self._launchers["copy_kv"], copies, cache, stream=self._stream())
 
     def verify_attention(
         self,

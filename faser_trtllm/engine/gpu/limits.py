@@ -17,9 +17,10 @@ from faser_trtllm.errors import ConfigError
 class GpuLimits:
     """Limits that an engine is opened with. max_logit_rows: maximum logit rows of one pass.
 
-    max_draft_len: of a draft model, else 0. max_graph_rows: passes of up to this many rows are padded to a bucket and
-    replayed if a graph was captured at start-up. graph_bytes: device memory budget for graphs (the last one may exceed
-    it).
+    max_draft_len: of a draft model, else 0. max_num_branches: of a target's pass; their logit rows come on top.
+    keeps_runners_up: of a draft beside such a target. max_graph_rows: passes of up to this many rows are padded to a
+    bucket and replayed if a graph was captured at start-up. graph_bytes: device memory budget for graphs (the last one
+    may exceed it).
     """
 
     num_blocks: int
@@ -31,10 +32,12 @@ class GpuLimits:
     max_draft_len: int = 0
     max_graph_rows: int = MAX_GRAPH_ROWS
     graph_bytes: int = DEFAULT_GRAPH_BYTES
+    max_num_branches: int = 0
+    keeps_runners_up: bool = False
 
     @classmethod
-    def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool) -> GpuLimits:
-        """What an executor needs. has_drafts: the engine drafts, on the device."""
+    def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool, num_branches: int = 0) -> GpuLimits:
+        """What an executor needs. has_drafts: the engine drafts, on the device. num_branches: of each request."""
         return cls(
             num_blocks=num_blocks,
             tokens_per_block=limits.tokens_per_block,
@@ -43,6 +46,8 @@ class GpuLimits:
             max_seq_len=limits.max_seq_len,
             max_logit_rows=limits.max_batch_size * (1 + limits.max_draft_len),
             max_draft_len=limits.max_draft_len if has_drafts else 0,
+            max_num_branches=0 if has_drafts else num_branches * limits.max_batch_size,
+            keeps_runners_up=has_drafts and num_branches > 0,
         )
 
     def spec(self, sizes: Mapping[str, Any], segments: tuple[int, ...]) -> EngineSpec:
@@ -62,6 +67,7 @@ class GpuLimits:
             max_num_tokens=self.max_num_tokens,
             max_batch_size=self.max_batch_size,
             segments=segments,
+            max_num_branches=self.max_num_branches,
             max_logit_rows=max(min(self.max_logit_rows, self.max_num_tokens), self.max_batch_size),
             is_head="head" in sizes or "medusa" in sizes,
         )

@@ -25,13 +25,15 @@ def fit_blocks(
     """
     limits, engines = request.limits, request.engines
     rows = max(min(limits.max_batch_size * (1 + limits.max_draft_len), limits.max_num_tokens), limits.max_batch_size)
+    block_bytes = limits.tokens_per_block * request.kv_bytes_per_token
     logits = 4 * len(weight_bytes) * rows * engines.vocab_size
     draft_probs = 4 * limits.max_batch_size * limits.max_draft_len * engines.vocab_size if request.drafting else 0
     needed = {f"weights of the {role}": size for role, size in weight_bytes.items()}
     needed["logits and draft probs"] = logits + draft_probs
     needed |= buffers or {}
+    if num_branches := request.num_branches * limits.max_batch_size:  # the draft's share of a block is not used
+        needed["branches"] = num_branches * (4 * engines.vocab_size + block_bytes)
     left = free_bytes - sum(needed.values())
-    block_bytes = limits.tokens_per_block * request.kv_bytes_per_token
     fraction, least = request.kv_memory_fraction, request.num_blocks
     if fraction is not None:
         left = int(left * fraction)

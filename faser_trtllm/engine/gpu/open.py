@@ -51,7 +51,9 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     partitions = {ALL: gpu.whole}
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
-    return OpenedEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, tester, partitions)
+    enter_mode = GpuModes(gpu.whole, gpu.pair, target, draft).enter
+    copy_kv = target.copy_kv if target.spec.max_num_branches else None
+    return OpenedEngines(target, draft, enter_mode, tester, partitions, copy_kv)
 
 
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:

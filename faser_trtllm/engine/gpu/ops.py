@@ -53,8 +53,12 @@ class Ops(Protocol):
         k_cache: Tensor,
         v_cache: Tensor,
         norm: QkvNorm | None,
+        first_branch: Tensor | None = None,
     ) -> None:
         """ops/cuda/append_kv.py."""
+
+    def copy_kv(self, copies: Tensor, cache: Tensor) -> None:
+        """ops/cuda/copy_kv.py."""
 
     def verify_attention(
         self,

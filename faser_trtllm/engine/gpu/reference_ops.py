@@ -16,6 +16,7 @@ from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda import (
     append_kv,
     compact_rows,
+    copy_kv,
     early_exit,
     gated_silu,
     sample,
@@ -64,9 +65,14 @@ class ReferenceOps(TorchOps):
         k_cache: Tensor,
         v_cache: Tensor,
         norm: QkvNorm | None,
+        first_branch: Tensor | None = None,
     ) -> None:
         where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
-        append_kv.append_kv_reference(qkv, *where, q_rotated, k_cache, v_cache, norm=norm)
+        outputs = (q_rotated, k_cache, v_cache)
+        append_kv.append_kv_reference(qkv, *where, *outputs, norm=norm, first_branch=first_branch)
+
+    def copy_kv(self, copies: Tensor, cache: Tensor) -> None:
+        copy_kv.copy_kv_reference(copies, cache)
 
     def verify_attention(
         self,

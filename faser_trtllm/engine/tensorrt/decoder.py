@@ -148,6 +148,9 @@ class PlanDecoder:
         self._hidden[segment % 2][:rows].copy_(self._hidden[(segment + 1) % 2][:rows])
         kept.copy_(tensors["kept"][:num_requests])
 
+    def copy_kv(self, copies: Tensor) -> None:
+        raise NotImplementedError("compiled plans have no branches")
+
     def close(self) -> None:
         self._plans.save_caches()
         self._plans.close()

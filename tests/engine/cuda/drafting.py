@@ -40,6 +40,7 @@ class Drafting:
                 max_draft_len=self.max_draft_len,
                 arrival_s=0.0,
                 keep_candidates=True,
+                keep_runners_up=True,
             )
             known, certain = request.num_tokens, slice(request.num_tokens, request.num_tokens + self.num_drafts[slot])
             request.tokens[certain] = random_tokens(int(self.num_drafts[slot]), known)
@@ -67,15 +68,15 @@ class Drafting:
             drafts = slice(n, n + count)
             assert (request.draft_sources[request.num_tokens : n] == native.BY_SUFFIX).all()
             assert (request.draft_sources[drafts] == native.BY_MODEL).all()
-            kept = (request.tokens, request.draft_margins, request.draft_candidates)
+            kept = (request.tokens, request.draft_margins, request.draft_candidates, request.draft_runners_up)
             found.append(tuple(array[drafts].tolist() for array in kept))
         return drafted.tolist(), found
 
 
 def assert_same_drafts(found, by_host) -> None:
-    """Counts, tokens, candidates and greedy margins to the bit; seeded margins (odd slots) up to the last bits of two
-    libraries' logarithms."""
+    """Counts, tokens, candidates, runners-up and greedy margins to the bit; seeded margins (odd slots) up to the last
+    bits of two libraries' logarithms."""
     assert found[0] == by_host[0]
     for slot, (mine, wanted) in enumerate(zip(found[1], by_host[1], strict=True)):
-        assert (mine[0], mine[2]) == (wanted[0], wanted[2])
+        assert (mine[0], *mine[2:]) == (wanted[0], *wanted[2:])
         assert mine[1] == (pytest.approx(wanted[1], rel=1e-5) if slot % 2 else wanted[1])

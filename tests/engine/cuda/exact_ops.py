@@ -11,7 +11,7 @@ import math
 import torch
 
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
-from faser_trtllm.ops.cuda.append_kv import normed_qkv
+from faser_trtllm.ops.cuda.append_kv import branches_before, normed_qkv
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX, kv_values
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
@@ -48,7 +48,21 @@ class ExactOps(ReferenceOps):
         gated_silu_reference(gate_up.double(), hidden, bias, eps, out)
         return out
 
-    def append_kv(self, qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache, norm):
+    def append_kv(
+        self,
+        qkv,
+        cos,
+        sin,
+        positions,
+        cu_q_lens,
+        block_table,
+        kv_lens,
+        q_rotated,
+        k_cache,
+        v_cache,
+        norm,
+        first_branch=None,
+    ):
         num_rows, num_heads, head_dim = q_rotated.shape
         num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
         values = qkv.double() if norm is None else normed_qkv(qkv.double(), num_heads, num_kv_heads, norm)
@@ -58,12 +72,14 @@ class ExactOps(ReferenceOps):
         low, high = heads.chunk(2, -1)
         rotated = torch.cat((low * c - high * s, high * c + low * s), -1).to(q_rotated.dtype)
         q_rotated.copy_(rotated[:, :num_heads])
-        offsets = cu_q_lens.tolist()
-        for b, kv_len in enumerate(kv_lens.tolist()):
+        offsets, lens = cu_q_lens.tolist(), kv_lens.tolist()
+        for b, kv_len in enumerate(lens):
             for row in range(offsets[b], min(offsets[b + 1], num_rows)):
                 position = int(positions[row])
-                if position < kv_len:
-                    block, offset = int(block_table[b, position // tokens_per_block]), position % tokens_per_block
+                if position >= kv_len:
+                    continue
+                for owner in (b, *branches_before(first_branch, b, position, lens, tokens_per_block)):
+                    block, offset = int(block_table[owner, position // tokens_per_block]), position % tokens_per_block
                     assert 0 <= block < num_blocks
                     k_cache[block, :, offset] = stored(rotated[row, num_heads : num_heads + num_kv_heads], k_cache)
                     v_cache[block, :, offset] = stored(heads[row, num_heads + num_kv_heads :], v_cache)

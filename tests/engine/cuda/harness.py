@@ -131,6 +131,7 @@ def open_engine(
         "max_num_tokens": 96,
         "max_seq_len": 256,
         "max_logit_rows": 96,
+        "keeps_runners_up": limits.get("max_draft_len", 0) > 0,
     }
     runtime = runtime or HostRuntime()
     with CudaFile.open(path) as file:

@@ -93,6 +93,7 @@ def generate(
     quantization=Quantization.NONE,
     kv_dtype=KvCacheDtype.AUTO,
     collector=None,
+    num_branches=0,
     opened_all=lambda: None,
     on_step=lambda executor, step: None,
     drafters="model",
@@ -105,19 +106,28 @@ def generate(
     limits = BuildConfig(max_batch_size, max_num_tokens, max_seq_len, 0 if policy == "off" else MAX_DRAFT_LEN, 32)
     clock, collector = ManualClock(), collector or Collector()
     with ExitStack() as stack:
-        request = OpenRequest(engines, limits, num_blocks, drafting, quantization=quantization, kv_dtype=kv_dtype)
+        request = OpenRequest(
+            engines,
+            limits,
+            num_blocks,
+            drafting,
+            quantization=quantization,
+            kv_dtype=kv_dtype,
+            num_branches=num_branches,
+        )
         opened = open_cuda_engines(request, gpu or HostGpu(), stack)
         executor = assemble(
             opened.target,
             opened.draft,
             make(policy, drafters),
-            ExecutorConfig(max_queue_size=10_000, drafters=drafters, **config),
+            ExecutorConfig(max_queue_size=10_000, drafters=drafters, num_branches=num_branches, **config),
             max_seq_len=max_seq_len,
             max_draft_len=limits.max_draft_len,
             clock=clock,
             resources=stack.pop_all(),
             enter_mode=opened.enter_mode,
             device_tester=opened.tester,
+            copy_kv=opened.copy_kv,
         )
         with executor:
             opened_all()

@@ -203,8 +203,10 @@ def test_requests_that_wait_for_blocks_keep_their_text(engines: EngineDir, alone
     assert tokens == expected
 
 
-@pytest.mark.parametrize("drafters", ["suffix", "suffix,model", *pick([], ["model"])])
-def test_unseeded_sampling_has_the_targets_distribution(drafters: str) -> None:
+@pytest.mark.parametrize(
+    ("drafters", "num_branches"), [("suffix", 0), ("suffix,model", 0), ("model", 2), *pick([], [("model", 0)])]
+)
+def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branches: int) -> None:
     """Chi-square over all continuations of two tokens, drafts drawn and tested on the device's code."""
     torch.manual_seed(5)
     keys = np.random.default_rng(11)
@@ -213,22 +215,29 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str) -> None:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr("os.urandom", lambda n: keys.bytes(n))
         draft_probs = draft_engine = None
-        target_engine = open_weights(target, stack, keep_logits=True)
+        limits = {"max_num_branches": 32 * num_branches}
+        target_engine = open_weights(target, stack, keep_logits=True, **limits)
         if "model" in drafters:
             draft_probs = DraftProbs(HostRuntime(), 32, 3, vocab_size)
-            draft_engine = open_weights(draft, stack, draft_probs=draft_probs, max_draft_len=3)
+            limits = {"max_draft_len": 3, "keeps_runners_up": num_branches > 0}
+            draft_engine = open_weights(draft, stack, draft_probs=draft_probs, **limits)
         tester = DeviceAcceptor(target_engine, ExactOps(), 3, draft_probs)
         clock, collector = ManualClock(), Collector()
         executor = assemble(
             target_engine,
             draft_engine,
             ErraticPolicy(3, 0),
-            ExecutorConfig(max_queue_size=10_000, drafters=tuple(map(DrafterName, drafters.split(",")))),
+            ExecutorConfig(
+                max_queue_size=10_000,
+                drafters=tuple(map(DrafterName, drafters.split(","))),
+                num_branches=num_branches,
+            ),
             max_seq_len=32,
             max_draft_len=3,
             clock=clock,
             enter_mode=stay,
             device_tester=tester,
+            copy_kv=target_engine.copy_kv,
         )
         params = SamplingParams(max_tokens=3, temperature=1.2)
         for index in range(num_requests):
@@ -242,6 +251,7 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str) -> None:
     for name in drafters.split(","):
         passed, tested = (found[f"num_{what}_drafts_{name}"] for what in ("passed", "tested"))
         assert 0 < passed < tested, "both outcomes of the test are exercised"
+    assert (found["num_branch_tokens"] > 0) is (num_branches > 0)
     observed = [seen[c] for c in sorted(probs)]
     assert stats.chisquare(observed, [probs[c] * num_requests for c in sorted(probs)]).pvalue > 0.001
     assert stats.chisquare(observed, [wrong[c] * num_requests for c in sorted(probs)]).pvalue < 1e-6
@@ -263,7 +273,8 @@ def random_weights(vocab_size: int, seed: int) -> DeviceWeights:
 
 
 def open_weights(weights: DeviceWeights, stack: ExitStack, **options) -> GpuEngine:
-    limits = GpuLimits(64, 16, 32, 160, 32, 160, options.pop("max_draft_len", 0))
+    names = ("max_draft_len", "max_num_branches", "keeps_runners_up")
+    limits = GpuLimits(64, 16, 32, 160, 32, 160, **{name: options.pop(name) for name in names if name in options})
     whole = HostGpu.whole
     return stack.enter_context(make_engine(weights, (0, 1, 2), ExactOps(), HostRuntime(), whole, limits, **options))
 

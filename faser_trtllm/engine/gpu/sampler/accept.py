@@ -42,15 +42,16 @@ class DeviceAcceptor:
         if draft_probs is not None and draft_probs.tensor.shape[1] != max_draft_len:
             raise ValueError(f"draft_probs holds {draft_probs.tensor.shape[1]} drafts per request, not {max_draft_len}")
         spec, runtime = engine.spec, engine.runtime
+        self._branch_tokens: list[int] = []
         self._engine = engine
         self._ops = ops
         self._vocab_size = spec.vocab_size
         self._max_draft_len = max_draft_len
         self._draft_probs = draft_probs
-        batch = spec.max_batch_size
+        batch = spec.num_slots
         counts = [np.zeros(size, np.int32) for size in (batch, batch + 1, batch, batch)]
         self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts = counts
-        self._packed = PackedSampling(batch, spec.vocab_size)
+        self._packed = PackedSampling(spec.max_batch_size, spec.vocab_size)
         size = batch * (_ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
         with runtime.on(engine.partition):
             self._staging = Staging(runtime, size)
@@ -62,6 +63,7 @@ class DeviceAcceptor:
         self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
         self.pass_ms = 0.0
         self._num_requests = self._num_rows = 0
+        self._behind: AcceptResult | None = None
 
     def load(
         self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
@@ -71,20 +73,36 @@ class DeviceAcceptor:
         self._slots[:n], self._num_tokens[:n], self._num_drafts[:n] = slots, num_tokens, num_drafts
         np.cumsum(num_rows, out=self._cu_logit_rows[1 : n + 1])
         self._num_rows = int(self._cu_logit_rows[n])
+        self._branch_tokens = []
+
+    def load_branches(self, slots: Sequence[int], num_tokens: Sequence[int], token_ids: Sequence[int]) -> None:
+        """As DeviceTester.load_branches; at most max_num_branches."""
+        n, end = self._num_requests, self._num_requests + len(slots)
+        self._slots[n:end], self._num_tokens[n:end], self._num_drafts[n:end] = slots, num_tokens, 0
+        self._cu_logit_rows[n + 1 : end + 1] = self._num_rows + 1 + np.arange(len(slots))
+        self._num_rows += len(slots)
+        self._branch_tokens = list(token_ids)
+
+    def branches(self) -> AcceptResult:
+        """As DeviceTester.branches."""
+        assert self._behind is not None, "run() has drawn nothing behind branches"
+        return self._behind
 
     def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
         """As Acceptor.run; logits: DeviceLogits [num_rows, vocab_size]."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
-        n, rows = self._num_requests, self._num_rows
+        num_tested, rows = self._num_requests, self._num_rows
+        n = num_tested + len(self._branch_tokens)
         if logits.shape[0] < rows:
             raise ValueError(f"{rows} rows were loaded, logits has {logits.shape[0]}")
         slots = self._slots[:n]
         engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
         with runtime.on(engine.partition), torch.no_grad():
             num_rows = np.diff(self._cu_logit_rows[: n + 1])
-            packed_size = self._packed.gather(sampling, slots, self._num_tokens[:n], self._num_drafts[:n], num_rows)
+            counts = (self._num_tokens[:n], self._num_drafts[:n], num_rows)
+            packed_size = self._packed.gather(sampling, slots, *counts, self._branch_tokens)
             is_edited = bool(self._packed.entries["masks"].any())
             is_edited |= bool(has_edits(self._packed.entries, self._num_tokens[:n]).any())
             start = -(-packed_size // 4) * 4
@@ -118,7 +136,9 @@ class DeviceAcceptor:
             runtime.wait()
         self.pass_ms = engine.pass_ms()
         found = _split(self._host_result.numpy(), n, self._max_draft_len)
-        self._count(sampling, slots, found)
+        if self._branch_tokens:
+            found, self._behind = (_part(found, part) for part in (slice(num_tested), slice(num_tested, n)))
+        self._count(sampling, slots[:num_tested], found)
         return found
 
     def _count(self, sampling: npt.NDArray[np.void], slots: npt.NDArray[np.int32], found: AcceptResult) -> None:
@@ -200,6 +220,11 @@ class DeviceAcceptor:
         if is_edited and (self._edited is None or rows > self._edited.shape[0]):
             shape = (rows, self._vocab_size)
             self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
+
+
+def _part(found: AcceptResult, part: slice) -> AcceptResult:
+    counts = (found.num_tokens, found.num_accepted, found.outcome, found.row_status)
+    return AcceptResult(found.token_ids[part], *(each[part] for each in counts))
 
 
 def _split(flat: Any, n: int, max_draft_len: int) -> AcceptResult:

@@ -103,8 +103,11 @@ class DraftLoop:
         spec: EngineSpec,
         draft_probs: DraftProbs | None,
         max_draft_len: int,
+        *,
+        keeps_runners_up: bool = False,
     ) -> None:
-        """run_step(rows): a pass over what is in `batch`, logits of row i in logits[i]. draft_probs: see GpuEngine."""
+        """run_step(rows): a pass over what is in `batch`, logits of row i in logits[i]. draft_probs: see GpuEngine.
+        keeps_runners_up: for requests that have memory for them."""
         self.max_draft_len = max_draft_len
         self._run_step = run_step
         self._ops = ops
@@ -120,7 +123,7 @@ class DraftLoop:
         self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
-        self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs.tensor)
+        self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs.tensor, keeps_runners_up)
 
     def capture(self, partition: str) -> None:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
@@ -225,8 +228,8 @@ class DraftLoop:
         self._ops.advance(draws, self._stop.tables, size, has_history=edits is not None)
 
     def _read(self, call: _Call) -> Int32Array:
-        """Write tokens, margins, sources and candidates to the requests' memory -> number of drafts per request."""
-        tokens, margins, candidates = self._state.read(int(call.wanted.max()), call.slots.size)
+        """Write tokens and what is known of them to the requests' memory -> number of drafts per request."""
+        tokens, margins, candidates, runners_up = self._state.read(int(call.wanted.max()), call.slots.size)
         is_drawn = tokens >= 0
         for i, entry in enumerate(call.entries):
             n = int(is_drawn[:, i].sum())
@@ -239,6 +242,9 @@ class DraftLoop:
             kept = int32_at(int(entry["draft_candidates"]), (start + n) * NUM_CANDIDATES)
             if kept.size:
                 kept.reshape(-1, NUM_CANDIDATES)[start:] = candidates[:n, i]
+            others = int32_at(int(entry["draft_runners_up"]), start + n)
+            if others.size:
+                others[start:] = -1 if runners_up is None else runners_up[:n, i]
         counts: Int32Array = is_drawn.sum(0).astype(np.int32)
         return counts
 

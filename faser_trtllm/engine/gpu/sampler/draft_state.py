@@ -32,7 +32,13 @@ class DraftState:
     """
 
     def __init__(
-        self, runtime: Runtime, spec: EngineSpec, max_draft_len: int, max_blocks_per_seq: int, probs: Tensor
+        self,
+        runtime: Runtime,
+        spec: EngineSpec,
+        max_draft_len: int,
+        max_blocks_per_seq: int,
+        probs: Tensor,
+        keeps_runners_up: bool,
     ) -> None:
         """probs: of the draws."""
         import torch
@@ -50,7 +56,8 @@ class DraftState:
         tokens = tokens.view(shape)
         margins = torch.zeros(shape, dtype=torch.float32, device=device)
         candidates = torch.zeros((*shape, NUM_CANDIDATES), dtype=torch.int32, device=device)
-        self._outputs = (tokens, margins, candidates)
+        runners_up = torch.zeros(shape, dtype=torch.int32, device=device) if keeps_runners_up else None
+        self._outputs = (tokens, margins, candidates, *(() if runners_up is None else (runners_up,)))
         self._host = [runtime.host_tensor(tuple(output.shape), output.dtype) for output in self._outputs]
         self.draws = Draws(
             entries=entries.view(torch.uint8).view(batch, SAMPLING_DTYPE.itemsize),
@@ -63,6 +70,7 @@ class DraftState:
             margins=margins,
             candidates=candidates,
             probs=probs,
+            runners_up=runners_up,
         )
 
     def clear(self) -> None:
@@ -109,10 +117,13 @@ class DraftState:
         newest, known, remaining = (values[:size] for values in step)
         batch.take_step(ops, newest, known, remaining, self._block_table[:size])
 
-    def read(self, count: int, num_requests: int) -> tuple[Int32Array, npt.NDArray[np.float32], Int32Array]:
-        """Tokens, margins [count, num_requests] and candidates [..., NUM_CANDIDATES] of the first steps; waits."""
+    def read(
+        self, count: int, num_requests: int
+    ) -> tuple[Int32Array, npt.NDArray[np.float32], Int32Array, Int32Array | None]:
+        """Tokens, margins [count, num_requests], candidates [..., NUM_CANDIDATES] and, if kept, runners-up of the first
+        steps; waits."""
         for host, output in zip(self._host, self._outputs, strict=True):
             host[:count].copy_(output[:count], non_blocking=True)
         self._runtime.wait()
-        tokens, margins, candidates = (host.numpy()[:count, :num_requests] for host in self._host)
-        return tokens, margins, candidates
+        tokens, margins, candidates, *others = (host.numpy()[:count, :num_requests] for host in self._host)
+        return tokens, margins, candidates, others[0] if others else None

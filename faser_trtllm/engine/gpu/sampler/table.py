@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,11 +79,13 @@ class PackedSampling:
         num_tokens: Int32Array,
         num_drafts: Int32Array,
         num_rows: Int32Array | None = None,
+        branch_tokens: Sequence[int] = (),
     ) -> int:
         """Collect what the slots [n] need -> number of int32 values for place().
 
         num_rows [n]: for a test of num_drafts pending drafts: positions from num_tokens on whose masks are sent, and
-        the drafts' sources with them; None: neither.
+        the drafts' sources with them; None: neither. branch_tokens: of the last so many entries, the token that stands
+        in the place of the slot's own last one.
         """
         self.entries = sampling[slots]
         # end_ids matter only for min_tokens, and almost every request has some: without a minimum they are not sent.
@@ -93,12 +96,15 @@ class PackedSampling:
         size: int = self.entries.size * _ENTRY_INTS
         has_history = needs_history(self.entries)
         has_lists = has_history | (self.entries["num_end_ids"] > 0) | (self.entries["num_bias"] > 0)
+        first_branch = slots.size - len(branch_tokens)
         firsts = np.where(has_history, 0, num_tokens)
         columns = (slots, self.entries["tokens"], firsts, num_tokens, num_drafts, has_lists)
         for i, (slot, address, first, known, pending, listed) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
             tokens = self._tokens_of(slot, address)
+            if i >= first_branch and first < known:
+                tokens = np.append(tokens[: known - 1], np.int32(branch_tokens[i - first_branch]))
             # Kernels index tokens by position, so the address is that of position 0, wherever the packed piece starts.
             size = self._add(i, "tokens", tokens[first : known + pending], size, -4 * first)
             if listed:
