@@ -207,7 +207,7 @@ def test_requests_that_wait_for_blocks_keep_their_text(engines: EngineDir, alone
     ("drafters", "num_branches"), [("suffix", 0), ("suffix,model", 0), ("model", 2), *pick([], [("model", 0)])]
 )
 def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branches: int) -> None:
-    """Chi-square over all continuations of two tokens, drafts drawn and tested on the device's code."""
+    """Chi-square over all continuations of three tokens, drafts drawn and tested on the device's code."""
     torch.manual_seed(5)
     keys = np.random.default_rng(11)
     vocab_size, num_requests, prompt = 3, 700, [1, 2, 0, 2, 1, 2, 0]
@@ -239,15 +239,15 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branc
             device_tester=tester,
             copy_kv=target_engine.copy_kv,
         )
-        params = SamplingParams(max_tokens=3, temperature=1.2)
+        params = SamplingParams(max_tokens=5, temperature=1.2)
         for index in range(num_requests):
             executor.submit(str(index), prompt, params, collector.sink(str(index)))
         with executor:
             while executor.step():
                 clock.advance(0.001)
             found = executor.stats()
-        seen = Counter(tuple(tokens[:2]) for tokens in collector.tokens.values())
-        probs, wrong = (two_token_probs(weights, stack, prompt, 1.2) for weights in (target, draft))
+        seen = Counter(tuple(tokens[:3]) for tokens in collector.tokens.values())
+        probs, wrong = (three_token_probs(weights, stack, prompt, 1.2) for weights in (target, draft))
     for name in drafters.split(","):
         passed, tested = (found[f"num_{what}_drafts_{name}"] for what in ("passed", "tested"))
         assert 0 < passed < tested, "both outcomes of the test are exercised"
@@ -279,15 +279,21 @@ def open_weights(weights: DeviceWeights, stack: ExitStack, **options) -> GpuEngi
     return stack.enter_context(make_engine(weights, (0, 1, 2), ExactOps(), HostRuntime(), whole, limits, **options))
 
 
-def two_token_probs(weights: DeviceWeights, stack: ExitStack, prompt: list[int], temperature: float):
+def three_token_probs(weights: DeviceWeights, stack: ExitStack, prompt: list[int], temperature: float):
     harness = Harness(open_weights(weights, stack))
 
     def probs_behind(tokens):
         logits = harness.run([(0, tokens, 0, len(tokens))])[0][-1].astype(np.float64) / temperature
         return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
 
-    first = probs_behind(prompt)
-    return {(a, b): first[a] * probs_behind([*prompt, a])[b] for a in range(3) for b in range(3)}
+    found = {(): 1.0}
+    for _ in range(3):
+        found = {
+            (*text, token): prob * behind
+            for text, prob in found.items()
+            for token, behind in enumerate(probs_behind([*prompt, *text]))
+        }
+    return found
 
 
 def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:

@@ -1,0 +1,72 @@
+"""Token trees on the virtual GPU: the same tokens, and reads as without branches but for an array more of each draft
+call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.config import KvCacheDtype
+from faser_trtllm.core.sampling_params import SamplingParams
+from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
+from tests.engine.cuda.host_executor import MAX_BATCH_SIZE
+from tests.support.effort import pick
+from tests.virtual_gpu.generation import generate_cuda
+from tests.virtual_gpu.process import VirtualGpuProcess
+
+pytestmark = pytest.mark.slow
+
+TEST, DRAFTS = "engine/gpu/sampler/accept:run", "engine/gpu/sampler/draft_state:read"
+EDITS = {"repetition_penalty": 1.2, "bad_words": ((5, 6), (7,)), "logit_bias": ((8, 1.5),), "min_tokens": 3}
+# Greedy or seeded in turn. Prompts fit attention's narrow tile, since the wide one's sums differ in the last bit, and
+# all of them the first step, so that every step verifies.
+REQUESTS = [
+    (
+        [7 * i + j for j in range(3 + i)],
+        SamplingParams(max_tokens=20, end_ids=(), temperature=0.7 * (i % 2), seed=i, **(EDITS if i > 1 else {})),
+    )
+    for i in range(MAX_BATCH_SIZE)
+]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
+    return build_pair(tmp_path_factory.mktemp("pair"), exit_layers=(1,), vocab_size=300)
+
+
+@pytest.mark.parametrize("kv_dtype", pick([KvCacheDtype.AUTO], list(KvCacheDtype)))
+def test_the_text_is_that_of_chains_and_the_host_reads_as_often(
+    gpu: VirtualGpuProcess, engines: EngineDir, kv_dtype: KvCacheDtype
+) -> None:
+    alone = gpu.run(generate_cuda, engines, "off", REQUESTS, kv_dtype=kv_dtype)
+    found = gpu.run(generate_cuda, engines, "fixed:3", REQUESTS, kv_dtype=kv_dtype, num_branches=2)
+    assert found.tokens == alone.tokens
+    assert 0 < found.stats["num_branch_tokens"] < found.stats["num_branch_rows"]
+    reads, waits = found.counters.reads(), found.counters.waits
+    assert reads.keys() == {TEST, DRAFTS}
+    assert reads[TEST][0] == waits[f"wait {TEST}"] == found.stats["num_steps"]
+    num_calls = waits[f"wait {DRAFTS}"]
+    assert reads[DRAFTS][0] == 4 * num_calls, "tokens, margins, candidates, runners-up"
+    assert 0 < num_calls <= found.stats["num_steps"]
+    kernels = found.counters.kernels("whole")
+    assert 0 < kernels["copy_kv"] <= 2 * found.stats["num_steps"], "one launch over all layers, before and after a pass"
+
+
+@pytest.mark.parametrize("policy", ["erratic", *pick([], ["fixed:4"])])
+def test_modes_and_pruned_passes_beside_trees(gpu: VirtualGpuProcess, engines: EngineDir, policy: str) -> None:
+    alone = gpu.run(generate_cuda, engines, "off", REQUESTS)
+    found = gpu.run(generate_cuda, engines, policy, REQUESTS, seed=3, num_branches=2)
+    assert found.tokens == alone.tokens
+    assert found.stats["num_branch_rows"] > 0
+
+
+@pytest.mark.parametrize("kind", pick(["eagle3"], list(HEADS)))
+def test_heads_beside_trees(gpu: VirtualGpuProcess, tmp_path: Path, kind: str) -> None:
+    engines = build_with_head(tmp_path, exit_layers=(2,), **HEADS[kind])
+    alone = gpu.run(generate_cuda, engines, "off", REQUESTS)
+    for policy in ("fixed:4", "erratic"):
+        found = gpu.run(generate_cuda, engines, policy, REQUESTS, seed=1, num_branches=3)
+        assert found.tokens == alone.tokens
+        assert found.stats["num_branch_rows"] > 0
