@@ -25,7 +25,7 @@ DRAFTERS = (
 
 BRANCHES = (
     "token trees (SpecInfer): rows per request and step, at most, for what the target may say in the place of a draft; "
-    "price takes those that pay. cpu engines with a draft model; each needs a KV block"
+    "price takes those that pay. cpu and cuda engines with a draft model; each needs a KV block"
 )
 
 

@@ -50,3 +50,14 @@ def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
         open_executor(engine_dir, ExecutorConfig(), interpretation=Interpretation(engine_dir))
     with pytest.raises(ConfigError, match=r"holds cpu engines, .* build with --backend cuda"):
         open_executor(engine_dir, ExecutorConfig(quantization="fp8"))
+
+
+def test_a_backend_without_token_trees_says_so(engine_dir: Path) -> None:
+    for backend in ("tensorrt", "tensorrt_rtx"):
+        relabel(engine_dir, backend)
+        with pytest.raises(
+            ConfigError, match=f"num_branches is 2, .* holds {backend} engines, .* chains only"
+        ) as error:
+            open_executor(engine_dir, ExecutorConfig(num_branches=2, speculation="fixed:2"))
+        assert str(error.value).endswith("set it to 0 or build with --backend cpu or cuda")
+    relabel(engine_dir, "cpu")

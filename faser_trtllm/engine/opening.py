@@ -77,6 +77,10 @@ class DeviceTester(Tester, ProbsMemory, Protocol):
 
     pass_ms: float
 
+
+class BranchTester(Protocol):
+    """A DeviceTester that draws behind the branches of a pass (executor/branches.py), too."""
+
     def load_branches(self, slots: Sequence[int], num_tokens: Sequence[int], token_ids: Sequence[int]) -> None:
         """Behind load(): a row of logits each behind those of the requests, in their order, whose next token run()
         draws too. num_tokens: with the branch's own token, token_ids, in the place of the request's."""
@@ -90,7 +94,8 @@ class OpenedEngines:
     """enter_mode: call between steps when the mode changes. tester: set if the target's logits stay on its device.
 
     partitions: of a GPU, by a cost table's names: "all", and with a draft model "draft" and "verify".
-    copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv).
+    copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv). branch_tester: of such a target
+    whose logits stay on its device; the tester.
     """
 
     target: Engine
@@ -99,6 +104,7 @@ class OpenedEngines:
     tester: DeviceTester | None = None
     partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
     copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None
+    branch_tester: BranchTester | None = None
 
 
 def stay(mode: Mode) -> None:

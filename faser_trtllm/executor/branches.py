@@ -23,7 +23,7 @@ from faser_trtllm.core.plan import ScheduledRequests
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
 from faser_trtllm.engine.base import EngineSpec
-from faser_trtllm.engine.opening import DeviceTester
+from faser_trtllm.engine.opening import BranchTester
 from faser_trtllm.ops.accept import Acceptor, AcceptResult, Outcome
 from faser_trtllm.ops.best_slots import FrontierRule
 from faser_trtllm.ops.trees.pick_branches import BranchPicker
@@ -63,16 +63,16 @@ class BranchRows:
         num_branches: int,
         max_draft_len: int,
         pool: int | None,
-        device_tester: DeviceTester | None = None,
+        tester: BranchTester | None = None,
     ) -> None:
         """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: the last rows are written here.
-        num_branches: of a request at most. pool, device_tester: as Verifier has them."""
+        num_branches: of a request at most. pool: as Verifier has it. tester: where logits stay on the device."""
         self._spec = spec
         self._copy_kv = copy_kv
         self._sampling = sampling
         self._block_table = block_table
         self._picker = BranchPicker(num_branches, spec.max_num_branches)
-        self._device_tester = device_tester
+        self._tester = tester
         self._acceptor = Acceptor(spec.max_num_branches, spec.vocab_size, max_draft_len, pool=pool)
 
     def add(
@@ -120,9 +120,9 @@ class BranchRows:
     def load(self, added: Added) -> None:
         """Tell a test on the device what to draw with it, before it runs: behind every branch, since nobody there knows
         yet which of them are taken. None of these draws bears on another."""
-        if self._device_tester is not None:
+        if self._tester is not None:
             known = [num_tokens + place + 1 for num_tokens, place in zip(added.num_tokens, added.places, strict=True)]
-            self._device_tester.load_branches(added.slots, known, added.token_ids)
+            self._tester.load_branches(added.slots, known, added.token_ids)
 
     def follow(self, added: Added, found: AcceptResult, logits: npt.NDArray[np.float32]) -> int:
         """Where a test ended with the token of a branch, add the token behind it to what was found -> how many."""
@@ -139,8 +139,8 @@ class BranchRows:
             known.append(num_tokens + row + 1)
         if not taken:
             return 0
-        if self._device_tester is not None:
-            behind, rows = self._device_tester.branches(), taken
+        if self._tester is not None:
+            behind, rows = self._tester.branches(), taken
         else:
             self._acceptor.load(slots, [1] * len(taken), known, [0] * len(taken))
             own_logits = logits[[added.first_logit_row + branch for branch in taken]]

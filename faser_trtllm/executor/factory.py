@@ -19,7 +19,15 @@ from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.drafters.suffix import SuffixDrafter
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.fingerprint import load_costs
-from faser_trtllm.engine.opening import DeviceTester, Interpretation, OpenRequest, backend_of, open_engines, stay
+from faser_trtllm.engine.opening import (
+    BranchTester,
+    DeviceTester,
+    Interpretation,
+    OpenRequest,
+    backend_of,
+    open_engines,
+    stay,
+)
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.batching import make_batching
 from faser_trtllm.executor.branches import BranchRows, CopyKv
@@ -147,6 +155,7 @@ def open_executor(
             device_tester=opened.tester,
             draft_timeout_ms=draft_timeout_ms,
             copy_kv=opened.copy_kv,
+            branch_tester=opened.branch_tester,
         )
         guard.pop_all()  # from here on the executor owns what was opened
         return executor
@@ -179,6 +188,7 @@ def assemble(
     draft_timeout_ms: float | None = None,
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     copy_kv: CopyKv | None = None,
+    branch_tester: BranchTester | None = None,
 ) -> Executor:
     """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
 
@@ -187,7 +197,7 @@ def assemble(
     only the calling thread. device_tester: for target logits that stay on the device.
     draft_timeout_ms: as in open_executor.
     wrap_drafter: wraps every drafter, for faults on purpose.
-    copy_kv: of a target that was opened with branches.
+    copy_kv, branch_tester: of a target that was opened with branches.
 
     Raises ConfigError for drafters that cannot be there.
     """
@@ -243,7 +253,7 @@ def assemble(
                 "native scheduler and no synthetic acceptance; set it to 0"
             )
         num_branches = config.num_branches
-        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, num_branches, max_draft_len, pool, device_tester)
+        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, num_branches, max_draft_len, pool, branch_tester)
     return Executor(
         scheduler,
         drafter,

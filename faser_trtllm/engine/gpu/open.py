@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from faser_trtllm.core.cost_table import ALL
@@ -52,8 +53,8 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
     enter_mode = GpuModes(gpu.whole, gpu.pair, target, draft).enter
-    copy_kv = target.copy_kv if target.spec.max_num_branches else None
-    return OpenedEngines(target, draft, enter_mode, tester, partitions, copy_kv)
+    opened = OpenedEngines(target, draft, enter_mode, tester, partitions)
+    return replace(opened, copy_kv=target.copy_kv, branch_tester=tester) if target.spec.max_num_branches else opened
 
 
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:

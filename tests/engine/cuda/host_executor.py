@@ -128,6 +128,7 @@ def generate(
             enter_mode=opened.enter_mode,
             device_tester=opened.tester,
             copy_kv=opened.copy_kv,
+            branch_tester=opened.branch_tester,
         )
         with executor:
             opened_all()

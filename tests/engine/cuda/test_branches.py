@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 import torch
 
+from faser_trtllm import native
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.config import KvCacheDtype
+from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.engine import load_weights, make_engine
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
+from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.branched import Tree
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import HEADS, WHOLE, build_pair, build_with_head, emulated_rows, open_engine
@@ -171,6 +177,31 @@ def test_by_the_kernels_themselves(engines, alone) -> None:
         by_host["num_branch_rows"],
         by_host["num_branch_tokens"],
     )
+
+
+@pytest.mark.parametrize("gpu", [HostGpu, KernelGpu])
+def test_a_branch_is_history_to_what_is_drawn_behind_it(engines, gpu) -> None:
+    """In the place of the draft: a penalty falls on the branch's token, and not on the draft's."""
+    params = SamplingParams(max_tokens=9, temperature=0.0, frequency_penalty=5.0)
+    request = Request("0", [1, 2, 3], params, max_seq_len=64, max_draft_len=2)
+    request.tokens[3:5] = [10, 11]
+    table = SamplingTable(6, 300, 2)
+    table.bind(2, request)
+    rows = torch.zeros(5, 300)
+    rows[0, 20] = 9.0  # so the first draft fails
+    rows[3, [20, 10, 30]] = torch.tensor([4.0, 3.0, 2.0])
+    rows[4, [1, 40]] = torch.tensor([4.0, 3.0])
+    with open_engine(engines.target_path, keep_logits=True, **OPTIONS) as engine:
+        tester = DeviceAcceptor(engine, gpu().make_ops(None, None), 2, None)
+        tester.load([2], [3], [3], [2])
+        tester.load_branches([2, 2], [4, 5], [20, 12])
+        found = tester.run(table.array, DeviceLogits(rows))
+        assert (found.token_ids[:, 0].tolist(), found.num_tokens.tolist()) == ([20], [1])
+        assert found.outcome.tolist() == [native.RECOVERED]
+        assert tester.branches().token_ids[:, 0].tolist() == [10, 40]
+        assert (table.array["num_tested"][2].sum(), table.array["num_passed"][2].sum()) == (1, 0)
+        tester.load([2], [3], [3], [2])
+        assert tester.run(table.array, DeviceLogits(rows)).num_tokens.size == 1
 
 
 def test_requests_that_wait_for_blocks_or_are_preempted_keep_their_text(engines, alone) -> None:

@@ -238,6 +238,7 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branc
             enter_mode=stay,
             device_tester=tester,
             copy_kv=target_engine.copy_kv,
+            branch_tester=tester,
         )
         params = SamplingParams(max_tokens=5, temperature=1.2)
         for index in range(num_requests):

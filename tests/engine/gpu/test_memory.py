@@ -64,6 +64,14 @@ def test_a_fraction_of_what_is_left_holds_as_many_blocks_as_it_can() -> None:
         fit_blocks(half, WEIGHTS, beside - 1)
 
 
+def test_branches_take_a_block_and_a_row_of_logits_each() -> None:
+    exact = sum(WEIGHTS.values()) + BUFFERS + 16 * BLOCK * 100 + 4 * 3 * (4 * VOCAB_SIZE + BLOCK * 100)
+    tree = replace(REQUEST, num_branches=3)
+    assert fit_blocks(tree, WEIGHTS, exact) == 16
+    with pytest.raises(ConfigError, match=r"branches 0\.00"):
+        fit_blocks(tree, WEIGHTS, exact - 1)
+
+
 def test_without_a_draft_only_the_target_counts() -> None:
     alone = replace(REQUEST, limits=BuildConfig(4, 32, 128, 0, BLOCK), drafting=False)
     exact = 700_000 + 4 * VOCAB_SIZE * 4 + 16 * BLOCK * 100

@@ -76,7 +76,7 @@ class DeviceAcceptor:
         self._branch_tokens = []
 
     def load_branches(self, slots: Sequence[int], num_tokens: Sequence[int], token_ids: Sequence[int]) -> None:
-        """As DeviceTester.load_branches; at most max_num_branches."""
+        """As BranchTester.load_branches; at most max_num_branches."""
         n, end = self._num_requests, self._num_requests + len(slots)
         self._slots[n:end], self._num_tokens[n:end], self._num_drafts[n:end] = slots, num_tokens, 0
         self._cu_logit_rows[n + 1 : end + 1] = self._num_rows + 1 + np.arange(len(slots))
@@ -84,7 +84,7 @@ class DeviceAcceptor:
         self._branch_tokens = list(token_ids)
 
     def branches(self) -> AcceptResult:
-        """As DeviceTester.branches."""
+        """As BranchTester.branches."""
         assert self._behind is not None, "run() has drawn nothing behind branches"
         return self._behind
 
