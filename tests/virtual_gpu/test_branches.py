@@ -5,14 +5,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import KvCacheDtype
 from faser_trtllm.core.sampling_params import SamplingParams
-from tests.engine.cuda.harness import HEADS, build_pair, build_with_head
+from faser_trtllm.engine.gpu.device import CudaGpu
+from tests.engine.cuda.branched import Tree
+from tests.engine.cuda.harness import HEADS, build_pair, build_with_head, open_engine
 from tests.engine.cuda.host_executor import MAX_BATCH_SIZE
 from tests.support.effort import pick
+from tests.support.engine_harness import Harness
+from tests.virtual_gpu.device.library import driver
 from tests.virtual_gpu.generation import generate_cuda
 from tests.virtual_gpu.process import VirtualGpuProcess
 
@@ -55,6 +62,32 @@ def test_the_text_is_that_of_chains_and_the_host_reads_as_often(
     assert 0 < num_calls <= found.stats["num_steps"]
     kernels = found.counters.kernels("whole")
     assert 0 < kernels["copy_kv"] <= 2 * found.stats["num_steps"], "one launch over all layers, before and after a pass"
+
+
+def _rows_and_chains(engines: EngineDir) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Logits of branches of two requests around the end of a block, in a captured pass; and of a chain, row by row."""
+    driver().seed(2)
+    texts = np.random.default_rng(0).integers(0, 300, (2, 40)).tolist()
+    branches = [(0, 29, 1), (0, 31, 2), (0, 33, 3), (1, 32, 4), (1, 35, 5)]
+    with CudaGpu() as gpu:
+        runtime = gpu.make_runtime()
+        options = {"runtime": runtime, "partition": gpu.whole, "max_num_branches": 5, "num_blocks": 64}
+        ops = gpu.make_ops(runtime, 64)
+        with open_engine(engines.target_path, ops, torch.bfloat16, **options) as engine:
+            engine.capture_graphs([gpu.whole])
+            plain, tree, wanted = Harness(engine, seed=9), Tree(engine), []
+            for entry, position, token in branches:
+                said = [*texts[entry][:position], token]
+                wanted.append([plain.run([(0, said, i, i + 1)])[0][0] for i in range(position + 1)][-1])
+            for start in range(0, 28, 7):
+                tree.harness.run([(slot, text, start, start + 7) for slot, text in enumerate(texts)])
+            found = tree.run([(slot, text, 28, 36) for slot, text in enumerate(texts)], branches)
+            return found[16:], np.array(wanted)
+
+
+def test_a_branch_row_has_the_bits_of_a_chain_row(gpu: VirtualGpuProcess, engines: EngineDir) -> None:
+    found, wanted = gpu.run(_rows_and_chains, engines)
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("policy", ["erratic", *pick([], ["fixed:4"])])
