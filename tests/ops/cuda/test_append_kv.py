@@ -301,3 +301,18 @@ def test_on_a_gpu(head_dim, dtype, fp8):
                 # Two rows may have one arbitrary position: which is written last is not said.
                 if not arbitrary:
                     assert_same(found.copy("cpu"), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True])
+def test_branches_on_a_gpu(fp8):
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    case, norm, first_branch = branch_case(1, fp8=fp8)
+    found = case.copy("cuda")
+    moved = {name: getattr(norm, name).cuda() for name in ("hidden", "bias", "q_norm", "k_norm")}
+    op.append_kv_reference(*case.tensors(), norm=norm, first_branch=first_branch)
+    with Module(compile_stem("append_kv", device_arch()).path) as module:
+        op.launch(module, *found.tensors(), norm=dataclasses.replace(norm, **moved), first_branch=first_branch.cuda())
+        assert_near(found.copy(), case)

@@ -52,3 +52,14 @@ def test_wrong_tensors_are_refused() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             copy_kv(None, wrong, of)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_a_gpu(dtype: torch.dtype) -> None:
+    from faser_trtllm.ops.cuda.compiler import compile_stem
+    from faser_trtllm.ops.cuda.module import Module, device_arch
+
+    with Module(compile_stem("copy_kv", device_arch()).path) as module:
+        for seed in range(5):
+            compare(module, (64, 40, 8, 32, 128), dtype, 16, seed, "cuda")
