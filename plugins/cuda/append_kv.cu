@@ -57,17 +57,24 @@ __device__ inline int64_t token_slot(const AppendArguments& args, int request, i
   return static_cast<int64_t>(block) * args.num_kv_heads * args.tokens_per_block + position % args.tokens_per_block;
 }
 
+// Rounded once, however often they are stored: without instructions for it e4m3 takes many registers.
 template <typename T>
-__device__ inline void store_vector(T* target, const float values[kVector]) {
+struct Rounded {
   alignas(16) T raw[kVector];
+
+  __device__ explicit Rounded(const float values[kVector]) {
 #pragma unroll
-  for (int i = 0; i < kVector; i++) raw[i] = from_float<T>(values[i]);
-  if constexpr (sizeof(T) == 2) {
-    *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(raw);
-  } else {
-    *reinterpret_cast<uint2*>(target) = *reinterpret_cast<const uint2*>(raw);
+    for (int i = 0; i < kVector; i++) raw[i] = from_float<T>(values[i]);
   }
-}
+
+  __device__ void store(T* target) const {
+    if constexpr (sizeof(T) == 2) {
+      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(raw);
+    } else {
+      *reinterpret_cast<uint2*>(target) = *reinterpret_cast<const uint2*>(raw);
+    }
+  }
+};
 
 // The two halves of a chunk of a head of qkv, normalised as far as `norm` says.
 template <bool kNormed, typename T, typename Source>
@@ -146,8 +153,8 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
   if (is_query) {
     T* target =
         static_cast<T*>(args.q_rotated) + (static_cast<int64_t>(row) * args.num_heads + head) * args.head_dim + first;
-    store_vector(target, low);
-    store_vector(target + half, high);
+    Rounded<T>(low).store(target);
+    Rounded<T>(high).store(target + half);
     return;
   }
 
@@ -163,11 +170,12 @@ __device__ void append(const AppendArguments& args, const QkvNorm& norm) {
       high[i] *= inverse;
     }
   }
+  const Rounded<Kv> low_kv(low), high_kv(high);
   const auto store = [&](int64_t where) {
     Kv* cache = static_cast<Kv*>(is_value ? args.v_cache : args.k_cache);
     Kv* target = cache + (where + static_cast<int64_t>(kv_head) * args.tokens_per_block) * args.head_dim + first;
-    store_vector(target, low);
-    store_vector(target + half, high);
+    low_kv.store(target);
+    high_kv.store(target + half);
   };
   store(slot);
   if constexpr (kNormed) {
