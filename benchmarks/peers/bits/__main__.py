@@ -30,6 +30,9 @@ def main() -> None:
     parser.add_argument("--llama_python", type=Path)
     parser.add_argument("--openvino_python", type=Path)
     parser.add_argument("--num_threads", type=int)
+    parser.add_argument(
+        "--activation_bits", type=int, default=16, choices=(16, 8), help="of our engine: 8 builds W8A8 and W4A8"
+    )
     args = parser.parse_args()
     options = BitsOptions(
         output_dir=args.output_dir,
@@ -44,6 +47,7 @@ def main() -> None:
         llama_python=args.llama_python,
         openvino_python=args.openvino_python,
         num_threads=args.num_threads,
+        activation_bits=args.activation_bits,
         command_line=("python", "-m", "benchmarks.peers.bits", *sys.argv[1:]),
     )
     print(run_bits(options, lambda line: print(line, file=sys.stderr, flush=True)).markdown())

@@ -18,6 +18,7 @@ class BitsOptions:
 
     steps: decode steps of a case, whose median counts. llama_python, openvino_python: interpreters of the peers; None:
     the one that runs the bench. cores: that every system is pinned to; None: as many as threads.
+    activation_bits: 16 or 8, of our engine where weights are integers.
     """
 
     output_dir: Path
@@ -33,6 +34,7 @@ class BitsOptions:
     llama_python: Path | None = None
     openvino_python: Path | None = None
     num_threads: int | None = None
+    activation_bits: int = 16
     timeout_s: float = 600.0
     command_line: tuple[str, ...] = ()
 

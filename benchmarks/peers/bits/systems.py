@@ -69,12 +69,19 @@ def open_faser(place: Place) -> Loaded:
             max_batch_size=max(options.rows),
             max_num_tokens=options.max_rows,
             max_seq_len=options.max_seq_len,
-            quantization="none" if place.bits == "bf16" else place.bits,
+            quantization=_scheme(place.bits, options.activation_bits),
             quantize_lm_head=place.bits != "bf16",
         )
     )
     file = engine_dir / "target" / "rank0.engine"
     return _loaded(place, FASER, "faser", OFF, None, file, engine_dir=str(engine_dir))
+
+
+def _scheme(bits: str, activation_bits: int) -> str:
+    """As `faser build --quantization` spells it."""
+    if bits == "bf16":
+        return "none"
+    return bits if activation_bits == 16 else {"int8": "W8A8", "int4": "W4A8"}[bits]
 
 
 def open_llamacpp(place: Place, kind: str) -> Loaded:
