@@ -11,6 +11,7 @@ of its request, since what gets no row stays pending: rows decide when a draft i
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -99,9 +100,9 @@ class FrontierRule:
         self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_pending: Sequence[int]
     ) -> list[int]:
         """Rows per request, 0 to num_pending[i]; its drafts are behind num_tokens[i] committed tokens."""
-        arrays = [np.array(values, np.int32) for values in (slots, num_tokens, num_pending)]
-        lengths = np.zeros(len(slots), np.int32)
-        at_slots, at_tokens, at_pending, at_lengths = (native.address_of_buffer(a) for a in (*arrays, lengths))
+        lengths = array("i", num_pending)
+        columns = array("i", slots), array("i", num_tokens), array("i", num_pending), lengths
+        at_slots, at_tokens, at_pending, at_lengths = [column.buffer_info()[0] for column in columns]
         status = native.library().faser_frontier(
             self.costs.address,
             self.acceptance.address,
@@ -114,7 +115,7 @@ class FrontierRule:
         )
         if status:
             native.check(status, f"ranking {list(num_pending)} pending drafts")
-        return lengths.tolist()  # type: ignore[no-any-return]
+        return lengths.tolist()
 
 
 def frontier_reference(
