@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -183,6 +183,7 @@ class FaserDraftStop(Structure):
         ("slope", c_void_p),
         ("intercept", c_void_p),
         ("prior", c_void_p),
+        ("spread", c_void_p),
         ("row_price", c_void_p),
         ("step_price", c_void_p),
         ("stride", c_int32),

@@ -14,6 +14,7 @@ from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.ops.arrays import int32_at
+from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.ops.prune_rows import HostPruning
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class ReplayedDraft(Replayed):
             drafted[active] += 1
             active = active[drafted[active] < wanted[active]]
             place = pending[active] + drafted[active]
-            worth = survival[active, place - 1] * stop.prior[mode[active], place] - stop.row_price[place]
+            worth = next_worth(stop, mode[active], place, survival[active, place - 1])
             active, worth = active[worth >= 0.0], worth[worth >= 0.0]
             if worth.sum() < stop.step_price[active.size]:
                 break

@@ -38,16 +38,19 @@ class DraftStop:
 
     A draft at place j (0 is the first pending one) with margin m (Request.draft_margins), of a request with
     SamplingMode s, is estimated to be accepted with probability sigmoid(slope[s, j] * m + intercept[s, j]); survival is
-    the product along the request. After each draft: the next one is expected to be worth its survival x
-    prior[s, j + 1] - row_price[j + 1]. A request stops when that is negative; all stop when its sum over those that
-    would go on is less than step_price[their number]. Arrays are float32: slope, intercept and prior [NUM_MODES,
-    max_draft_len], row_price [max_draft_len], step_price [max_batch_size + 1]; prices in tokens (price x ms of a target
-    row, and of a draft step).
+    the product along the request. What the next draft's margin will say is not known yet: its probability is taken to
+    be prior[s, j + 1] + spread[s, j + 1] or prior - spread, either as likely, and its row is run only where it pays. So
+    after each draft the next one is expected to be worth the mean of max(0, survival x probability - row_price[j + 1])
+    over the two. A request stops when neither pays; all stop when the sum over those that would go on is less than
+    step_price[their number]. Arrays are float32: slope, intercept, prior and spread [NUM_MODES, max_draft_len],
+    row_price [max_draft_len], step_price [max_batch_size + 1]; prices in tokens (price x ms of a target row, and of a
+    draft step).
     """
 
     slope: npt.NDArray[np.float32]
     intercept: npt.NDArray[np.float32]
     prior: npt.NDArray[np.float32]
+    spread: npt.NDArray[np.float32]
     row_price: npt.NDArray[np.float32]
     step_price: npt.NDArray[np.float32]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.ops.arrays import Float32Array, Int8Array, float32_at, int8_at
+from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int8Array, Int32Array, float32_at, int8_at
 
 
 def acceptance(stop: DraftStop, mode: int, place: int, margin: float) -> float:
@@ -41,6 +41,19 @@ def survival(stop: DraftStop, mode: int, margins: Float32Array, sources: Int8Arr
     return product
 
 
+def next_worth(
+    stop: DraftStop, modes: int | Int32Array, places: int | Int32Array, reached: float | Float64Array
+) -> Float64Array:
+    """Tokens that drafts at these places are expected to bring beyond their rows' prices; negative where no row pays.
+
+    reached: the survival of the drafts before them. Arrays of one shape, or numbers.
+    """
+    prior, spread = (table[modes, places].astype(np.float64) for table in (stop.prior, stop.spread))
+    row_price = stop.row_price[places].astype(np.float64)
+    high, low = (np.asarray(reached) * probability - row_price for probability in (prior + spread, prior - spread))
+    return np.asarray(np.where(high < 0.0, high, 0.5 * (high + np.maximum(low, 0.0))))
+
+
 def goes_on(
     stop: DraftStop,
     modes: Sequence[int],
@@ -57,7 +70,7 @@ def goes_on(
     for mode, pending, by in zip(modes, margins, sources or (None,) * len(margins), strict=True):
         place = len(pending)
         reached = survival(stop, mode, pending, by)
-        worths.append(reached * float(stop.prior[mode, place]) - float(stop.row_price[place]))
+        worths.append(float(next_worth(stop, mode, place, reached)))
     going = [worth >= 0.0 for worth in worths]
     gain = 0.0
     for worth in worths:

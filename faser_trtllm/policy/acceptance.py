@@ -9,6 +9,7 @@ count: what is behind the first rejection is unknown (right censoring).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class AcceptanceEstimator:
     """One per policy. tested: where the free test's findings are summed up; model: what they are compared with.
 
     prior: float32 [NUM_MODES, max_draft_len], what a draft at a place brings if those before it pass, margins aside.
+    spread: of the same shape, how far margins move probabilities from there, either way.
     """
 
     def __init__(self, max_draft_len: int) -> None:
@@ -65,6 +67,7 @@ class AcceptanceEstimator:
         self._publish()
 
     prior: Float32Array
+    spread: Float32Array
 
     @property
     def is_new(self) -> bool:
@@ -117,7 +120,10 @@ class AcceptanceEstimator:
         self.model.intercept[:] = self._theta[:, :, 1]
         rates = _rates(self._counts)
         self._gains = _gains(rates, self._counts)
-        self.prior = (rates * np.minimum(1.0, self._gains / np.cumprod(rates, axis=1))).astype(np.float32)
+        prior = rates * np.minimum(1.0, self._gains / np.cumprod(rates, axis=1))
+        spread = np.sqrt(_explained(rates, self._counts, self._info)[:, None] * prior * (1.0 - prior))
+        self.prior = prior.astype(np.float32)
+        self.spread = np.minimum(spread, np.minimum(prior, 1.0 - prior)).astype(np.float32)
 
 
 def _solve(info: Float64Array, gradient: Float64Array) -> Float64Array:
@@ -134,6 +140,17 @@ def _rates(counts: Float64Array) -> Float64Array:
     return np.asarray(np.clip(rates, MIN_RATE, 1.0 - MIN_RATE))
 
 
+def _explained(rates: Float64Array, counts: Float64Array, info: Float64Array) -> Float64Array:
+    """The share of the outcomes' variance that margins explain, by mode [modes].
+
+    Outcomes vary by p (1 - p) about their probability p, and its mean is in info [modes, places, 2, 2]; about a place's
+    rate they vary by rate (1 - rate). What is less is p's own variance.
+    """
+    few = PRIOR_TESTS * _sigmoid(INITIAL_LOGIT) * (1.0 - _sigmoid(INITIAL_LOGIT))
+    whole = few + (counts[..., 0] * rates * (1.0 - rates)).sum(1)
+    return np.asarray(np.maximum(0.0, 1.0 - (few + info[..., 1, 1].sum(1)) / whole))
+
+
 def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
     """Tokens per step that one more place brings, by mode and place, from rates [modes, places] and counts [..., 2].
 
@@ -148,18 +165,32 @@ def _gains(rates: Float64Array, counts: Float64Array) -> Float64Array:
     later = np.minimum(later, 1.0 - MIN_FAILED)[:, None]
     all_passed = 1.0 - (tests - passed).sum(1, keepdims=True) / np.maximum(tests[:, :1], 1.0)
     going_on = np.maximum(all_passed, 0.0) * later
-    alive = np.cumprod(np.pad(rates, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
-    num_places = rates.shape[1]
+    num_modes, num_places = rates.shape
+    alive = _chances(rates)
     behind = (alive - going_on * later ** np.arange(num_places + 1)) / (1.0 - going_on)
     behind = np.clip(behind, MIN_RATE, alive)
     # Behind a failure drafts get better and not worse; where nothing was tested, they are as others at later places.
     ratios = np.maximum.accumulate(np.minimum(behind[:, 1:] / behind[:, :-1], later), axis=1)
     ratios = np.where(tests < PRIOR_TESTS, later, ratios)
     ratios[:, 0] = behind[:, 1]
-    ratios = np.concatenate([ratios, np.broadcast_to(later, (len(rates), SERIES_TERMS - num_places))], axis=1)
-    behind = np.cumprod(np.pad(ratios, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
-    steps = np.stack([behind[:, :: k + 1].sum(1) for k in range(num_places + 1)], axis=1)
-    return np.asarray(np.minimum.accumulate(np.diff(steps[:, :1] / steps, axis=1), axis=1))
+    ratios = np.concatenate([ratios, np.broadcast_to(later, (num_modes, SERIES_TERMS - num_places))], axis=1)
+    steps = _chances(ratios) @ _step_starts(num_places)
+    tokens = steps[:, :1] / steps
+    return np.asarray(np.minimum.accumulate(tokens[:, 1:] - tokens[:, :-1], axis=1))
+
+
+def _chances(ratios: Float64Array) -> Float64Array:
+    """Of passing all places before each one, and all of them, from the chance of each [modes, places]."""
+    found = np.ones((len(ratios), ratios.shape[1] + 1))
+    np.cumprod(ratios, axis=1, out=found[:, 1:])
+    return found
+
+
+@functools.cache
+def _step_starts(num_places: int) -> Float64Array:
+    """Which drafts behind a failure begin a step of 0 to num_places drafts [SERIES_TERMS + 1, num_places + 1]."""
+    numbers = np.arange(SERIES_TERMS + 1)[:, None]
+    return np.asarray(numbers % np.arange(1, num_places + 2) == 0, np.float64)
 
 
 def _sigmoid(x: npt.ArrayLike) -> Float64Array:

@@ -26,7 +26,8 @@ def draft_stop(
     """Drafting on must pay for the draft step and for the rows that it adds.
 
     A row of the plan costs the mean of the plan's rows (over a stair, not on it); a row beyond the plan what the
-    next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it.
+    next rows, one per request, cost. At each place these are mixed by the share of requests planned to reach it. Of a
+    draft whose margin turns out bad no row is run: what that is worth hangs on how far probabilities spread.
     """
     n, slots = len(lengths), sum(lengths)
     model = estimator.model
@@ -38,4 +39,5 @@ def draft_stop(
     step_price = np.full(max_batch_size + 1, costs.draft_step[n], np.float32)  # a few may join while the plan holds
     step_price[: n + 1] = costs.draft_step
     step_price *= price
-    return DraftStop(model.slope, model.intercept, estimator.prior, row_price.astype(np.float32), step_price)
+    expected = estimator.prior, estimator.spread
+    return DraftStop(model.slope, model.intercept, *expected, row_price.astype(np.float32), step_price)

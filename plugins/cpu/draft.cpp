@@ -154,11 +154,13 @@ int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* b
         const faser_sampling& s = sampling[scratch.slots[a]];
         const float margin = s.draft_margins[scratch.num_known[a]];
         const double survival = scratch.survival[a] * faser::acceptance(*stop, s.mode, place, margin);
-        const double prior = static_cast<double>(stop->prior[s.mode * stop->stride + place + 1]);
-        const double worth = survival * prior - static_cast<double>(stop->row_price[place + 1]);
-        if (worth < 0.0) continue;
+        const int32_t next = s.mode * stop->stride + place + 1;
+        const double prior = static_cast<double>(stop->prior[next]), spread = static_cast<double>(stop->spread[next]);
+        const double row_price = static_cast<double>(stop->row_price[place + 1]);
+        const double high = survival * (prior + spread) - row_price, low = survival * (prior - spread) - row_price;
+        if (high < 0.0) continue;
         scratch.survival[num_left] = survival;
-        gain += worth;
+        gain += 0.5 * (high + std::max(low, 0.0));
       }
       scratch.requests[num_left] = i;
       scratch.slots[num_left] = scratch.slots[a];

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 13
+#define FASER_ABI_VERSION 14
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -274,14 +274,14 @@ int32_t faser_suffix_draft(faser_suffix* suffix, int32_t num_requests, const int
 
 // Early stopping of drafting. A draft at place j (0: the first pending one) with margin m, of a request with sampling
 // mode s, is accepted with probability sigmoid(slope[s][j] * m + intercept[s][j]); survival is the product over a
-// request's pending drafts. After each draft, the next one is worth survival * prior[s][j + 1] - row_price[j + 1]: a
-// request stops when this is negative, and all stop when the sum over the continuing requests is below step_price[their
-// number].
+// request's pending drafts. After each draft, the next one is worth the mean of max(0, survival * probability -
+// row_price[j + 1]) over the probabilities prior[s][j + 1] +- spread[s][j + 1]: a request stops when neither pays, and
+// all stop when the sum over the continuing requests is below step_price[their number].
 typedef struct {
-  const float *slope, *intercept, *prior;  // [modes, stride]
-  const float* row_price;                  // [max_draft_len]
-  const float* step_price;                 // [num_requests + 1]
-  int32_t stride;                          // >= max_draft_len
+  const float *slope, *intercept, *prior, *spread;  // [modes, stride]
+  const float* row_price;                           // [max_draft_len]
+  const float* step_price;                          // [num_requests + 1]
+  int32_t stride;                                   // >= max_draft_len
 } faser_draft_stop;
 
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending

@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(faser::kThreads, 1)
   }
 }
 
-// After sample_rows, by one block. tables: slope, intercept and prior [3, 3 modes, width], row_price [width],
+// After sample_rows, by one block. tables: slope, intercept, prior and spread [4, 3 modes, width], row_price [width],
 // step_price [max_requests + 1] of core/decision.py DraftStop. newest: the drawn tokens. history: whether a drawn token
 // is written behind the known ones of its entry of sampling. known, remaining, pending drafts, survival and step go on;
 // num_going: how many requests draft on.
@@ -193,8 +193,11 @@ extern "C" __global__ void __launch_bounds__(faser::kAdvanceThreads)
         const double reached = survival[request] * sigmoid(z);
         survival[request] = reached;
         pending[request] = drafts + 1;
-        worth = reached * static_cast<double>(tables[(2 * kNumModes + mode) * width + next]) -
-                static_cast<double>(row_price[next]);
+        const double prior = static_cast<double>(tables[(2 * kNumModes + mode) * width + next]);
+        const double spread = static_cast<double>(tables[(3 * kNumModes + mode) * width + next]);
+        const double row = static_cast<double>(row_price[next]);
+        const double high = reached * (prior + spread) - row, low = reached * (prior - spread) - row;
+        worth = high < 0.0 ? high : 0.5 * (high + fmax(low, 0.0));
       }
       remaining[request] = worth >= 0.0 ? left : 0;
     }

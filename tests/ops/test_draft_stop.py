@@ -18,12 +18,13 @@ def stop(
     slope=(1.0, 1.0, 1.0),
     intercept=(0.0, 0.0, 0.0),
     prior=(0.8, 0.5, 0.25),
+    spread=(0.0, 0.0, 0.0),
     row_price=(0.0, 0.0, 0.0),
     step_price=(0, 0, 0, 0),
 ):
-    """slope, intercept and prior of greedy requests; those of the other modes would never draft on."""
-    greedy = slope, intercept, prior
-    others = (-9.0, -9.0, -9.0), (-9.0, -9.0, -9.0), (0.0, 0.0, 0.0)
+    """slope, intercept, prior and spread of greedy requests; those of the other modes would never draft on."""
+    greedy = slope, intercept, prior, spread
+    others = (-9.0, -9.0, -9.0), (-9.0, -9.0, -9.0), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
     pairs = zip(greedy, others, strict=True)
     curves = [np.array([mine, *[none] * (NUM_MODES - 1)], np.float32) for mine, none in pairs]
     return DraftStop(*curves, np.array(row_price, np.float32), np.array(step_price, np.float32))
@@ -59,6 +60,21 @@ def test_a_request_stops_when_its_next_row_costs_more_than_it_is_worth():
     rule = stop(row_price=(9, 0.25, 0.0625))
     assert going(rule, [margins(0), margins(0, 0), margins(0, -0.01)]) == [True, True, False]
     assert going(stop(row_price=(0, 0.26, 0)), [margins(0), margins(0, 0)]) == [False, True]
+
+
+def test_a_row_is_paid_where_its_margin_turns_out_well():
+    """At margin 0 the next draft is reached with 1/2. At probabilities of 1/4 and 3/4 it is worth 1/8 or 3/8."""
+    spread = (0, 0.25, 0)
+    # The row pays for the likely half only: (3/8 - 1/4) / 2, where the mean would bring nothing.
+    assert going(stop(spread=spread, row_price=(0, 0.25, 0), step_price=(0, 0.0625)), [margins(0)]) == [True]
+    assert going(stop(spread=spread, row_price=(0, 0.25, 0), step_price=(0, 0.063)), [margins(0)]) == [False]
+    assert going(stop(row_price=(0, 0.25, 0), step_price=(0, 0.0625)), [margins(0)]) == [False]
+    # For both: the mean.
+    assert going(stop(spread=spread, row_price=(0, 0.125, 0), step_price=(0, 0.125)), [margins(0)]) == [True]
+    assert going(stop(spread=spread, row_price=(0, 0.125, 0), step_price=(0, 0.126)), [margins(0)]) == [False]
+    # For neither.
+    assert going(stop(spread=spread, row_price=(0, 0.375, 0)), [margins(0)]) == [True]
+    assert going(stop(spread=spread, row_price=(0, 0.376, 0)), [margins(0)]) == [False]
 
 
 def test_each_sampling_mode_has_its_own_distribution():

@@ -64,6 +64,20 @@ def test_margins_are_learnt_and_predictions_are_calibrated():
     assert estimator.reliability().ece < 0.03
 
 
+def test_the_spread_is_how_far_margins_move_probabilities():
+    estimator = Tests().run(600, logistic(0.9, -0.4))
+    drawn = logistic(0.9, -0.4)(0, 0, np.random.default_rng(1).exponential(2.0, 100_000))
+    assert estimator.spread[SamplingMode.GREEDY, 0] == pytest.approx(drawn.std(), abs=0.03)
+    assert not estimator.spread[SamplingMode.SEEDED].any(), "nothing was seen of these"
+
+
+def test_margins_that_tell_nothing_spread_nothing():
+    rates = (0.9, 0.6, 0.8, 0.3)
+    estimator = Tests().run(800, lambda i, place, margin: rates[place])
+    assert estimator.spread.max() < 0.08
+    assert not AcceptanceEstimator(4).spread.any()
+
+
 def test_places_have_rates_of_their_own():
     rates = (0.9, 0.6, 0.8, 0.3)
     estimator = Tests().run(800, lambda i, place, margin: rates[place])

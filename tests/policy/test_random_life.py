@@ -88,8 +88,11 @@ class Life:
         assert math.isfinite(decision.price)
         assert decision.price >= 0.0
         if decision.stop is not None:
-            for array in (decision.stop.slope, decision.stop.intercept, decision.stop.prior, decision.stop.row_price):
+            stop = decision.stop
+            for array in (stop.slope, stop.intercept, stop.prior, stop.spread, stop.row_price):
                 assert np.isfinite(array).all()
+            assert (stop.spread >= 0).all()
+            assert (stop.spread <= np.minimum(stop.prior, 1 - stop.prior) + 1e-6).all()
             assert np.isfinite(decision.stop.step_price).all()
         if not decoding:
             return

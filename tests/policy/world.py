@@ -10,6 +10,7 @@ from faser_trtllm import native
 from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingMode, SamplingParams
+from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.policy.base import Mode, PlanStats, StepView
 from faser_trtllm.sampling.table import SamplingTable
 
@@ -200,8 +201,8 @@ class World:
                     slope, intercept = stop.slope[r.sampling_mode, :k], stop.intercept[r.sampling_mode, :k]
                     survival[i] = float(np.prod(1 / (1 + np.exp(-(slope * m + intercept)))))
                 places = {i: self.requests[i].num_drafts + new[i] for i in going}
-                prior = {i: stop.prior[self.requests[i].sampling_mode, places[i]] for i in going}
-                worth = {i: survival[i] * prior[i] - stop.row_price[places[i]] for i in going}
+                modes = {i: self.requests[i].sampling_mode for i in going}
+                worth = {i: float(next_worth(stop, modes[i], places[i], survival[i])) for i in going}
                 going = [i for i in going if worth[i] >= 0.0]
                 if sum(worth[i] for i in going) < stop.step_price[len(going)]:
                     going = []

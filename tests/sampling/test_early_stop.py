@@ -100,7 +100,8 @@ def random_stop(seed):
     return DraftStop(
         rng.uniform(0, 2, CURVES).astype(np.float32),
         rng.uniform(-1, 1.5, CURVES).astype(np.float32),
-        rng.uniform(0.3, 1, CURVES).astype(np.float32),
+        rng.uniform(0.3, 0.7, CURVES).astype(np.float32),
+        rng.uniform(0.0, 0.3, CURVES).astype(np.float32),
         rng.uniform(0, rng.choice([0.0, 0.3, 0.6]), MAX_DRAFT_LEN).astype(np.float32),
         (price * np.sqrt(np.arange(NUM_SLOTS + 1))).astype(np.float32),
     )
@@ -142,13 +143,21 @@ def flat(value, size=MAX_DRAFT_LEN):
 
 
 def test_the_ends_of_the_scale(harness):
-    never = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0), flat(0, NUM_SLOTS + 1))
+    never = DraftStop(
+        flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES), flat(0), flat(0, NUM_SLOTS + 1)
+    )
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, never) == NUM_NEW
-    too_dear = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0), flat(100, NUM_SLOTS + 1))
+    too_dear = DraftStop(
+        flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES), flat(0), flat(100, NUM_SLOTS + 1)
+    )
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, too_dear) == [1, 1, 1, 0, 1]
     # Each draft halves the survival: three halves reach 1/8, pending drafts included.
-    halving = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0.2), flat(0, NUM_SLOTS + 1))
+    halving_prices = flat(0.2), flat(0, NUM_SLOTS + 1)
+    halving = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES), *halving_prices)
     assert Rig(harness).draft(NUM_PENDING, NUM_NEW, halving) == [3, 2, 1, 0, 1]
+    # The same survivals, since a row is run only where its draft turns out to be the target's.
+    spread = DraftStop(flat(0, CURVES), flat(0, CURVES), flat(0.5, CURVES), flat(0.5, CURVES), *halving_prices)
+    assert Rig(harness).draft(NUM_PENDING, NUM_NEW, spread) == [3, 2, 1, 0, 1]
 
 
 def test_margins_and_candidates_belong_to_their_drafts(harness):
@@ -186,10 +195,12 @@ def test_candidates_cost_no_memory_unless_wanted():
 
 def test_a_stop_of_the_wrong_size_or_without_margins_is_refused(harness):
     rig = Rig(harness)
-    short = DraftStop(flat(0, CURVES), flat(0, (NUM_MODES, 3)), flat(1, CURVES), flat(0), flat(0, NUM_SLOTS + 1))
+    short = DraftStop(
+        flat(0, CURVES), flat(0, (NUM_MODES, 3)), flat(1, CURVES), flat(0, CURVES), flat(0), flat(0, NUM_SLOTS + 1)
+    )
     with pytest.raises(ValueError, match=r"intercept is float32 \[3, 3\], need contiguous float32 \[3, 6\]"):
         rig.draft(NUM_PENDING, NUM_NEW, short)
-    curves = flat(0, CURVES), flat(0, CURVES), flat(1, CURVES)
+    curves = flat(0, CURVES), flat(0, CURVES), flat(1, CURVES), flat(0, CURVES)
     with pytest.raises(ValueError, match="step_price"):
         rig.draft(NUM_PENDING, NUM_NEW, DraftStop(*curves, flat(0), flat(0, NUM_SLOTS)))
     wide = flat(0, (NUM_MODES, MAX_DRAFT_LEN + 1))

@@ -49,11 +49,9 @@ def _random_stop(rng: np.random.Generator) -> DraftStop | None:
     if rng.random() < 0.2:
         return None
     shape = (NUM_MODES, MAX_DRAFT_LEN)
-    slope, intercept, prior = (
-        rng.random(shape, np.float32) * width + at for width, at in ((1, 0), (4, -2), (0.5, 0.5))
-    )
+    curves = [rng.random(shape, np.float32) * width + at for width, at in ((1, 0), (4, -2), (0.5, 0.4), (0.2, 0))]
     step_price = np.full(MAX_BATCH_SIZE + 1, rng.choice([0.0, 0.5, 1.5]), np.float32)
-    return DraftStop(slope, intercept, prior, rng.random(MAX_DRAFT_LEN, np.float32) * np.float32(0.5), step_price)
+    return DraftStop(*curves, rng.random(MAX_DRAFT_LEN, np.float32) * np.float32(0.5), step_price)
 
 
 def _calls(engines: EngineDir) -> list[Call]:

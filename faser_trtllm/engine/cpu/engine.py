@@ -285,7 +285,7 @@ class CpuEngine(HostPruning):
         struct = self._stop_struct
         if stop is not self._stop:
             shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-                ("slope", "intercept", "prior"), (NUM_MODES, max_draft_len)
+                ("slope", "intercept", "prior", "spread"), (NUM_MODES, max_draft_len)
             )
             shapes |= {"row_price": (max_draft_len,), "step_price": (self._spec.max_batch_size + 1,)}
             for name, shape in shapes.items():
@@ -297,8 +297,8 @@ class CpuEngine(HostPruning):
                     )
                 setattr(struct, name, native.address_of_buffer(array))
             struct.stride = stop.slope.shape[1]
-            if not struct.stride == stop.intercept.shape[1] == stop.prior.shape[1]:
-                raise ValueError("slope, intercept and prior are for different draft lengths")
+            if not struct.stride == stop.intercept.shape[1] == stop.prior.shape[1] == stop.spread.shape[1]:
+                raise ValueError("slope, intercept, prior and spread are for different draft lengths")
             self._stop = stop  # keeps the arrays alive
         return ctypes.addressof(struct)
 

@@ -61,8 +61,9 @@ class Draws:
 class StopTables:
     """core/decision.py DraftStop for at most n requests.
 
-    modes int32 [n]; tables fp32 [3, modes, width]: slope, intercept and prior; row_price fp32 [width]; step_price fp32
-    [n + 1]; pending int32 [n]: drafts so far; survival fp64 [n]: of these; num_going int32 [1]: requests that draft on.
+    modes int32 [n]; tables fp32 [4, modes, width]: slope, intercept, prior and spread; row_price fp32 [width];
+    step_price fp32 [n + 1]; pending int32 [n]: drafts so far; survival fp64 [n]: of these; num_going int32 [1]:
+    requests that draft on.
     """
 
     modes: Tensor
@@ -134,7 +135,7 @@ def advance(
         pointer("tokens", draws.tokens, "int32", shape),
         pointer("margins", draws.margins, "float32", shape),
         pointer("modes", stop.modes, "int32", (max_requests,)),
-        pointer("tables", stop.tables, "float32", (3, num_modes, width)),
+        pointer("tables", stop.tables, "float32", (4, num_modes, width)),
         pointer("row_price", stop.row_price, "float32", (width,)),
         pointer("step_price", stop.step_price, "float32", (max_requests + 1,)),
         *map(ctypes.c_int32, (num_requests, max_requests, max_draft_len, width, has_history)),
@@ -186,7 +187,7 @@ def advance_reference(draws: Draws, stop: StopTables, num_requests: int, *, has_
     step, (_, max_requests), width = int(draws.step[0]), draws.tokens.shape, stop.row_price.shape[0]
     tokens, margins, modes = draws.tokens[step].tolist(), draws.margins[step].tolist(), stop.modes.tolist()
     table: Any = draws.entries.numpy().reshape(-1).view(SAMPLING_DTYPE)
-    slope, intercept, prior = stop.tables.tolist()
+    slope, intercept, prior, spread = stop.tables.tolist()
     going, gain = [], 0.0
     for i in range(num_requests):
         is_new = tokens[i] >= 0 and int(draws.remaining[i]) > 0
@@ -203,8 +204,12 @@ def advance_reference(draws: Draws, stop: StopTables, num_requests: int, *, has_
         logit = slope[modes[i]][place] * margins[i] + intercept[modes[i]][place]
         stop.survival[i] *= sigmoid(logit)
         stop.pending[i] = place + 1
-        following = min(place + 1, width - 1)
-        worth = float(stop.survival[i]) * prior[modes[i]][following] - float(stop.row_price[following])
+        mode, following = modes[i], min(place + 1, width - 1)
+        high, low = (
+            float(stop.survival[i]) * probability - float(stop.row_price[following])
+            for probability in (prior[mode][following] + sign * spread[mode][following] for sign in (1.0, -1.0))
+        )
+        worth = high if high < 0.0 else 0.5 * (high + max(low, 0.0))
         if worth >= 0.0:
             going.append(i)
             gain += worth

@@ -19,6 +19,7 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.ops.accept import AcceptResult, Outcome
 from faser_trtllm.ops.arrays import SamplingArray
+from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.ops.prune_rows import PruneBatch
 from faser_trtllm.testing.load.acceptance import AcceptanceProcess
@@ -214,7 +215,7 @@ def stopped_drafts(
     going = np.flatnonzero(wanted > 1)
     while going.size:
         place = pending[going] + made[going]
-        worth = survival[going, place - 1] * stop.prior[modes[going], place] - stop.row_price[place]
+        worth = next_worth(stop, modes[going], place, survival[going, place - 1].astype(np.float64))
         pays = worth >= 0.0
         going = going[pays]
         if not going.size or worth[pays].sum() < float(stop.step_price[going.size]):

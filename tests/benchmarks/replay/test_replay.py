@@ -75,7 +75,8 @@ def test_drafting_ends_as_in_the_reference(seed):
     n, k = 6, 5
     stop = DraftStop(
         *(rng.normal(scale, 0.3, (NUM_MODES, k)).astype(np.float32) for scale in (0.5, 0.0)),
-        rng.uniform(0.4, 0.9, (NUM_MODES, k)).astype(np.float32),
+        rng.uniform(0.4, 0.7, (NUM_MODES, k)).astype(np.float32),
+        rng.uniform(0.0, 0.3, (NUM_MODES, k)).astype(np.float32),
         rng.uniform(0.0, 0.2, k).astype(np.float32),
         np.linspace(0.0, 1.0, n + 1).astype(np.float32),
     )

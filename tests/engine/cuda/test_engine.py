@@ -261,7 +261,12 @@ def test_a_stop_rule_stops_where_it_stops_on_the_host(
     ones = np.ones((NUM_MODES, 4), np.float32)
     intercepts = np.array([[-0.5], [3.0], [0.0]], np.float32) * ones  # a seeded draft is trusted more than a greedy one
     stop = DraftStop(
-        0.5 * ones, intercepts, 0.9 * ones, 0.2 * ones[0], np.full(MAX_BATCH_SIZE + 1, step_price, np.float32)
+        0.5 * ones,
+        intercepts,
+        0.7 * ones,
+        0.2 * ones,
+        0.2 * ones[0],
+        np.full(MAX_BATCH_SIZE + 1, step_price, np.float32),
     )
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         wanted = [min(4 - (*num_certain, *[0] * 5)[i], count) for i, count in enumerate([4, 2, 4, 4, 4])]

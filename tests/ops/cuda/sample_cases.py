@@ -49,13 +49,13 @@ class SampleCase:
             torch.full((max_requests, max_draft_len, vocab_size), 77.0),
             torch.full(shape, 77, dtype=torch.int32),
         )
-        tables = torch.from_numpy(rng.standard_normal((3, 3, WIDTH)).astype(np.float32))
-        tables[2] = tables[2].abs()
+        tables = torch.from_numpy(rng.standard_normal((4, 3, WIDTH)).astype(np.float32))
+        tables[2:] = tables[2:].abs()
         self.stop = op.StopTables(
             torch.from_numpy(self.slots.array["mode"].astype(np.int32)),
             tables,
             torch.from_numpy(rng.uniform(0, 0.1, WIDTH).astype(np.float32)),
-            torch.from_numpy(rng.uniform(0, 0.3, max_requests + 1).astype(np.float32)),
+            torch.from_numpy((rng.uniform(0, 0.6) * np.arange(max_requests + 1)).astype(np.float32)),
             torch.from_numpy(rng.integers(0, 3, max_requests).astype(np.int32)),
             torch.ones(max_requests, dtype=torch.float64),
             torch.full((1,), 77, dtype=torch.int32),

@@ -29,6 +29,25 @@ def test_the_kernels_are_the_reference(data) -> None:
     assert_same(found.run(SmallBlocks(stem="sample")), wanted.run(None))
 
 
+@pytest.mark.parametrize("by_kernel", [True, False])
+@pytest.mark.parametrize(
+    ("row_price", "worth"), [(0.125, 0.125), (0.25, 0.0625), (0.375, 0.0)], ids=["both pay", "one pays", "on the edge"]
+)
+def test_a_step_must_be_worth_its_price(row_price: float, worth: float, by_kernel: bool) -> None:
+    """Reached with 1/2, the next draft is accepted with 1/4 or 3/4, so it brings 1/8 or 3/8 before its row."""
+    for more, num_going in ((0.0, 1), (1e-6, 0)):
+        case = SampleCase(FIELDS[:1], 50, 2, 1)
+        case.draws.remaining[:], case.stop.pending[:] = 2, 0
+        case.draws.tokens[:], case.draws.margins[:] = 3, 0.0
+        case.stop.tables[:] = torch.tensor([1.0, 0.0, 0.5, 0.25])[:, None, None]
+        case.stop.row_price[:], case.stop.step_price[:] = row_price, worth + more
+        if by_kernel:
+            op.advance(SmallBlocks(stem="sample"), case.draws, case.stop, 1)
+        else:
+            op.advance_reference(case.draws, case.stop, 1)
+        assert case.stop.num_going.tolist() == [num_going]
+
+
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_the_order_of_threads_does_not_matter(order: int) -> None:
     ascending, other = (SampleCase(FIELDS, 300, 3, 4).run(SmallBlocks(o, "sample")) for o in (0, order))

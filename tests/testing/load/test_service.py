@@ -154,7 +154,8 @@ def test_drafting_stops_as_the_plain_rule_says():
         stop = DraftStop(
             rng.uniform(0.0, 1.0, (3, k)).astype(np.float32),
             rng.uniform(-1.0, 2.0, (3, k)).astype(np.float32),
-            rng.uniform(0.3, 1.0, (3, k)).astype(np.float32),
+            rng.uniform(0.3, 0.7, (3, k)).astype(np.float32),
+            rng.uniform(0.0, 0.3, (3, k)).astype(np.float32),
             rng.uniform(0.0, 0.3, k).astype(np.float32),
             np.concatenate([[0.0], rng.uniform(0.0, 1.0, n)]).astype(np.float32),
         )

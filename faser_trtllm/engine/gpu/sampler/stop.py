@@ -27,7 +27,7 @@ class StopRule:
             (2 * max_batch_size,),  # survival, float64
             (max_batch_size,),  # mode
             (max_batch_size,),  # pending drafts
-            (3, NUM_MODES, self._width),  # slope, intercept, prior
+            (4, NUM_MODES, self._width),  # slope, intercept, prior, spread
             (self._width,),  # row_price
             (max_batch_size + 1,),  # step_price
         )
@@ -40,7 +40,7 @@ class StopRule:
         survival, modes, pending, tables, row_price, step_price = views
         self.tables = StopTables(
             modes,
-            tables.view(torch.float32).view(3, NUM_MODES, self._width),
+            tables.view(torch.float32).view(4, NUM_MODES, self._width),
             row_price.view(torch.float32),
             step_price.view(torch.float32),
             pending,
@@ -62,11 +62,11 @@ class StopRule:
         n = modes.size
         host_survival.view(np.float64)[:n] = survival
         mode[:n], pending[:n] = modes, num_pending
-        floats = tables.view(np.float32).reshape(3, NUM_MODES, self._width)
+        floats = tables.view(np.float32).reshape(4, NUM_MODES, self._width)
         if stop is None:
             step_price.view(np.float32)[:] = -np.inf
         else:
-            for table, values in zip(floats, (stop.slope, stop.intercept, stop.prior), strict=True):
+            for table, values in zip(floats, (stop.slope, stop.intercept, stop.prior, stop.spread), strict=True):
                 table[:, : values.shape[1]] = values
             row_price.view(np.float32)[: stop.row_price.size] = stop.row_price
             known = min(stop.step_price.size, step_price.size)
