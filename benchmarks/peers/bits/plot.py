@@ -34,7 +34,7 @@ def write_plot(report: BitsReport, path: Path) -> bool:
             axis.set_ylabel("peer's time over ours")
             axis.set_ylim(bottom=0)
             if series:
-                axis.legend(fontsize=7)
+                axis.legend(fontsize=7, loc="upper left")
     figure.suptitle(f"{report.environment['cpu']}, {report.options['num_threads']} threads; above 1 ours is faster")
     figure.savefig(path, dpi=150)
     return True
