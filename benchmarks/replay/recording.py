@@ -47,7 +47,8 @@ class Recording:
         return int(self.margins.shape[2])
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(path, is_seeded=self.is_seeded, num_right=self.num_right, margins=self.margins)
+        with path.open("wb") as file:  # given a path, numpy would add .npz to it
+            np.savez_compressed(file, is_seeded=self.is_seeded, num_right=self.num_right, margins=self.margins)
 
     @staticmethod
     def load(path: Path) -> Recording:

@@ -50,6 +50,15 @@ def run(recording, spelling, watch=None):
     return rate, jobs
 
 
+def test_a_recording_is_found_under_the_name_that_it_was_saved_by(recording, tmp_path):
+    path = tmp_path / "demo.recording"
+    recording.save(path)
+    found = Recording.load(path)
+    assert found.is_seeded.tolist() == recording.is_seeded.tolist()
+    assert found.num_right.tolist() == recording.num_right.tolist()
+    assert found.margins.tolist() == recording.margins.tolist()
+
+
 def test_as_many_drafts_pass_as_were_right(recording):
     watch = Watch()
     _, jobs = run(recording, f"fixed:{K}", watch)
