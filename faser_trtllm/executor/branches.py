@@ -86,13 +86,17 @@ class BranchRows:
     ) -> tuple[RaggedBatch, Added | None]:
         """tested: indices of rows, in the batch's order; num_pending, num_verified: by index of rows.
         frontier: a rule with prices picks those that pay; else there are as many as there may be. Guided requests, and
-        those that keep rows, get none."""
+        those that keep rows, get none. Nor do requests that run their tokens again after they were preempted: their
+        drafts are still pending, but have no KV blocks yet."""
         room = self._spec.max_num_tokens - batch.num_rows
         guided, requests = self._sampling.guided.slots, rows.requests
         asked = [
             (place, index)
             for place, index in enumerate(tested)
-            if num_pending[index] and rows.slots[index] not in guided and not requests[index].keeps_rows
+            if num_pending[index]
+            and rows.num_drafts[index]
+            and rows.slots[index] not in guided
+            and not requests[index].keeps_rows
         ]
         if not asked or room <= 0:
             return batch, None

@@ -3,11 +3,15 @@ random in test_exactness.py."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
+from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
-from tests.support.executor_harness import Collector, Setup
+from tests.support.executor_harness import Collector, ErraticPolicy, Setup
+from tests.support.executor_harness import run as run_all
 
 NUM_REQUESTS = 12
 
@@ -86,6 +90,26 @@ def test_a_branch_costs_what_price_says():
     _, of_fixed = run("fixed:3", 3, greedy)
     bought, had = (statistics["num_branch_rows"] / statistics["num_steps"] for statistics in (of_price, of_fixed))
     assert bought < had / 2
+
+
+@dataclass
+class SerialSetup(Setup):
+    """Every step may have branches, and many leave drafts pending."""
+
+    def make_policy(self):
+        return ErraticPolicy(self.max_draft_len, self.policy_seed, modes=(Mode.SERIAL,))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_preempted_request_gets_none_before_its_drafts_have_blocks_again(seed):
+    """Each token has a block of its own here, so that a branch's place would be in one that is not the request's."""
+    sizes = {"tokens_per_block": 1, "num_blocks": 64, "capacity": "MAX_UTILIZATION", "policy_seed": seed}
+    setup = SerialSetup(noise=1.5, policy="erratic", num_branches=3, **sizes)
+    requests = [([number % 5, number // 5, seed % 5], greedy(number)) for number in range(8)]
+    collector = run_all(setup, requests)
+    assert sum(request.stats.num_preemptions for request in collector.requests.values()) > 0
+    alone = run_all(Setup(), requests)
+    assert collector.tokens == alone.tokens
 
 
 def test_without_a_draft_model_there_are_none_to_branch_from():
