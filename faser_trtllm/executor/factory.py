@@ -133,7 +133,7 @@ def open_executor(
                 quantization=config.quantization,
                 kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
                 kv_dtype=config.kv_cache_config.dtype,
-                num_branches=config.num_branches if drafting else 0,
+                num_branches=min(config.num_branches, max_draft_len),  # one in the place of each draft, at most
             ),
             stack,
         )

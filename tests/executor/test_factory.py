@@ -12,10 +12,11 @@ from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.executor.factory import assemble
+from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.static import FixedPolicy
 from tests.support.checkpoints import make_pair
@@ -61,3 +62,21 @@ def test_lanes_overlap_only_where_the_opener_says_how(tmp_path: Path, mode: Mode
 def drain(executor) -> None:
     while executor.step():
         pass
+
+
+@pytest.mark.parametrize(("num_branches", "wanted"), [(0, 0), (2, 2), (16, 3)])
+def test_branches_have_memory_for_one_in_the_place_of_each_draft(
+    tmp_path: Path, num_branches: int, wanted: int
+) -> None:
+    engines = build_engines(BuildOptions(*make_pair(tmp_path / "pair", num_layers=1), tmp_path / "engines"))
+    assert engines is not None
+    held = {}
+
+    def note(engine: Engine, role: str) -> Engine:
+        held[role] = engine.spec.max_num_branches
+        return engine
+
+    limits = {"max_batch_size": 2, "max_draft_len": 3, "num_threads": 1}
+    config = ExecutorConfig(speculation="fixed:3", num_branches=num_branches, **limits)
+    with open_executor(engines.path, config, wrap_engine=note):
+        assert held == {"target": 2 * wanted, "draft": 0}

@@ -379,9 +379,10 @@ def _create(file: EngineFile, path: Path, core_set: CoreSet, spec: EngineSpec) -
     )
     if handle is None:
         if status.value == native.FASER_OUT_OF_MEMORY:
+            fewer = "num_branches, " if spec.max_num_branches else ""
             raise FaserError(
-                f"memory ran out for {spec.num_blocks} KV blocks of {spec.tokens_per_block} tokens and "
-                f"{spec.max_num_tokens} rows, lower kv_cache_config.max_tokens or max_num_tokens"
+                f"memory ran out for {spec.num_kv_blocks} KV blocks of {spec.tokens_per_block} tokens and "
+                f"{spec.max_num_tokens} rows, lower {fewer}kv_cache_config.max_tokens or max_num_tokens"
             )
         raise EngineFileError(
             f"{path.name} describes a model the CPU engine cannot run: head_dim {sizes['head_dim']} must be "

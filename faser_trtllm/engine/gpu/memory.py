@@ -43,10 +43,11 @@ def fit_blocks(
         listed = ", ".join(f"{what} {size / _GIB:.2f}" for what, size in needed.items())
         share = "" if fraction is None else f" and {fraction:.0%} of what is left may hold KV"
         smaller = "" if request.quantization is Quantization.FP8 else ", set quantization to fp8"
+        fewer = "num_branches, " if num_branches else ""
         raise ConfigError(
             f"the engines need {sum(needed.values()) / _GIB:.2f} GiB of GPU memory ({listed}), the GPU has "
-            f"{free_bytes / _GIB:.2f} free{share}; lower kv_cache_config.max_tokens, max_seq_len or max_batch_size"
-            f"{smaller}, build with a larger --tp_size (cuda) or take a larger GPU"
+            f"{free_bytes / _GIB:.2f} free{share}; lower {fewer}kv_cache_config.max_tokens, max_seq_len or "
+            f"max_batch_size{smaller}, build with a larger --tp_size (cuda) or take a larger GPU"
         )
     num_blocks = min(request.num_blocks, left // block_bytes)
     log.info(

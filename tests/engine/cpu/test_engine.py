@@ -115,6 +115,10 @@ def test_opening_refuses_what_cannot_be(tmp_path: Path) -> None:
             CpuEngine.open(path, core_set, **SIZES, max_seq_len=641)
         with pytest.raises(FaserError, match="lower kv_cache_config"):
             CpuEngine.open(path, core_set, **SIZES | {"num_blocks": 2**31 - 1, "tokens_per_block": 2**20})
+        with pytest.raises(FaserError, match=r"for 1073741830 KV blocks .* lower num_branches, kv_cache_config"):
+            CpuEngine.open(
+                path, core_set, **SIZES | {"num_blocks": 2**30, "tokens_per_block": 2**20}, max_num_branches=6
+            )
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(EngineFileError, match="truncated"):
             CpuEngine.open(path, core_set, **SIZES)
