@@ -78,7 +78,7 @@ class CpuBackend:
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
 
     def _quantization(self, source: Source) -> dict[str, Any]:
-        """In TensorRT-LLM's terms (QuantConfig); InvalidArgumentError for a model that cannot be quantised so."""
+        """As TensorRT-LLM's QuantConfig has it; InvalidArgumentError for a model that cannot be quantised so."""
         scheme, config = self._schemes[source.role], source.config
         if source.head is not None:
             raise InvalidArgumentError(

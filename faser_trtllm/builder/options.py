@@ -10,6 +10,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.quantized_weight import Scheme
 
 MAX_DRAFT_LEN = 64
+_FIELDS = {"target": "quantization", "draft": "draft_quantization"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,9 @@ class BuildOptions:
 def schemes_of(options: BuildOptions) -> dict[str, Scheme]:
     """How the weights of a role are quantised; InvalidArgumentError for a spelling that is none."""
     schemes = {}
-    for role, text in (("target", options.quantization), ("draft", options.draft_quantization)):
-        scheme = Scheme.parse(text)
+    texts = {"target": options.quantization, "draft": options.draft_quantization}
+    for role, text in texts.items():
+        scheme = Scheme.parse(text, _FIELDS[role])
         if scheme is not None:
             schemes[role] = replace(scheme, lm_head=options.quantize_lm_head)
     return schemes
@@ -78,9 +80,10 @@ def check_options(options: BuildOptions) -> None:
         )
     schemes = schemes_of(options)
     if schemes and not backend.has_integer_weights:
+        role, scheme = next(iter(schemes.items()))
         raise InvalidArgumentError(
-            f"quantization is {next(iter(schemes.values()))}, only {names_with(lambda b: b.has_integer_weights)} "
-            f"engines hold integer weights, not those of {options.backend}; leave it out or use --backend cpu"
+            f"{_FIELDS[role]} is {scheme}, only {names_with(lambda b: b.has_integer_weights)} engines hold integer "
+            f"weights, not those of {options.backend}; leave it out or use --backend cpu"
         )
     if options.mtp and options.draft_checkpoint_dir is not None:
         raise InvalidArgumentError(

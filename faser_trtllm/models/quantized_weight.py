@@ -34,9 +34,9 @@ class Scheme:
     activation_bits: int = 16
 
     @classmethod
-    def parse(cls, text: str) -> Scheme | None:
+    def parse(cls, text: str, field: str = "quantization") -> Scheme | None:
         """int8 (W8A16), int4 (W4A16), W8A8, W4A8; those of four bits in groups, int4:128; none is None.
-        InvalidArgumentError for others."""
+        InvalidArgumentError for others, which names the field."""
         if text == "none":
             return None
         found = _SPELLING.fullmatch(text)
@@ -49,13 +49,13 @@ class Scheme:
             if bits == 4 and group_size in GROUP_SIZES:
                 return cls(4, group_size, activation_bits=activation_bits)
         raise InvalidArgumentError(
-            f"quantization is {text}, it must be none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits in "
+            f"{field} is {text}, it must be none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits in "
             "groups of 32 or 128 inputs (int4:128, W4A8:128)"
         )
 
     @property
     def algorithm(self) -> str:
-        """In TensorRT-LLM's terms (QuantConfig's quant_algo)."""
+        """As TensorRT-LLM spells quant_algo, which has such names for 16-bit activations only."""
         return f"W{self.bits}A{self.activation_bits}"
 
     def __str__(self) -> str:

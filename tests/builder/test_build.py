@@ -142,6 +142,11 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
             "int8, only cpu engines hold integer weights, not those of",
         ),
         ({"quantization": "fp8"}, "quantization is fp8, it must be none, int8 (W8A16)"),
+        ({"draft_quantization": "int3"}, "draft_quantization is int3, it must be none, int8 (W8A16)"),
+        (
+            {"backend": "cuda", "draft_quantization": "int4"},
+            "draft_quantization is int4:32, only cpu engines hold integer weights, not those of cuda",
+        ),
         (
             {"draft_quantization": "int4:128"},
             "draft is int4:128, but its hidden_size is 64, no multiple of 128; use int4",
