@@ -69,7 +69,6 @@ class EdgeServer:
         self._models: dict[int, TritonModel | TokenModel] = {}
         self._publisher: TritonModel | None = None  # of the executor's counts, also after it was unloaded
         self._requests: dict[int, EdgeRequest] = {}
-        self._wanted: dict[bytes, frozenset[str]] = {}
         self._is_draining = False
 
     def run(self) -> None:
@@ -145,10 +144,7 @@ class EdgeServer:
         return False
 
     def _request(self, frame: RequestFrame) -> None:
-        wanted = self._wanted.get(frame.outputs)
-        if wanted is None:
-            wanted = self._wanted[frame.outputs] = frozenset(frame.outputs.decode().split())
-        request = EdgeRequest(frame, wanted, self._connection, self._forget)
+        request = EdgeRequest(frame, wire.output_names(frame.outputs), self._connection, self._forget)
         self._requests[frame.handle] = request
         self._models[frame.model].execute([request])
         request.forget_inputs()

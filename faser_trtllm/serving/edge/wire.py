@@ -207,6 +207,12 @@ def read_request(body: Body) -> RequestFrame:
     return RequestFrame(model, handle, bool(wants_error_code), request_id, outputs, tuple(inputs))
 
 
+@functools.lru_cache(maxsize=256)  # clients ask for few sets of outputs, but each could ask for others
+def output_names(outputs: bytes) -> frozenset[str]:
+    """Of RequestFrame.outputs."""
+    return frozenset(outputs.decode().split())
+
+
 _DTYPE_AND_DIMS = struct.Struct("<BI")
 _U64 = struct.Struct("<Q")
 

@@ -84,3 +84,11 @@ def test_responses_say_what_was_put_in(items, message):
     body += wire.error_response(7, "UNAVAILABLE", message) + wire.final_flag(8)
     expected += [(7, True, {}, (4, message)), (8, True, {}, None)]
     assert read_responses(body) == expected
+
+
+def test_sets_of_outputs_are_not_kept_for_ever():
+    """A client could ask for millions of them."""
+    for number in range(2000):
+        names = {"text_output", f"output_{number}"}
+        assert wire.output_names("".join(f"{name}\n" for name in names).encode()) == names
+    assert wire.output_names.cache_info().currsize < 1000
