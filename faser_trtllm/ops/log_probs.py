@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,8 @@ class TokenRows:
     sampling: SamplingArray
     num_top: Int32Array
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> TokenRows:
-        """Those chosen [n]."""
+    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> TokenRows:
+        """Those chosen [n], or of a slice."""
         rows, token_ids, positions = self.rows[chosen], self.token_ids[chosen], self.positions[chosen]
         return TokenRows(rows, token_ids, positions, self.sampling[chosen], self.num_top[chosen])
 
@@ -42,6 +43,11 @@ class LogProbs:
 
     values: Float64Array
     tops: list[Top]
+
+    @staticmethod
+    def join(parts: Sequence[LogProbs]) -> LogProbs:
+        """Those of all parts, one behind the other."""
+        return LogProbs(np.concatenate([part.values for part in parts]), [top for part in parts for top in part.tops])
 
     @staticmethod
     def merge(some: LogProbs, others: LogProbs, is_some: npt.NDArray[np.bool_]) -> LogProbs:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.overrides import TorchFunctionMode
 
 from faser_trtllm import native
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
@@ -185,6 +186,33 @@ def test_prompts_are_logged_by_the_rows_of_logits_that_a_pass_has(engines: Engin
         assert logs.tolist() == same_logs.tolist()
         exact = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
         assert np.allclose(logs, exact[ids], rtol=0, atol=1e-5)
+
+
+class MostSorted(TorchFunctionMode):
+    """Counts the rows that are sorted at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_rows = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.sort:
+            self.num_rows = max(self.num_rows, args[0].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_memory_for_log_probs_does_not_grow_with_the_batch(engines: EngineDir) -> None:
+    """A prompt may have the rows of logits of all requests, and each takes many times its own memory."""
+    prompt = np.random.default_rng(4).integers(0, 300, 100).tolist()
+    requests = [(prompt, SamplingParams(max_tokens=2, return_context_log_probs=True, num_top_log_probs=2))]
+    few, many = Collector(), Collector()
+    generate(engines, "off", requests, collector=few)
+    with MostSorted() as most:
+        generate(engines, "off", requests, collector=many, max_batch_size=96, max_num_tokens=96)
+    assert 0 < most.num_rows <= 32
+    one, other = many.requests["0"], few.requests["0"]
+    assert one.context_log_probs == other.context_log_probs
+    assert [ids.tolist() for ids, _ in one.context_tops] == [ids.tolist() for ids, _ in other.context_tops]
 
 
 def test_histories_longer_than_the_first_upload_buffer(engines: EngineDir) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
 _TOKENS_PER_REQUEST = 64  # initial capacity per request of the upload buffer, which grows on demand
+_LOG_PROB_ROWS = 32  # at once, since a row takes some 50 bytes for each token of the vocabulary
 
 
 class DeviceAcceptor:
@@ -168,6 +169,9 @@ class DeviceAcceptor:
         import torch
 
         assert isinstance(logits, DeviceLogits)
+        if asked.rows.size > _LOG_PROB_ROWS:
+            starts = range(0, asked.rows.size, _LOG_PROB_ROWS)
+            return LogProbs.join([self.log_probs(logits, asked.where(slice(at, at + _LOG_PROB_ROWS))) for at in starts])
         is_edited = (asked.sampling["masks"] != 0) | has_edits(asked.sampling, asked.positions)
         if is_edited.any() and not is_edited.all():
             parts = {edited: self.log_probs(logits, asked.where(is_edited == edited)) for edited in (True, False)}
