@@ -17,7 +17,7 @@ from benchmarks.drafters.workload import Job, completions, edits
 from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.bench.markdown import table
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.config import DrafterName, ExecutorConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig, parse
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
@@ -69,20 +69,25 @@ class Counts:
     passed: dict[str, int] | None = None
 
 
+def _config_of(name: str, num_threads: int | None) -> ExecutorConfig:
+    """Of a system; ConfigError for what is none."""
+    speculation, *rest = name.split("/")
+    if len(rest) > 2:
+        raise ConfigError(f"systems has {name}, allowed is off, or speculation/drafters/num_branches")
+    values = {"speculation": speculation, "num_threads": num_threads, "max_batch_size": 1}
+    fields = zip(("drafters", "num_branches"), rest, strict=False)
+    try:
+        return parse(ExecutorConfig, values | {field: value.replace("+", ",") for field, value in fields if value})
+    except ConfigError as error:
+        raise ConfigError(f"systems has {name}: {error}") from error
+
+
 class _System:
     """One executor and the engine that its target is replayed by."""
 
     def __init__(self, name: str, options: DrafterBenchOptions, stack: ExitStack) -> None:
         self.name = name
-        speculation, drafters, branches = (*name.split("/"), "", "")[:3]
-        names = tuple(DrafterName(drafter) for drafter in drafters.split("+")) if drafters else None
-        config = ExecutorConfig(
-            speculation=speculation,
-            drafters=names,
-            num_branches=int(branches or 0),
-            num_threads=options.num_threads,
-            max_batch_size=1,
-        )
+        config = _config_of(name, options.num_threads)
         ensure_profile(options.engine_dir, config)
         self._replay: ReplayEngine | None = None
         self._now_s: Callable[[], float] = time.perf_counter
