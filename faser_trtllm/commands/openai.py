@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from faser_trtllm.config import DRAFTERS, SPELLINGS
+from faser_trtllm.config import BRANCHES, DRAFTERS, SPELLINGS
 
 EXAMPLES = (
     "Examples: faser openai --engine_dir engines/built/demo; "
@@ -57,6 +57,7 @@ def openai(
     config: Annotated[Path | None, typer.Option("--config", help="faser.yaml of the Triton server to start")] = None,
     speculation: Annotated[str | None, typer.Option("--speculation", help=SPELLINGS)] = None,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
+    num_branches: Annotated[int | None, typer.Option("--num_branches", help=BRANCHES)] = None,
 ) -> None:
     """Serve OpenAI's completions and chat API in front of Triton.
 
@@ -73,6 +74,7 @@ def openai(
         config=config,
         speculation=speculation,
         drafters=drafters,
+        num_branches=num_branches,
     )
     options = OpenAIOptions(
         url=url,

@@ -62,6 +62,7 @@ def serve_openai(options: OpenAIOptions) -> int:
         raise InvalidArgumentError(f"max_body_bytes is {options.max_body_bytes}, allowed is 1024 to {64 << 20}")
     if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
         raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
+    _check_url(options)
     served = _served_model(options)
     stop, hurry = threading.Event(), threading.Event()
     with _listen(options.host, options.port) as listener, _signals(stop, hurry):
@@ -189,6 +190,17 @@ def _served_model(options: OpenAIOptions) -> ServedModel:
     tokenizer = Tokenizer.load(engines.tokenizer_dir)
     template = ChatTemplate.load(engines.tokenizer_dir, tokenizer, options.chat_template)
     return ServedModel(options.served_model_name, tokenizer, template, engines.build_config.max_seq_len)
+
+
+def _check_url(options: OpenAIOptions) -> None:
+    """Refuse what only a server that is started here would take."""
+    for name in ("config", "speculation", "drafters", "num_branches"):
+        value = getattr(options.triton, name)
+        if options.url is not None and value is not None:
+            raise InvalidArgumentError(
+                f"{name} is {value}, which a Triton server takes when it starts, and the one at url {options.url} "
+                "runs; start that with it, or leave url out"
+            )
 
 
 def _grpc_address(url: str) -> str:
