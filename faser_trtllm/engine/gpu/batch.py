@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -78,12 +79,13 @@ class DeviceBatch:
         self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
         num_kept = 0 if token_rows is None else rows
         num_branch_ends = batch + 1 if spec.max_num_branches else 0
-        sizes = (batch + 1, batch, batch * self.max_blocks_per_seq, rows, rows, rows, 2 * num_kept, num_branch_ends)
+        # The block table is last, so that only the rows of a batch's requests are sent: at long contexts it is most of all.
+        sizes = (batch + 1, batch, rows, rows, rows, 2 * num_kept, num_branch_ends, batch * self.max_blocks_per_seq)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        self.cu_q_lens, self.kv_lens, table, self.token_ids, self.positions, self.logit_rows, kept, branches = views
+        self.cu_q_lens, self.kv_lens, self.token_ids, self.positions, self.logit_rows, kept, branches, table = views
         self.first_branch: Tensor | None = branches if num_branch_ends else None
         self.token_rows = kept.view(torch.int64)
         self.block_table = table.view(batch, self.max_blocks_per_seq)
@@ -96,10 +98,11 @@ class DeviceBatch:
 
     def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
         self._check(batch)
-        inputs = plugin_inputs(batch, self._spec.max_seq_len).arrays
+        used = replace(batch, block_table=batch.block_table[:, : self._num_blocks(batch)])
+        inputs = plugin_inputs(used, self._spec.max_seq_len).arrays
         filled = self._staging.fill()
         sections = [filled[start : start + size] for start, size in self._sections]
-        cu_q_lens, kv_lens, table, token_ids, positions, logit_rows, kept, first_branch = sections
+        cu_q_lens, kv_lens, token_ids, positions, logit_rows, kept, first_branch, table = sections
         n, num_rows = batch.num_requests, batch.num_rows
         cu_q_lens[: n + 1] = inputs["cu_q_lens"]
         cu_q_lens[n + 1 :] = num_rows
@@ -116,10 +119,15 @@ class DeviceBatch:
             _fill_first_branch(batch, first_branch)
         if self._token_rows is not None:
             self._token_rows(batch, kept.view(np.int64))
-        self._staging.send(self._staging.size)
+        first_row, _ = self._sections[-1]
+        self._staging.send(first_row + n * self.max_blocks_per_seq)
 
     def take_step(self, ops: Ops, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor) -> None:
         ops.take_step(newest, known, remaining, block_table, self._step_inputs)
+
+    def _num_blocks(self, batch: RaggedBatch) -> int:
+        """Columns of the block table that the batch's rows reach."""
+        return int(batch.positions.max(initial=-1)) // self._spec.tokens_per_block + 1
 
     def _check(self, batch: RaggedBatch) -> None:
         spec = self._spec
@@ -138,7 +146,7 @@ class DeviceBatch:
         # Kernels skip invalid blocks, so a wrong id would silently give wrong results.
         if batch.num_rows:
             last = batch.positions[batch.cu_rows[1:] - 1] // spec.tokens_per_block
-            table = batch.block_table[batch.slots]
+            table = batch.block_table[:, : self._num_blocks(batch)][batch.slots]
             is_used = np.arange(table.shape[1]) <= last[:, None]
             if (is_used & ((table < 0) | (table >= spec.num_kv_blocks))).any():
                 raise InvalidArgumentError(f"block ids are not all within 0 to {spec.num_kv_blocks - 1}")

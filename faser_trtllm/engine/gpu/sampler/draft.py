@@ -159,7 +159,8 @@ class DraftLoop:
                 entries = self._edits.upload(sampling, slots, call.known, call.wanted)
             else:
                 entries = self._state.without_edits(call.entries)
-            self._state.upload(entries, slots, call.known, call.wanted, batch.block_table[slots])
+            num_blocks = -(-int((call.known + call.wanted).max()) // self._spec.tokens_per_block)
+            self._state.upload(entries, slots, call.known, call.wanted, batch.block_table[:, :num_blocks][slots])
             self._upload_stop(call, draft_batch.stop)
             if self._pending is not None:
                 size = self._size(slots.size)

@@ -45,12 +45,13 @@ class DraftState:
 
         self._runtime = runtime
         batch, device = spec.max_batch_size, runtime.device
-        sizes = (batch * _ENTRY_INTS, *[batch] * 3, batch * max_blocks_per_seq, 1, max_draft_len * batch)
+        # The block table is last, so that only the rows of a call's requests are sent.
+        sizes = (batch * _ENTRY_INTS, *[batch] * 3, 1, max_draft_len * batch, batch * max_blocks_per_seq)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
         self._staging = Staging(runtime, ends[-1])
         views = [self._staging.device[start : start + size] for start, size in self._sections]
-        entries, known, remaining, slots, table, step, tokens = views
+        entries, known, remaining, slots, step, tokens, table = views
         self._block_table = table.view(batch, max_blocks_per_seq)
         shape = (max_draft_len, batch)
         tokens = tokens.view(shape)
@@ -94,18 +95,20 @@ class DraftState:
         wanted: Int32Array,
         block_table: Int32Array,
     ) -> None:
-        """Load the requests of a call, in the order of their logits. entries: with device addresses, or null ones."""
+        """Load the requests of a call, in the order of their logits. entries: with device addresses, or null ones.
+        block_table [n, any number of columns that their tokens fit]."""
         n = slots.size
         filled = self._staging.fill()
-        filled[:] = 0
+        first_row, _ = self._sections[-1]
+        filled[:first_row] = 0
         sections: list[Any] = [filled[start : start + size] for start, size in self._sections]
-        place, host_known, remaining, host_slots, table, _, tokens = sections
+        place, host_known, remaining, host_slots, _, tokens, table = sections
         place[: n * _ENTRY_INTS] = entries.view(np.int32)
         host_known[:] = 1
         host_known[:n], remaining[:n], host_slots[:n] = known, wanted, slots
         table.reshape(self._block_table.shape)[:n, : block_table.shape[1]] = block_table
         tokens[:] = -1  # steps that are not run have drawn nothing
-        self._staging.send(self._staging.size)
+        self._staging.send(first_row + n * self._block_table.shape[1])
 
     def give_to(self, batch: PassInputs, ops: Ops, size: int) -> None:
         """Set up the next pass: one row per request, its newest token."""
