@@ -14,20 +14,28 @@ if TYPE_CHECKING:
 
 
 class ReferenceModel:
-    """Holds all weights in fp32; for tests and measurements, not for serving."""
+    """Holds all weights in fp32; for tests, measurements and calibration, not for serving.
 
-    def __init__(self, config: ModelConfig, weights: Weights, round_to_bf16: bool = False) -> None:
-        """round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does."""
+    Subclasses may replace linear(), to see or to change what is multiplied.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, round_to_bf16: bool = False, is_streamed: bool = False
+    ) -> None:
+        """round_to_bf16: round matrices (not norms and biases) to bf16 first, as the engine file does.
+
+        is_streamed: read each tensor whenever it is used and keep none, for models that do not fit in memory; then
+        weights must stay open.
+        """
         import torch
 
         self.config = config
-        self._weights: dict[str, torch.Tensor] = {}
-        for name, shape in expected_shapes(config).items():
-            if round_to_bf16 and len(shape) == 2:
-                array = float32_from_bfloat16(weights.bfloat16(name, shape))
-            else:
-                array = weights.float32(name, shape)
-            self._weights[name] = torch.from_numpy(array)
+        self._shapes = expected_shapes(config)
+        self._source = weights
+        self._round_to_bf16 = round_to_bf16
+        self._kept: dict[str, torch.Tensor] = {}
+        if not is_streamed:
+            self._kept = {name: self._read(name) for name in self._shapes}
         inv_freq, self._rope_factor = rope_frequencies(config.rope, config.head_dim)
         self._inv_freq = torch.from_numpy(inv_freq)
 
@@ -38,7 +46,7 @@ class ReferenceModel:
         with torch.no_grad():
             hidden = self._norm("model.norm", self.hidden_rows(token_ids)[-1])
             head = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
-            return hidden @ self._weights[head].T
+            return hidden @ self._weight(head).T
 
     def hidden_rows(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden rows [len(token_ids), hidden_size] fp32 on entering each layer, and on leaving the last."""
@@ -53,21 +61,35 @@ class ReferenceModel:
             mask = positions[:, None] >= positions[None, :]
             if config.sliding_window:
                 mask &= positions[:, None] - positions[None, :] < config.sliding_window
-            rows = [self._weights["model.embed_tokens.weight"][torch.tensor(token_ids)]]
+            rows = [self._weight("model.embed_tokens.weight")[torch.tensor(token_ids)]]
             for i in range(config.num_layers):
                 layer = f"model.layers.{i}"
                 hidden = rows[-1] + self._attention(layer, rows[-1], cos, sin, mask)
                 rows.append(hidden + self._mlp(layer, hidden))
             return rows
 
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Rows x [rows, in] through a layer's matrix of this name (without .weight), with its bias -> [rows, out]."""
+        return self.add_bias(name, x @ self._weight(f"{name}.weight").T)
+
+    def add_bias(self, name: str, y: torch.Tensor) -> torch.Tensor:
+        """y [rows, out] plus the bias of a matrix, if the model has it."""
+        return y + self._weight(f"{name}.bias") if f"{name}.bias" in self._shapes else y
+
+    def _read(self, name: str) -> torch.Tensor:
+        import torch
+
+        shape = self._shapes[name]
+        if self._round_to_bf16 and len(shape) == 2:
+            return torch.from_numpy(float32_from_bfloat16(self._source.bfloat16(name, shape)))
+        return torch.from_numpy(self._source.float32(name, shape))
+
+    def _weight(self, name: str) -> torch.Tensor:
+        return self._kept[name] if name in self._kept else self._read(name)
+
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         variance = x.pow(2).mean(-1, keepdim=True)
-        return self._weights[f"{name}.weight"] * (x * (variance + self.config.rms_norm_eps).rsqrt())
-
-    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        y = x @ self._weights[f"{name}.weight"].T
-        bias = self._weights.get(f"{name}.bias")
-        return y if bias is None else y + bias
+        return self._weight(f"{name}.weight") * (x * (variance + self.config.rms_norm_eps).rsqrt())
 
     def _attention(
         self, layer: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
@@ -77,7 +99,7 @@ class ReferenceModel:
         config = self.config
         x = self._norm(f"{layer}.input_layernorm", x)
         heads = {
-            part: self._linear(f"{layer}.self_attn.{part}_proj", x).view(len(x), -1, config.head_dim) for part in "qkv"
+            part: self.linear(f"{layer}.self_attn.{part}_proj", x).view(len(x), -1, config.head_dim) for part in "qkv"
         }
         if config.qk_norm:
             for part in "qk":
@@ -94,11 +116,11 @@ class ReferenceModel:
         scores = (q @ k.transpose(1, 2)) * config.head_dim**-0.5
         probs = scores.masked_fill(~mask, float("-inf")).softmax(-1)
         mixed = (probs @ v).transpose(0, 1).reshape(len(x), -1)
-        return self._linear(f"{layer}.self_attn.o_proj", mixed)
+        return self.linear(f"{layer}.self_attn.o_proj", mixed)
 
     def _mlp(self, layer: str, x: torch.Tensor) -> torch.Tensor:
         import torch
 
         x = self._norm(f"{layer}.post_attention_layernorm", x)
-        gate = torch.nn.functional.silu(self._linear(f"{layer}.mlp.gate_proj", x))
-        return self._linear(f"{layer}.mlp.down_proj", gate * self._linear(f"{layer}.mlp.up_proj", x))
+        gate = torch.nn.functional.silu(self.linear(f"{layer}.mlp.gate_proj", x))
+        return self.linear(f"{layer}.mlp.down_proj", gate * self.linear(f"{layer}.mlp.up_proj", x))

@@ -4,7 +4,8 @@ A matrix X [out, in] is stored in e4m3 as X.weight, with its scales beside it: X
 output ([out] or [out, 1]) or of one per block of outputs and inputs, in compressed-tensors
 (github.com/vllm-project/compressed-tensors, format "float-quantized"), ModelOpt (github.com/NVIDIA/Model-Optimizer) and
 AutoFP8; X.weight_scale_inv per block in DeepSeek's and Qwen's. Whatever the name, a weight is its e4m3 number times the
-scale. Scales of activations and of KV caches are not used.
+scale. X.input_scale, one number, is the static scale of X's inputs, where there is one (ModelOpt, AutoFP8,
+compressed-tensors). Scales of KV caches are not used.
 """
 
 from __future__ import annotations
@@ -16,21 +17,11 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.checkpoint.quantization import Float8Config
+from faser_trtllm.models.float8 import NUMBERS
+from faser_trtllm.models.float8_matrix import Float8Matrix
 from faser_trtllm.models.weights import FLOAT8, Bfloat16Array, CheckpointWeights, Float32Array, bfloat16_from_float32
 
 _ROWS_PER_PIECE = 256  # bounds the memory of dequantising
-
-
-def _e4m3_numbers() -> Float32Array:
-    """The number of each e4m3 byte: a sign, 4 bits of exponent (bias 7) and 3 of mantissa; no infinities, one NaN."""
-    bits = np.arange(256)
-    exponents, mantissas = (bits >> 3) & 15, bits & 7
-    sizes = np.where(exponents > 0, (8 + mantissas) * 2.0 ** (exponents - 10.0), mantissas * 2.0**-9)
-    sizes[(bits & 127) == 127] = np.nan
-    return np.where(bits < 128, sizes, -sizes).astype(np.float32)
-
-
-_NUMBERS = _e4m3_numbers()
 
 
 class Float8Weights:
@@ -64,6 +55,28 @@ class Float8Weights:
         for rows, values in self._pieces(name):
             matrix[rows] = values
         return matrix
+
+    def float8_matrix(self, name: str) -> Float8Matrix | None:
+        """The matrix as it is stored, its numbers a read-only view of the file; None if it is not in e4m3, or scaled in
+        blocks. CheckpointError for scales that are not positive and finite."""
+        if self._config.block is not None or not self._is_scaled(name):
+            return None
+        scales, (num_scales, _) = self._scales_name(name), self._scales_shape(name)
+        stored = self._weights.float32(scales, self._weights.shape(scales))
+        try:
+            return Float8Matrix(self._weights.float8(name), stored.reshape((num_scales,) if num_scales > 1 else ()))
+        except ValueError as error:
+            raise CheckpointError(f"tensor {scales} cannot be used: {error}") from error
+
+    def input_scale(self, module: str) -> float | None:
+        """The static scale of a matrix's inputs; CheckpointError if it is not one positive, finite number."""
+        name = f"{module}.input_scale"
+        if name not in self._weights:
+            return None
+        found = self._weights.float32(name, self._weights.shape(name)).reshape(-1)
+        if found.size != 1 or not np.isfinite(found[0]) or found[0] <= 0:
+            raise CheckpointError(f"tensor {name} is {found[:4].tolist()}, it must be one positive number")
+        return float(found[0])
 
     def _is_scaled(self, name: str) -> bool:
         return name in self._weights and self._weights.dtype(name) == FLOAT8
@@ -113,4 +126,4 @@ class Float8Weights:
                 scales = np.repeat(scales, block[1], axis=1)[:, :num_in]
             else:
                 scales = stored[rows] if blocks[0] > 1 else stored
-            yield rows, _NUMBERS[bits[rows]] * scales
+            yield rows, NUMBERS[bits[rows]] * scales
