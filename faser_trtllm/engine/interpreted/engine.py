@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.builder.network.early_exit import build_early_exit
+from faser_trtllm.builder.network.float8 import Float8Layers
 from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
@@ -35,9 +36,16 @@ class InterpretedEngine(HostPruning):
     """
 
     def __init__(
-        self, trt: Any, config: ModelConfig, weights: Weights, options: NetworkOptions, exit_layers: Sequence[int] = ()
+        self,
+        trt: Any,
+        config: ModelConfig,
+        weights: Weights,
+        options: NetworkOptions,
+        exit_layers: Sequence[int] = (),
+        float8: Float8Layers | None = None,
     ) -> None:
-        """trt: load_tensorrt(). Raises what build_segment raises; weights may be closed afterwards."""
+        """trt: load_tensorrt(). float8: quantises the layers. Raises what build_segment raises; weights may be closed
+        afterwards."""
         self._trt = trt
         self._config = config
         self._options = options
@@ -56,7 +64,7 @@ class InterpretedEngine(HostPruning):
         self._segments: list[Interpreter] = []
         self._caches: list[dict[str, torch.Tensor]] = []
         for first, last in ranges:
-            segment = build_segment(trt, self._network(), config, weights, first, last, options)
+            segment = build_segment(trt, self._network(), config, weights, first, last, options, float8)
             self._segments.append(Interpreter(trt, segment.network, segment.weights))
             self._caches.append(_empty_caches(segment))
         self._exit = None

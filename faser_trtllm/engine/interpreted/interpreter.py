@@ -1,6 +1,7 @@
 """Runs a TensorRT network on the CPU with torch: the network that is built, without TensorRT's kernels.
 
-Arithmetic is in fp32 and rounded to the types declared in the network. Needs torch.
+Arithmetic is in fp32 and rounded to the types declared in the network; a product of two dequantised operands is one
+step, as it is one kernel of TensorRT's. Needs torch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.builder.network.layers import Layer, read_layers
+from faser_trtllm.engine.interpreted import float8
 from faser_trtllm.engine.interpreted.layers import RULES, Operation
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _DTYPES = {
     "BF16": "bfloat16",
     "BOOL": "bool",
+    "FP8": "float8_e4m3fn",
     "FLOAT": "float32",
     "HALF": "float16",
     "INT32": "int32",
@@ -55,9 +58,9 @@ class _Step:
 class Interpreter:
     """A network compiled to a list of closures: layers and constants are processed only once.
 
-    weights: constants by layer name, as SegmentNetwork.weights (TensorRT does not give bf16 constants back). Caches are
-    updated in place: a cache output is the tensor that was fed as the input. Unknown layers and parameters raise
-    UnknownLayerError with the layer's name.
+    weights: constants by layer name, as SegmentNetwork.weights (TensorRT gives neither bf16 nor e4m3 constants back).
+    Caches are updated in place: a cache output is the tensor that was fed as the input. Unknown layers and parameters
+    raise UnknownLayerError with the layer's name.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Interpreter:
         self._numbers: dict[str, int] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._steps: list[_Step] = []
+        self._dequantized: dict[int, tuple[int | None, ...]] = {}  # value: the e4m3 numbers and scales it is made of
         computed = {name for node in plugin_nodes for name in node.outputs}
         self._inputs: dict[str, tuple[int, torch.dtype, tuple[int, ...]]] = {}
         for i in range(network.num_inputs):
@@ -85,6 +89,7 @@ class Interpreter:
         self._outputs = {
             network.get_output(i).name: self._numbers[network.get_output(i).name] for i in range(network.num_outputs)
         }
+        self._drop_unused_dequantizations()
         self._release_after_last_use()
 
     @property
@@ -136,14 +141,31 @@ class Interpreter:
                 continue
             if layer.kind not in RULES:
                 raise layer.unknown("this kind")
-            inputs = tuple(None if name is None else self._numbers[name] for name in layer.inputs)
             types = tuple(self._declared(tensor) for tensor in layer.outputs)
-            constants = tuple(None if number is None else self._constants.get(number) for number in inputs)
-            operation = RULES[layer.kind](layer, types[0][0], constants)
+            operation, inputs = self._operation(layer, types[0][0])
             outputs = tuple(self._number(tensor.name) for tensor in layer.outputs)
+            if layer.kind == "DEQUANTIZE":
+                self._dequantized[outputs[0]] = inputs
             self._steps.append(_Step(layer.name, operation, inputs, outputs, types, ()))
         for node in waiting:
             self._add_plugin(node, declared)
+
+    def _operation(self, layer: Layer, dtype: torch.dtype) -> tuple[Operation, tuple[int | None, ...]]:
+        """What a layer computes, and of which values."""
+        inputs = tuple(None if name is None else self._numbers[name] for name in layer.inputs)
+        if layer.kind == "MATRIX_MULTIPLY":
+            left, right = (self._dequantized.get(number, ()) for number in inputs if number is not None)
+            weight = self._constants.get(right[0]) if right and right[0] is not None else None
+            if left and weight is not None:
+                return float8.product(layer, dtype, weight), (*left, *right)
+        constants = tuple(None if number is None else self._constants.get(number) for number in inputs)
+        return RULES[layer.kind](layer, dtype, constants), inputs
+
+    def _drop_unused_dequantizations(self) -> None:
+        used = {number for step in self._steps for number in step.inputs} | {*self._outputs.values()}
+        self._steps = [
+            step for step in self._steps if used & {*step.outputs} or step.outputs[0] not in self._dequantized
+        ]
 
     def _add_plugin(self, node: PluginNode, declared: dict[str, Any]) -> None:
         inputs = tuple(self._numbers[name] for name in node.inputs)
@@ -175,6 +197,8 @@ class Interpreter:
             warnings.simplefilter("ignore")  # files are mapped read-only, and nothing here writes to constants
             if dtype is self._torch.bfloat16:
                 tensor = self._torch.from_numpy(array.view(np.int16)).view(dtype)
+            elif dtype is self._torch.float8_e4m3fn:
+                tensor = self._torch.from_numpy(array.view(np.uint8)).view(dtype)
             else:
                 tensor = self._torch.from_numpy(array)
         return tensor.reshape(layer.parameters["shape"])

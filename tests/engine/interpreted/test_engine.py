@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from faser_trtllm import native
 from faser_trtllm.builder.build import BuildOptions, build_engines
+from faser_trtllm.builder.network.float8 import CheckpointLayers
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.core.batch import BatchBuilder
+from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -24,6 +26,7 @@ from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.executor.factory import assemble
+from faser_trtllm.models.calibration import calibrate_input_scales
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
@@ -58,10 +61,33 @@ def cpu_engines(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     return build_engines(BuildOptions(*pair, output, exit_layers=(1,), max_seq_len=MAX_SEQ_LEN))
 
 
-def open_interpreted(directory: Path, exit_layers: tuple[int, ...] = (), **changes: Any) -> InterpretedEngine:
+def open_interpreted(
+    directory: Path, exit_layers: tuple[int, ...] = (), input_scales: dict[str, float] | None = None, **changes: Any
+) -> InterpretedEngine:
+    """input_scales: of an engine in fp8."""
     sizes = {"max_batch_size": MAX_BATCH_SIZE, "max_seq_len": MAX_SEQ_LEN, "tokens_per_block": MAX_SEQ_LEN}
+    config = load_model_config(directory)
     with CheckpointWeights(directory) as weights:
-        return InterpretedEngine(trt, load_model_config(directory), weights, options(**(sizes | changes)), exit_layers)
+        float8 = None if input_scales is None else CheckpointLayers(weights, input_scales)
+        return Float32Logits(trt, config, weights, options(**(sizes | changes)), exit_layers, float8)
+
+
+class Float32Logits(InterpretedEngine):
+    """Whatever the sums were in (the fixture exact_sums), samplers take float32."""
+
+    def run_segment(self, batch: RaggedBatch, segment: int) -> np.ndarray | None:
+        logits = super().run_segment(batch, segment)
+        return None if logits is None else logits.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def input_scales(pair: tuple[Path, Path]) -> dict[Path, dict[str, float]]:
+    """Of both checkpoints, calibrated on the prompts."""
+    found = {}
+    for directory in pair:
+        with CheckpointWeights(directory) as weights:
+            found[directory] = calibrate_input_scales(load_model_config(directory), weights, [*chain(*PROMPTS)])
+    return found
 
 
 def open_cpu(path: Path, stack: ExitStack) -> CpuEngine:
@@ -77,8 +103,8 @@ def open_cpu(path: Path, stack: ExitStack) -> CpuEngine:
     return stack.enter_context(engine)
 
 
-def greedy_tokens(target: Any, draft: Any, policy: Any) -> tuple[list[list[int]], int, int]:
-    """Run all prompts in one executor -> tokens of each, drafts accepted, rows pruned."""
+def decoded(target: Any, draft: Any, policy: Any, temperature: float = 0.0) -> tuple[list[list[int]], int, int]:
+    """Run all prompts in one executor -> tokens of each, drafts accepted, rows pruned. Each prompt has its own seed."""
     max_draft_len = 0 if policy.name == "off" else MAX_DRAFT_LEN
     collector, clock = Collector(), ManualClock()
     executor = assemble(
@@ -91,9 +117,9 @@ def greedy_tokens(target: Any, draft: Any, policy: Any) -> tuple[list[list[int]]
         clock=clock,
         enter_mode=stay,
     )
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
     with executor:
         for index, prompt in enumerate(PROMPTS):
+            params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=index)
             executor.submit(str(index), prompt, params, collector.sink(str(index)))
         while executor.step():
             clock.advance(0.001)
@@ -110,16 +136,38 @@ def greedy_tokens(target: Any, draft: Any, policy: Any) -> tuple[list[list[int]]
 @pytest.fixture(scope="module")
 def plain_tokens(pair: tuple[Path, Path]) -> list[list[int]]:
     """What the interpreted target says alone."""
-    return greedy_tokens(open_interpreted(pair[0]), None, POLICIES["off"]())[0]
+    return decoded(open_interpreted(pair[0]), None, POLICIES["off"]())[0]
 
 
 @pytest.mark.parametrize("policy", ["fixed", "erratic"])
 def test_speculation_changes_nothing(pair: tuple[Path, Path], plain_tokens: list[list[int]], policy: str) -> None:
     target, draft = open_interpreted(pair[0], exit_layers=(1,)), open_interpreted(pair[1])
-    tokens, num_accepted, num_pruned = greedy_tokens(target, draft, POLICIES[policy]())
+    tokens, num_accepted, num_pruned = decoded(target, draft, POLICIES[policy]())
     assert tokens == plain_tokens
     assert num_accepted > 0
     assert (num_pruned > 0) == (policy == "erratic")
+
+
+@pytest.mark.usefixtures("exact_sums")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculation_in_fp8_changes_nothing(
+    pair: tuple[Path, Path], input_scales: dict[Path, dict[str, float]], temperature: float
+) -> None:
+    """Target and draft in fp8, rows pruned at random: what the fp8 target says alone, and another's than the plain
+    target's."""
+
+    def opened(directory: Path, exit_layers: tuple[int, ...] = ()) -> InterpretedEngine:
+        return open_interpreted(directory, exit_layers, input_scales[directory], dtype="bfloat16")
+
+    alone = decoded(opened(pair[0]), None, POLICIES["off"](), temperature)[0]
+    assert alone != decoded(open_interpreted(pair[0], dtype="bfloat16"), None, POLICIES["off"](), temperature)[0]
+    for policy in ("fixed", "erratic"):
+        tokens, num_accepted, num_pruned = decoded(
+            opened(pair[0], (1,)), opened(pair[1]), POLICIES[policy](), temperature
+        )
+        assert tokens == alone
+        assert num_accepted > 0
+        assert (num_pruned > 0) == (policy == "erratic")
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed"])
@@ -130,7 +178,7 @@ def test_tokens_are_the_cpu_engines(
     with ExitStack() as stack:
         target = open_cpu(cpu_engines.target_path, stack)
         draft = open_cpu(cpu_engines.draft_path, stack)
-        tokens, *_ = greedy_tokens(target, draft, POLICIES[policy]())
+        tokens, *_ = decoded(target, draft, POLICIES[policy]())
     with CheckpointWeights(pair[0]) as weights:
         reference = ReferenceModel(load_model_config(pair[0]), weights)
     num_compared = 0

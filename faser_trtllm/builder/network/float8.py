@@ -1,0 +1,70 @@
+"""The layers' matrices in e4m3 and the scales of their inputs, for networks with explicit quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.float8_matrix import Float8Matrix, quantize, stack, stored_matrix
+from faser_trtllm.models.weights import Weights
+
+FLOAT8 = "FP8"
+"""As TensorRT-LLM names it: matrices of the layers and their inputs in e4m3."""
+
+
+def is_layers(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""
+    return len(shape) == 2 and name.startswith("model.layers.")
+
+
+class Float8Layers(Protocol):
+    """What a Graph asks for; names are the checkpoint's, without .weight."""
+
+    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Float8Matrix, float]:
+        """Matrices [num_out[i], num_in] stacked, and the scale of their inputs, which they have in common.
+
+        Raises CheckpointError.
+        """
+
+
+class CheckpointLayers:
+    """Float8Layers of a checkpoint.
+
+    Matrices that it stores in e4m3 with a scale each, or one per output, are kept (see float8_matrix.stack); others are
+    quantised with one scale.
+    """
+
+    def __init__(self, weights: Weights, input_scales: Mapping[str, float]) -> None:
+        """input_scales: of every matrix, by its name; matrices that share their inputs take the largest of theirs."""
+        self._weights = weights
+        self._input_scales = input_scales
+
+    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Float8Matrix, float]:
+        scale = max(self._input_scales[name] for name in names)
+        found = [stored_matrix(self._weights, f"{name}.weight") for name in names]
+        stored = [part for part in found if part is not None]
+        if len(stored) == len(found):
+            return stack(stored), scale
+        shapes = [(size, num_in) for size in num_out]
+        parts = [self._weights.float32(f"{name}.weight", shape) for name, shape in zip(names, shapes, strict=True)]
+        try:
+            return quantize(parts), scale
+        except ValueError as error:
+            raise CheckpointError(f"{' and '.join(names)} cannot be quantised: {error}") from error
+
+
+class BlankLayers:
+    """Float8Layers of zeros with a checkpoint's shapes: enough for a network's specification, and made at once."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Float8Matrix, float]:
+        found = [stored_matrix(self._weights, f"{name}.weight") for name in names]
+        stored = [part for part in found if part is not None]
+        by_output = len(stored) == len(found) and any(part.has_output_scales for part in stored)
+        scales = np.ones(sum(num_out) if by_output else (), np.float32)
+        return Float8Matrix(np.zeros((sum(num_out), num_in), np.uint8), scales), 1.0
