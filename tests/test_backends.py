@@ -50,6 +50,10 @@ def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
         open_executor(engine_dir, ExecutorConfig(), interpretation=Interpretation(engine_dir))
     with pytest.raises(ConfigError, match=r"holds cpu engines, .* build with --backend cuda"):
         open_executor(engine_dir, ExecutorConfig(quantization="fp8"))
+    relabel(engine_dir, "tensorrt")
+    with pytest.raises(ConfigError, match=r"holds tensorrt engines, .* build with --quantization FP8"):
+        open_executor(engine_dir, ExecutorConfig(quantization="fp8"))
+    relabel(engine_dir, "cpu")
 
 
 def test_a_backend_without_token_trees_says_so(engine_dir: Path) -> None:

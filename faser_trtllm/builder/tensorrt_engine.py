@@ -21,10 +21,12 @@ from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK
 from faser_trtllm.builder.cuda_engine import CudaBackend
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.network.early_exit import build_early_exit
+from faser_trtllm.builder.network.float8 import FLOAT8, BlankLayers, CheckpointLayers, Float8Layers, is_layers
+from faser_trtllm.builder.network.float8_recipe import Float8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
 from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
-from faser_trtllm.builder.options import BuildOptions
+from faser_trtllm.builder.options import BuildOptions, float8_roles
 from faser_trtllm.builder.plan_file import (
     EARLY_EXIT,
     SEGMENT,
@@ -39,6 +41,7 @@ from faser_trtllm.builder.plan_file import (
 from faser_trtllm.builder.source import Source
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.models.calibration import calibration_text
 from faser_trtllm.models.weights import expected_shapes
 
 VERIFY_ROWS = 128
@@ -47,22 +50,38 @@ VERIFY_ROWS = 128
 RTX_COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
 """Default targets of TensorRT for RTX 1.7: these GPUs and newer ones (its documentation on CPU engines)."""
 
+RTX_FLOAT8_CAPABILITIES = ("8.9", "12.0")
+"""The same of networks in fp8, which it refuses to build for the older ones."""
+
 
 class TensorRTBackend:
     """EngineBuilder (builder/backend.py) over one TensorRT module."""
 
-    def __init__(self, trt: Any, name: str, dtype: str, requirements: Requirements, portable_build: bool) -> None:
+    def __init__(
+        self,
+        trt: Any,
+        name: str,
+        dtype: str,
+        requirements: Requirements,
+        portable_build: bool,
+        float8: Float8Recipe | None = None,
+    ) -> None:
         self._trt = trt
         self._name = name
         self._dtype = dtype
         self._requirements = requirements
+        self._float8 = float8 or Float8Recipe()
+        self._input_scales: dict[str, dict[str, float]] = {}  # by role, once they are known
         self._set_compute_capabilities = not portable_build
         self._has_plugins = hasattr(trt.INetworkDefinition, "add_plugin")
         self._heads = CudaBackend(dtype)  # draft heads are torch's and our kernels', whatever the target is
 
     @classmethod
-    def load(cls, name: str, dtype: str, compute_capabilities: Sequence[str]) -> TensorRTBackend:
+    def load(
+        cls, name: str, dtype: str, compute_capabilities: Sequence[str], float8: Float8Recipe | None = None
+    ) -> TensorRTBackend:
         """Import tensorrt or tensorrt_rtx and check what it can build for; ConfigError in one sentence otherwise."""
+        float8 = float8 or Float8Recipe()
         trt = load_tensorrt(name)
         version = str(trt.__version__)
         if name == "tensorrt":
@@ -75,10 +94,12 @@ class TensorRTBackend:
                 from faser_trtllm.builder.plugins import register
 
                 register(trt, arch)
+            float8.check_capability(arch_capability(arch))
             requirements = Requirements(name, version, (arch_capability(arch),), portable=False)
-            return cls(trt, name, dtype, requirements, portable_build=True)
+            return cls(trt, name, dtype, requirements, portable_build=True, float8=float8)
         if not compute_capabilities:
-            return cls(trt, name, dtype, Requirements(name, version, RTX_COMPUTE_CAPABILITIES, True), True)
+            capabilities = RTX_FLOAT8_CAPABILITIES if float8.roles else RTX_COMPUTE_CAPABILITIES
+            return cls(trt, name, dtype, Requirements(name, version, capabilities, True), True, float8)
         supported = _supported_capabilities(trt)
         for capability in compute_capabilities:
             if capability not in supported:
@@ -86,7 +107,8 @@ class TensorRTBackend:
                     f"compute_capability has {capability}, {name} {version} builds for {', '.join(supported)}; "
                     "leave it out for all of its default GPUs"
                 )
-        return cls(trt, name, dtype, Requirements(name, version, tuple(compute_capabilities), False), False)
+            float8.check_capability(capability)
+        return cls(trt, name, dtype, Requirements(name, version, tuple(compute_capabilities), False), False, float8)
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         if self._has_plugins:
@@ -105,10 +127,11 @@ class TensorRTBackend:
         """See EngineBuilder. Creates every network, one segment at a time, without building it."""
         networks = [source for source in sources if source.head is None]
         heads = [source for source in sources if source.head is not None]
-        entries = {}
+        quantized = {source.role: self._quantization(source) for source in sources if self._is_float8(source)}
+        entries: dict[str, Any] = {"quantization": quantized} if quantized else {}
         if heads:
             self._check_heads(build_config)
-            entries = self._heads.identity(heads, build_config)
+            entries |= self._heads.identity(heads, build_config)
             entries["head_file_version"] = entries["engine_file_version"]
         return entries | {
             "engine_file_version": VERSION,
@@ -119,16 +142,23 @@ class TensorRTBackend:
     def engine_config(self, source: Source, build_config: BuildConfig) -> dict[str, Any]:
         if source.head is not None:
             return self._heads.engine_config(source, build_config)
-        return {
+        entries = {
             "requirements": _plain(asdict(self._requirements)),
             "network": _plain(asdict(self._options(source, build_config))),
         }
+        if self._is_float8(source):
+            entries["quantization"] = self._quantization(source) | {"input_scales": self._scales(source)}
+        return entries
 
     def min_bytes(self, source: Source, build_config: BuildConfig) -> int:
         if source.head is not None:
             return self._heads.min_bytes(source, build_config)
         itemsize = 4 if self._dtype == "float32" else 2
-        return sum(itemsize * math.prod(shape) for shape in expected_shapes(source.config).values())
+        is_float8 = self._is_float8(source)
+        return sum(
+            (1 if is_float8 and is_layers(name, shape) else itemsize) * math.prod(shape)
+            for name, shape in expected_shapes(source.config).items()
+        )
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
         if source.head is not None:
@@ -136,10 +166,11 @@ class TensorRTBackend:
             return
         options = self._options(source, build_config)
         parts = self._parts(source)
+        float8 = CheckpointLayers(source.weights, self._scales(source)) if self._is_float8(source) else None
         with PlanFileWriter(path, self._requirements, options) as writer:
             for done, (kind, first, last) in enumerate(parts):
                 builder = self._trt.Builder(logger(self._trt))
-                network = self._network(builder, kind, first, last, source, options)
+                network = self._network(builder, kind, first, last, source, options, float8)
                 info, config = self._configure(builder, network, kind, first, last)
 
                 def report(fraction: float, phase: str, done: int = done, info: PlanInfo = info) -> None:
@@ -188,19 +219,44 @@ class TensorRTBackend:
 
     def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
         options = self._options(source, build_config)
+        float8 = BlankLayers(source.weights) if self._is_float8(source) else None  # values are no part of it
         # Each network is freed with its weights before the next is made.
         return [
-            self._network(self._trt.Builder(logger(self._trt)), *part, source, options).specification
+            self._network(self._trt.Builder(logger(self._trt)), *part, source, options, float8).specification
             for part in self._parts(source)
         ]
 
     def _network(
-        self, builder: Any, kind: str, first: int, last: int, source: Source, options: NetworkOptions
+        self,
+        builder: Any,
+        kind: str,
+        first: int,
+        last: int,
+        source: Source,
+        options: NetworkOptions,
+        float8: Float8Layers | None,
     ) -> SegmentNetwork:
         network = create_network(self._trt, builder)
         if kind == EARLY_EXIT:
             return build_early_exit(self._trt, network, source.config, source.weights, options)
-        return build_segment(self._trt, network, source.config, source.weights, first, last, options)
+        return build_segment(self._trt, network, source.config, source.weights, first, last, options, float8)
+
+    def _is_float8(self, source: Source) -> bool:
+        return source.role in self._float8.roles
+
+    def _scales(self, source: Source) -> dict[str, float]:
+        if source.role not in self._input_scales:
+            tokenizer = source.checkpoint.tokenizer
+            self._input_scales[source.role] = self._float8.input_scales(source.config, source.weights, tokenizer)
+        return self._input_scales[source.role]
+
+    def _quantization(self, source: Source) -> dict[str, Any]:
+        if source.head is not None:
+            raise InvalidArgumentError(
+                f"{source.role}_quantization is {FLOAT8}, but the {source.role} is {source.head}, which stays in 16 "
+                "bits; leave it out"
+            )
+        return self._float8.identity(source.config, source.weights)
 
     def _configure(
         self, builder: Any, network: SegmentNetwork, kind: str, first: int, last: int
@@ -248,7 +304,9 @@ class TensorRTBackend:
 
 def open_builder(options: BuildOptions) -> TensorRTBackend:
     """The builder of both TensorRT backends; raises as TensorRTBackend.load."""
-    return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities)
+    roles = float8_roles(options)
+    float8 = Float8Recipe(roles, calibration_text(options.calib_dataset)) if roles else Float8Recipe()
+    return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities, float8)
 
 
 def _enum_name(capability: str) -> str:

@@ -98,8 +98,9 @@ def build(
         str,
         typer.Option(
             "--quantization",
-            help="weights of the target's layers on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or "
-            "W4A8, those of 4 bits with a scale for each 32 inputs, or 128 (int4:128)",
+            help="of the target's layers; on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or "
+            "W4A8, those of 4 bits with a scale for each 32 inputs, or 128 (int4:128); on tensorrt and tensorrt_rtx: "
+            "none or FP8",
         ),
     ] = "none",
     draft_quantization: Annotated[
@@ -111,6 +112,13 @@ def build(
             "--quantize_lm_head", help="quantize the LM heads too, and embeddings that are one matrix with them"
         ),
     ] = False,
+    calib_dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--calib_dataset",
+            help="a text file that FP8 calibrates activations on, where a checkpoint has no scales for them",
+        ),
+    ] = None,
     tp_size: Annotated[
         int,
         typer.Option("--tp_size", help="GPUs that the target is split over, on the cuda backend; the draft is on one"),
@@ -164,6 +172,7 @@ def build(
         quantization=quantization,
         draft_quantization=draft_quantization,
         quantize_lm_head=quantize_lm_head,
+        calib_dataset=calib_dataset,
         tp_size=tp_size,
         dry_run=dry_run,
         force=force,

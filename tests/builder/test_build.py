@@ -141,12 +141,27 @@ def test_a_dry_run_checks_all_and_writes_nothing(options: BuildOptions) -> None:
             {"backend": "tensorrt_rtx", "quantization": "int8"},
             "int8, only cpu engines hold integer weights, not those of",
         ),
-        ({"quantization": "fp8"}, "quantization is fp8, it must be none, int8 (W8A16)"),
         ({"draft_quantization": "int3"}, "draft_quantization is int3, it must be none, int8 (W8A16)"),
         (
             {"backend": "cuda", "draft_quantization": "int4"},
             "draft_quantization is int4:32, only cpu engines hold integer weights, not those of cuda",
         ),
+        ({"quantization": "fp9"}, "quantization is fp9, it must be none, int8 (W8A16)"),
+        ({"quantization": "fp8"}, "FP8, only tensorrt_rtx or tensorrt engines are built in it, not those of cpu; use"),
+        ({"draft_quantization": "FP8"}, "are built in it, not those of cpu; use int8 or W8A8"),
+        (
+            {"backend": "cuda", "quantization": "FP8"},
+            "not those of cuda; leave it out and set quantization to fp8 in faser.yaml",
+        ),
+        (
+            {"backend": "tensorrt_rtx", "draft_quantization": "FP8", "draft_checkpoint_dir": None},
+            "draft_quantization is FP8 without a draft",
+        ),
+        (
+            {"backend": "tensorrt_rtx", "quantization": "FP8", "quantize_lm_head": True},
+            "quantize_lm_head is set with quantization FP8, where LM heads stay in bfloat16; leave it out",
+        ),
+        ({"calib_dataset": Path("text")}, "calib_dataset is text without a quantization that calibrates; add"),
         (
             {"draft_quantization": "int4:128"},
             "draft is int4:128, but its hidden_size is 64, no multiple of 128; use int4",

@@ -22,12 +22,16 @@ DRAFT, TARGET = "0+32", "32+100"
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,", "hello hello")
 
 
-@pytest.fixture(scope="module", params=[*pick([], ["tensorrt float32"]), "tensorrt bfloat16", "tensorrt_rtx float32"])
+ENGINES = (*pick([], ["tensorrt float32"]), "tensorrt bfloat16", "tensorrt bfloat16 FP8", "tensorrt_rtx float32")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def engine_dir(
     gpu: VirtualGpuProcess, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Path:
-    backend, dtype = request.param.split()
-    return gpu.run(build_plans, tmp_path_factory.mktemp(backend), backend, dtype)
+    backend, dtype, *quantization = request.param.split()
+    changes = {"quantization": quantization[0], "draft_quantization": quantization[0]} if quantization else {}
+    return gpu.run(build_plans, tmp_path_factory.mktemp(backend), backend, dtype, **changes)
 
 
 def test_speculation_changes_no_token(gpu: VirtualGpuProcess, engine_dir: Path) -> None:
