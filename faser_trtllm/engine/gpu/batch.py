@@ -79,7 +79,7 @@ class DeviceBatch:
         self.max_blocks_per_seq = max_blocks_per_seq or -(-spec.max_seq_len // spec.tokens_per_block)
         num_kept = 0 if token_rows is None else rows
         num_branch_ends = batch + 1 if spec.max_num_branches else 0
-        # The block table is last, so that only the rows of a batch's requests are sent: at long contexts it is most of all.
+        # The block table is last, so that only the rows of a batch's requests are sent: it is most of all this.
         sizes = (batch + 1, batch, rows, rows, rows, 2 * num_kept, num_branch_ends, batch * self.max_blocks_per_seq)
         ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # sections begin at multiples of 16 bytes
         self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
