@@ -110,6 +110,13 @@ def test_an_engines_config_json_becomes_build_options() -> None:
     assert conversion.build == {"max_batch_size": 8, "max_draft_len": 5, "tokens_per_block": 64}
 
 
+def test_fp8_becomes_an_option_of_the_build_and_a_key_of_the_server() -> None:
+    conversion = convert({"quant_config": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": None}})
+    assert not conversion.refusals
+    assert conversion.build == {"quantization": "FP8"}
+    assert conversion.serve == {"kv_cache_config": {"dtype": "fp8"}}
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -117,11 +124,15 @@ def test_an_engines_config_json_becomes_build_options() -> None:
         ({"enable_lora": True}, "LoRA is not supported"),
         ({"lora_config": {"lora_dir": ["x"]}}, "LoRA is not supported"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, the GPUs of a model are counted by faser build"),
-        ({"quant_config": {"quant_algo": "FP8"}}, "quantized weights are not supported"),
         (
-            {"pretrained_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}},
-            "quantized weights are not supported",
+            {"quant_config": {"quant_algo": "W4A16_AWQ"}},
+            "quant_config.quant_algo is W4A16_AWQ, only FP8 is converted",
         ),
+        (
+            {"pretrained_config": {"quantization": {"kv_cache_quant_algo": "INT8"}}},
+            "pretrained_config.quantization.kv_cache_quant_algo is INT8, only FP8 is converted",
+        ),
+        ({"force_dynamic_quantization": True}, "scales of activations in fp8 are static"),
         ({"pretrained_config": {"mapping": {"tp_size": 8}}}, "pretrained_config.mapping.tp_size is 8"),
         ({"kv_cache_config": {"dtype": "nvfp4"}}, "the KV cache has the engine's type or fp8"),
         ({"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH"}}, "one of GUARANTEED_NO_EVICT, MAX_UTIL"),

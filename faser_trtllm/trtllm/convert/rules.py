@@ -41,7 +41,9 @@ _TUNING = ignored("it tunes TensorRT-LLM's own kernels")
 _NO_LORA = "LoRA is not supported; merge the weights into the checkpoint"
 _LORA = refused(_NO_LORA)
 _BEAMS = only(1, otherwise="beam search is not supported; send n requests with different seeds, or keep beam width 1")
-_QUANTIZED = "quantized weights are not supported; use a bf16 checkpoint"
+_ONLY_FP8 = (
+    "only FP8 is converted; a checkpoint that is quantized already (fp8, AWQ, GPTQ) is read as it is: leave it out"
+)
 
 
 def _dtype(key: str, value: Any) -> Verdict:
@@ -50,14 +52,19 @@ def _dtype(key: str, value: Any) -> Verdict:
     return became(one_of("bfloat16", "float16", "float32"), build="dtype")(key, value)
 
 
-def _unquantized(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
+def _quantization(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
     """Quantization settings have no effect as long as they name no algorithm."""
     for name, value in section.items():
         path = join(key, name)
-        if value is not None and "quant_algo" in str(name):
-            yield refusal(path, value, f"{path} is {show(value)}, {_QUANTIZED}")
-        else:
+        if value is None or "quant_algo" not in str(name):
             yield Verdict(path, value, Outcome.IGNORED, "it does not ask for quantization")
+        elif value != "FP8":
+            yield refusal(path, value, f"{path} is {show(value)}, {_ONLY_FP8}")
+        elif name == "quant_algo":
+            note = "for the TensorRT backends; cuda engines take quantization: fp8 in faser.yaml"
+            yield Verdict(path, value, Outcome.BECAME, note, build={"quantization": "FP8"})
+        else:
+            yield Verdict(path, value, Outcome.BECAME, "on cuda engines", {"kv_cache_config.dtype": "fp8"})
 
 
 def _environment(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
@@ -111,7 +118,7 @@ def _pretrained(key: str, section: Mapping[Any, Any]) -> Iterable[Verdict]:
     for name, value in section.items():
         path = join(key, name)
         if name == "quantization" and isinstance(value, Mapping):
-            yield from _unquantized(path, value)
+            yield from _quantization(path, value)
         elif name == "mapping" and isinstance(value, Mapping):
             sizes = {part: size for part, size in value.items() if str(part).endswith("_size")}
             for part, size in sizes.items():
@@ -241,8 +248,8 @@ LLM_API: Rules = {
     "gather_generation_logits": BUILD["gather_generation_logits"],
     "normalize_log_probs": only(False, otherwise="it is a parameter of the model tensorrt_llm; set it in config.pbtxt"),
     "batching_type": only("INFLIGHT", otherwise="batching is in flight; leave it out"),
-    "quant_config": Section(_unquantized),
-    "calib_config": ignored("nothing is quantized"),
+    "quant_config": Section(_quantization),
+    "calib_config": ignored("faser build calibrates on a text file, --calib_dataset"),
     "cache_transceiver_config": refused("prompt and generation run in one process; leave it out"),
     "kv_connector_config": refused("KV caches are not shared between servers; leave it out"),
     "sparse_attention_config": refused("attention is dense; leave it out"),
@@ -299,7 +306,9 @@ LLM_API: Rules = {
         ),
         _OWN_SAMPLING,
     ),
-    "force_dynamic_quantization": only(False, otherwise=_QUANTIZED),
+    "force_dynamic_quantization": only(
+        False, otherwise="scales of activations in fp8 are static in the TensorRT backends; leave it out"
+    ),
     "enable_sleep": only(False, otherwise="sleep mode is not supported; stop the server and start it again"),
     "moe_config": DENSE,
     "dwdp_config": DENSE,
