@@ -28,7 +28,8 @@ class Logprobs:
     """The tokens of one sequence.
 
     A token's text is what it adds to the answer: a token that ends inside a character adds nothing, the token that
-    completes the character adds it. So the texts, and their bytes, concatenate to the answer. An alternative's text is
+    completes the character adds it. So the texts, and their bytes, concatenate to the answer, but for the last token
+    where a stop word begins inside it: the answer ends before the word, the token is whole. An alternative's text is
     what it would add.
     """
 

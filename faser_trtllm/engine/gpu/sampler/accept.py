@@ -222,7 +222,8 @@ class DeviceAcceptor:
         if rows > self._verdicts.shape[0]:
             self._verdicts = torch.zeros((2 * rows, 3), dtype=torch.int32, device=runtime.device)
         if is_edited and (self._edited is None or rows > self._edited.shape[0]):
-            shape = (rows, self._vocab_size)
+            self._edited = None  # the old rows first, since these may be a gigabyte
+            shape = (1 << (rows - 1).bit_length(), self._vocab_size)
             self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
 
 
