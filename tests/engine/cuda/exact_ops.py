@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.ops.cuda.append_kv import branches_before, normed_qkv
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
-from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX, kv_values
+from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
 
@@ -21,6 +22,20 @@ from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
 def stored(values, cache):
     """As a cache holds them: e4m3 saturates."""
     return (values.clamp(-E4M3_MAX, E4M3_MAX) if cache.dtype is torch.float8_e4m3fn else values).to(cache.dtype)
+
+
+def as_numbers(cache):
+    """A cache for numpy, whose small steps are quicker than torch's; it has no e4m3, so those are bytes."""
+    return (cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache).numpy()
+
+
+def by_head(cache, blocks, num_tokens):
+    """One request's first positions in float64 [num_kv_heads, num_tokens, head_dim]; zeros where there is no block."""
+    num_blocks, num_kv_heads, tokens_per_block, head_dim = cache.shape
+    ids = blocks[: -(-num_tokens // tokens_per_block)]
+    found = torch.from_numpy(as_numbers(cache)[ids.clip(0, num_blocks - 1)]).view(cache.dtype).double().numpy()
+    found[(ids < 0) | (ids >= num_blocks)] = 0
+    return found.swapaxes(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :num_tokens]
 
 
 class ExactOps(ReferenceOps):
@@ -72,40 +87,52 @@ class ExactOps(ReferenceOps):
         low, high = heads.chunk(2, -1)
         rotated = torch.cat((low * c - high * s, high * c + low * s), -1).to(q_rotated.dtype)
         q_rotated.copy_(rotated[:, :num_heads])
-        offsets, lens = cu_q_lens.tolist(), kv_lens.tolist()
-        for b, kv_len in enumerate(lens):
-            for row in range(offsets[b], min(offsets[b + 1], num_rows)):
-                position = int(positions[row])
-                if position >= kv_len:
-                    continue
-                for owner in (b, *branches_before(first_branch, b, position, lens, tokens_per_block)):
-                    block, offset = int(block_table[owner, position // tokens_per_block]), position % tokens_per_block
-                    assert 0 <= block < num_blocks
-                    k_cache[block, :, offset] = stored(rotated[row, num_heads : num_heads + num_kv_heads], k_cache)
-                    v_cache[block, :, offset] = stored(heads[row, num_heads + num_kv_heads :], v_cache)
+        offsets, lens, known = cu_q_lens.tolist(), kv_lens.tolist(), positions.tolist()
+        places = [
+            (row, owner, known[row])
+            for b, kv_len in enumerate(lens)
+            for row in range(offsets[b], min(offsets[b + 1], num_rows))
+            if known[row] < kv_len
+            for owner in (b, *branches_before(first_branch, b, known[row], lens, tokens_per_block))
+        ]
+        if not places:
+            return
+        rows, owners, where = np.array(places).T
+        blocks, offset = block_table.numpy()[owners, where // tokens_per_block], where % tokens_per_block
+        assert ((blocks >= 0) & (blocks < num_blocks)).all()
+        keys, values = rotated[rows, num_heads : num_heads + num_kv_heads], heads[rows, num_heads + num_kv_heads :]
+        as_numbers(k_cache)[blocks, :, offset] = as_numbers(stored(keys, k_cache))
+        as_numbers(v_cache)[blocks, :, offset] = as_numbers(stored(values, v_cache))
 
     def verify_attention(
         self, q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, out, *, window, max_query_rows, max_kv_len
     ):
         num_rows, num_heads, head_dim = q.shape
-        group = num_heads // k_cache.shape[1]
+        num_kv_heads, scale = k_cache.shape[1], 1 / math.sqrt(head_dim)
+        group = num_heads // num_kv_heads
         out.zero_()
-        offsets = cu_q_lens.tolist()
-        assert max(kv_lens.tolist()) <= max_kv_len
-        for b, kv_len in enumerate(kv_lens.tolist()):
+        offsets, lens, table = cu_q_lens.tolist(), kv_lens.tolist(), block_table.numpy()
+        assert max(lens) <= max_kv_len
+        for b, kv_len in enumerate(lens):
             begin, end = offsets[b], min(offsets[b + 1], num_rows)
             if begin >= end or kv_len == 0:
                 continue
-            assert end - begin <= max_query_rows
-            keys = kv_values(k_cache, block_table[b], kv_len, 1.0).double().repeat_interleave(group, 1)
-            values = kv_values(v_cache, block_table[b], kv_len, 1.0).double().repeat_interleave(group, 1)
-            limits = kv_len - (end - begin) + torch.arange(end - begin)
-            places = torch.arange(kv_len)
-            seen = places <= limits[:, None]
-            if window == BUT_FIRST:
-                seen[:, 0] &= limits == 0
-            elif window:
-                seen &= places > limits[:, None] - window
-            scores = torch.einsum("rhd,phd->hrp", q[begin:end].double(), keys) / math.sqrt(head_dim)
-            weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
-            out[begin:end] = torch.einsum("hrp,phd->rhd", weights, values).to(q.dtype)
+            count = end - begin
+            assert count <= max_query_rows
+            keys, values = (by_head(cache, table[b], kv_len) for cache in (k_cache, v_cache))
+            queries = q[begin:end].double().numpy().reshape(count, num_kv_heads, group, head_dim).swapaxes(0, 1)
+            scores = queries.reshape(num_kv_heads, count * group, head_dim) @ keys.swapaxes(1, 2)
+            scores = scores.reshape(num_kv_heads, count, group, kv_len) * scale
+            if count > 1 or window:
+                limits, places = np.arange(kv_len - count, kv_len)[:, None], np.arange(kv_len)
+                seen = places <= limits
+                if window == BUT_FIRST:
+                    seen[:, :1] &= limits == 0
+                elif window:
+                    seen &= places > limits - window
+                scores = np.where(seen[:, None], scores, -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            sums = weights.reshape(num_kv_heads, count * group, kv_len) @ values
+            sums = sums.reshape(num_kv_heads, count, group, head_dim).swapaxes(0, 1).reshape(count, num_heads, head_dim)
+            out[begin:end] = torch.from_numpy(sums)
