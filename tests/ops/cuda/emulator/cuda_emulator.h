@@ -207,11 +207,15 @@ inline void mma_m16n8k16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t 
   emulator::meet(0xffffffffu, mine, [&](auto of) {
     for (unsigned i = 0; i < 4; i++) {
       const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+      Fragments left[4], right[4];
+      for (unsigned pair = 0; pair < 4; pair++) {
+        left[pair] = of(row % 8 * 4 + pair);
+        right[pair] = of(column * 4 + pair);
+      }
       double sum = 0;
       for (unsigned k = 0; k < 16; k++) {
-        const Fragments left = of(row % 8 * 4 + k % 8 / 2), right = of(column * 4 + k % 8 / 2);
-        sum += static_cast<double>(static_cast<float>(left.a[k / 8 * 2 + row / 8][k % 2])) *
-               static_cast<double>(static_cast<float>(right.b[k / 8][k % 2]));
+        sum += static_cast<double>(static_cast<float>(left[k % 8 / 2].a[k / 8 * 2 + row / 8][k % 2])) *
+               static_cast<double>(static_cast<float>(right[k % 8 / 2].b[k / 8][k % 2]));
       }
       d[i] = static_cast<float>(d[i] + sum);
     }

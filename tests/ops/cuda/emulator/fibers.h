@@ -27,6 +27,7 @@ inline EmulatedIndex threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 constexpr int kLanes = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kDepositBytes = 64;
 
@@ -50,18 +51,31 @@ struct Stack {
   void* fiber = nullptr;  // ThreadSanitizer's name of it
 };
 
+// Meetings of one warp, or one lane's count of those that it has joined, by their mask; nearly all are of all lanes.
+template <typename T>
+struct ByMask {
+  T of_all{};
+  std::map<unsigned, T> of_some;
+
+  T& operator[](unsigned mask) { return mask == kAllLanes ? of_all : of_some[mask]; }
+};
+
+// A thread of a block. A number that it waits for is looked at before it gets a turn, which would only pass it on.
 struct Fiber {
-  Stack stack;
   EmulatedIndex index;
   bool done = false;
-  std::map<unsigned, uint64_t> meetings_joined;
+  const uint64_t* waits_for = nullptr;
+  uint64_t until = 0;
+  ByMask<uint64_t> meetings_joined;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
+
+  bool can_go_on() const { return !done && (waits_for == nullptr || *waits_for >= until); }
 };
 
 struct Block {
   std::vector<Fiber> fibers;
-  std::map<unsigned, Meeting> meetings[32];
+  std::vector<ByMask<Meeting>> meetings;
   unsigned waiting_at_barrier = 0, num_done = 0;
   uint64_t barrier_generation = 0, progress = 0;
   int barrier_any = 0, barrier_result = 0;
@@ -74,6 +88,7 @@ using Entry = void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_
 
 inline Block* block;
 inline Fiber* current;
+inline Stack* current_stack;
 inline Stack scheduler;
 inline char barrier_order[2], block_begin, block_end;
 inline Entry entry;
@@ -147,7 +162,14 @@ FASER_UNSANITIZED inline void go_on(Stack& from, Stack& to) {
 #endif
 }
 
-inline void yield() { go_on(current->stack, scheduler); }
+// Until another fiber has made the number at least so large.
+inline void wait_until(const uint64_t& number, uint64_t least) {
+  if (number >= least) return;
+  current->waits_for = &number;
+  current->until = least;
+  go_on(*current_stack, scheduler);
+  current->waits_for = nullptr;
+}
 
 inline void release_barrier() {
   block->waiting_at_barrier = 0;
@@ -157,28 +179,34 @@ inline void release_barrier() {
   block->progress++;
 }
 
-// A fiber's outermost call, which does not return: to ThreadSanitizer it would be one more in each block.
-FASER_UNSANITIZED inline void run_fiber() {
-  const uint64_t* a = arguments;
-  acquire(&block_begin);
-  entry(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16],
-        a[17], a[18], a[19], a[20], a[21], a[22], a[23], a[24], a[25], a[26], a[27], a[28], a[29], a[30], a[31]);
-  release(&block_end);
+inline void end_thread() {
+  const Unseen unseen;
   current->done = true;
   block->num_done++;
   block->progress++;
   const unsigned live = static_cast<unsigned>(block->fibers.size()) - block->num_done;
-  {
-    const Unseen unseen;
-    if (live > 0 && block->waiting_at_barrier == live) release_barrier();
-  }
-  go_on(current->stack, scheduler);
+  if (live > 0 && block->waiting_at_barrier == live) release_barrier();
 }
 
-inline void resume(Fiber& fiber) {
+// A stack's outermost call, which does not return: a turn for each block that has such a thread, since a new context
+// would take system calls, and to ThreadSanitizer it would be one more call.
+FASER_UNSANITIZED inline void run_threads() {
+  for (;;) {
+    const uint64_t* a = arguments;
+    acquire(&block_begin);
+    entry(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16],
+          a[17], a[18], a[19], a[20], a[21], a[22], a[23], a[24], a[25], a[26], a[27], a[28], a[29], a[30], a[31]);
+    release(&block_end);
+    end_thread();
+    go_on(*current_stack, scheduler);
+  }
+}
+
+inline void resume(Fiber& fiber, Stack& stack) {
   current = &fiber;
+  current_stack = &stack;
   threadIdx = fiber.index;
-  go_on(scheduler, fiber.stack);
+  go_on(scheduler, stack);
 }
 
 inline unsigned linear_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
@@ -199,7 +227,7 @@ auto meet(unsigned mask, const In& in, Function function) {
   const uint64_t members = __builtin_popcount(mask);
   meeting.arrived++;
   block->progress++;
-  while (meeting.arrived < (round + 1) * members) yield();
+  wait_until(meeting.arrived, (round + 1) * members);
   return function([deposits](unsigned lane) {
     In value;
     std::memcpy(&value, deposits[lane], sizeof value);
@@ -217,7 +245,7 @@ inline int barrier(int predicate) {
   if (++block->waiting_at_barrier == block->fibers.size() - block->num_done) {
     release_barrier();
   } else {
-    while (block->barrier_generation == generation) yield();
+    wait_until(block->barrier_generation, generation + 1);
   }
   acquire(order);
   return block->barrier_result;
@@ -231,30 +259,37 @@ inline void copy_now(const Copy& copy) {
   }
 }
 
+// One stack per thread of the largest block so far.
+inline Stack& stack_of(size_t thread) {
+  static std::vector<std::unique_ptr<char[]>> memory;
+  static std::vector<std::unique_ptr<Stack>> stacks;
+  while (stacks.size() <= thread) {
+    memory.emplace_back(new char[kStackBytes]);
+    stacks.emplace_back(new Stack);
+    Stack& stack = *stacks.back();
+    stack.fiber = new_fiber();
+    getcontext(&stack.context);
+    stack.context.uc_stack.ss_sp = memory.back().get();
+    stack.context.uc_stack.ss_size = kStackBytes;
+    stack.context.uc_link = nullptr;
+    makecontext(&stack.context, run_threads, 0);
+  }
+  return *stacks[thread];
+}
+
 // order 0: threads ascending; 1: descending; else a permutation that changes every round.
 inline void run_block(unsigned order) {
   const size_t num_threads = size_t{blockDim.x} * blockDim.y * blockDim.z;
-  static std::vector<std::unique_ptr<char[]>> stacks;
-  static std::vector<void*> names;
-  while (stacks.size() < num_threads) {
-    stacks.emplace_back(new char[kStackBytes]);
-    names.push_back(new_fiber());
-  }
+  stack_of(num_threads - 1);
   std::memset(shared.begin, shared_byte, shared.size);
   Block state;
   block = &state;
   state.fibers.resize(num_threads);
+  state.meetings.resize((num_threads + kLanes - 1) / kLanes);
   std::vector<size_t> turn(num_threads);
   for (size_t i = 0; i < num_threads; i++) {
-    Fiber& fiber = state.fibers[i];
-    fiber.index = {static_cast<unsigned>(i % blockDim.x), static_cast<unsigned>(i / blockDim.x % blockDim.y),
-                   static_cast<unsigned>(i / blockDim.x / blockDim.y)};
-    fiber.stack.fiber = names[i];
-    getcontext(&fiber.stack.context);
-    fiber.stack.context.uc_stack.ss_sp = stacks[i].get();
-    fiber.stack.context.uc_stack.ss_size = kStackBytes;
-    fiber.stack.context.uc_link = nullptr;
-    makecontext(&fiber.stack.context, run_fiber, 0);
+    state.fibers[i].index = {static_cast<unsigned>(i % blockDim.x), static_cast<unsigned>(i / blockDim.x % blockDim.y),
+                             static_cast<unsigned>(i / blockDim.x / blockDim.y)};
     turn[i] = order == 1 ? num_threads - 1 - i : i;
   }
   uint64_t seed = order;
@@ -268,7 +303,7 @@ inline void run_block(unsigned order) {
     }
     const uint64_t before = state.progress;
     for (size_t i : turn) {
-      if (!state.fibers[i].done) resume(state.fibers[i]);
+      if (state.fibers[i].can_go_on()) resume(state.fibers[i], stack_of(i));
     }
     if (state.progress == before && state.num_done < num_threads) fail("threads wait for each other (a deadlock)");
   }
