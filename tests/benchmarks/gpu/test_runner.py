@@ -8,11 +8,13 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu import runner
 from benchmarks.gpu.bench import Ceilings
 from benchmarks.gpu.models.enlarge import SHAPES
 from benchmarks.gpu.options import DRAFT_OF, GpuBenchOptions
@@ -35,6 +37,15 @@ def section(name: str, limit_s: float = 60.0) -> Section:
     return Section(name, f"the section {name}", f"tests.benchmarks.gpu.gpu_sections:{name}", limit_s)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def section_process() -> Iterator[None]:
+    """That of a section here; the command's tests have the suite's own."""
+    light = (sys.executable, "-m", "tests.benchmarks.gpu.no_machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "SECTION_PROCESS", pick(light, runner.SECTION_PROCESS))
+        yield
+
+
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """A finished run of one section, and the seconds that it took."""
@@ -45,7 +56,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
 
 @pytest.fixture(scope="module")
 def limit_s(earlier: tuple[Path, float]) -> int:
-    """Time enough for a section to start, which is to import torch, on this machine as busy as it is."""
+    """Time enough for a section to start on this machine, as busy as it is."""
     return math.ceil(1 + 2 * earlier[1])
 
 
