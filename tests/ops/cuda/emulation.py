@@ -94,7 +94,7 @@ def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> c
     folders = dict.fromkeys((folder, source_dir()))
     headers = [path for place in folders for path in sorted(place.rglob("*.cuh"))]
     sources = [folder / f"{stem}.cu", *headers, *sorted(EMULATOR_DIR.glob("*.h"))]
-    return ctypes.CDLL(str(built(stem, ["-x", "c++", str(sources[0])], flags, sources)))
+    return ctypes.CDLL(str(built(stem, ["-x", "c++", str(sources[0])], flags, sources, folder)))
 
 
 def emulation_flags(defines: Iterable[tuple[str, int]], folder: Path) -> list[str]:
@@ -110,10 +110,16 @@ def emulation_flags(defines: Iterable[tuple[str, int]], folder: Path) -> list[st
     return flags
 
 
-def built(name: str, inputs: Sequence[str], flags: Sequence[str], sources: Iterable[Path]) -> Path:
-    """The library that the host compiler makes of the inputs; kept as long as flags and sources are the same."""
+def built(
+    name: str, inputs: Sequence[str], flags: Sequence[str], sources: Iterable[Path], folder: Path | None = None
+) -> Path:
+    """The library that the host compiler makes of the inputs; kept as long as flags and sources are the same.
+
+    folder: one that may be another, such as a test's own, without need to compile what is in it again.
+    """
     content = b"".join(path.read_bytes() for path in sources)
-    digest = hashlib.sha256(repr((inputs, flags)).encode() + content).hexdigest()[:16]
+    said = repr((inputs, flags)).replace(str(folder or source_dir()), "")
+    digest = hashlib.sha256(said.encode() + content).hexdigest()[:16]
     target = cache_dir() / "emulated" / f"{name}-{digest}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
