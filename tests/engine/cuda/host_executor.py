@@ -23,6 +23,7 @@ from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import emulated_rows
+from tests.support.effort import pick
 from tests.support.executor_harness import Collector, ErraticPolicy, toy_costs
 
 MAX_BATCH_SIZE = 4
@@ -144,11 +145,11 @@ def generate(
 
 
 def repeating_requests():
-    """As mixed_requests with edits, with prompts and outputs that repeat themselves."""
+    """As mixed_requests with edits, with prompts and outputs that repeat themselves, over the end of a block."""
     requests = []
     for prompt, params in mixed_requests(True):
         top_p = None if params.seed is None else 0.1
-        requests.append(((prompt[:8] * 20)[:60], replace(params, max_tokens=50, end_ids=(), top_p=top_p)))
+        requests.append(((prompt[:8] * 20)[:60], replace(params, max_tokens=pick(32, 50), end_ids=(), top_p=top_p)))
     return requests
 
 

@@ -31,6 +31,25 @@ def alone(engines: EngineDir):
     return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
 
 
+@pytest.fixture(scope="module")
+def guided(engines: EngineDir):
+    """As alone, of requests most of which have a guide."""
+    plain = repeating_requests()
+    guides = [ToyGuide.random(320, seed, 2) if seed % 3 else None for seed in range(len(plain))]
+    requests = [(prompt, replace(params, guide=g)) for (prompt, params), g in zip(plain, guides, strict=True)]
+    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
+
+
+@pytest.fixture(scope="module")
+def logged(engines: EngineDir):
+    """Requests that want log probs, and who has collected those without speculation, one request at a time."""
+    fields = {"return_log_probs": True, "num_top_log_probs": 3}
+    requests = [(prompt, replace(params, **fields)) for prompt, params in repeating_requests()]
+    collector = Collector()
+    generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128, collector=collector)
+    return requests, collector
+
+
 def check_counts(found, drafters: str) -> None:
     """Each source's drafts are tested, and those that passed are what was accepted."""
     names = drafters.split(",")
@@ -73,12 +92,9 @@ def test_a_request_says_who_may_draft_for_it(engines: EngineDir, alone) -> None:
 
 
 @pytest.mark.parametrize("drafters", DRAFTERS)
-def test_guided_requests_get_allowed_tokens(engines: EngineDir, drafters: str) -> None:
+def test_guided_requests_get_allowed_tokens(engines: EngineDir, guided, drafters: str) -> None:
     """The draft model's drafts are drawn without masks, and the text's may come behind ones that a guide forbids."""
-    plain = repeating_requests()
-    guides = [ToyGuide.random(320, seed, 2) if seed % 3 else None for seed in range(len(plain))]
-    requests = [(prompt, replace(params, guide=g)) for (prompt, params), g in zip(plain, guides, strict=True)]
-    expected, _ = generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)
+    requests, expected = guided
     for policy in ("fixed:4", "erratic"):
         tokens, found = generate(engines, policy, requests, drafters=drafters)
         assert tokens == expected
@@ -86,11 +102,9 @@ def test_guided_requests_get_allowed_tokens(engines: EngineDir, drafters: str) -
 
 
 @pytest.mark.parametrize("drafters", DRAFTERS)
-def test_log_probs_are_those_of_the_target_alone(engines: EngineDir, drafters: str) -> None:
-    fields = {"return_log_probs": True, "num_top_log_probs": 3}
-    requests = [(prompt, replace(params, **fields)) for prompt, params in repeating_requests()]
-    alone, found = Collector(), Collector()
-    generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128, collector=alone)
+def test_log_probs_are_those_of_the_target_alone(engines: EngineDir, logged, drafters: str) -> None:
+    requests, alone = logged
+    found = Collector()
     generate(engines, "fixed:3", requests, collector=found, drafters=drafters)
     for index in range(len(requests)):
         one, other = found.requests[str(index)], alone.requests[str(index)]
