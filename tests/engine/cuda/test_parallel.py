@@ -44,11 +44,11 @@ pytestmark = pytest.mark.slow
 SIZES = {"num_heads": 8, "num_kv_heads": 4, "hidden_size": 64, "vocab_size": 300}
 REQUESTS = mixed_requests(True)[: pick(6, 7)]
 CELLS = [
-    (2, "price:mode=draft_ahead,prune=on"),
     (4, "erratic"),
     *pick(
         [],
         [
+            (2, "price:mode=draft_ahead,prune=on"),
             (2, "off"),
             (2, "fixed:3:ping_pong"),
             (2, "fixed:4"),
