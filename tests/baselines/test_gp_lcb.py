@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from faser_trtllm.baselines.gp_lcb import GaussianProcess, GpLcbPolicy
 from tests.policy.world import World, constant
@@ -22,6 +20,9 @@ from tests.policy.world import World, constant
 def test_mean_and_deviation_are_scikit_learns(seed, num_points, length_scale, signal, noise):
     rng = np.random.default_rng(seed)
     x, y, where = rng.random((num_points, 3)), rng.standard_normal(num_points), rng.random((7, 3))
+    from sklearn.gaussian_process import GaussianProcessRegressor  # here, since every worker collects this file
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
     kernel = ConstantKernel(signal, "fixed") * RBF(length_scale, "fixed")
     reference = GaussianProcessRegressor(kernel, alpha=noise, optimizer=None).fit(x, y)
     ours = GaussianProcess(3, 64, length_scale, signal, noise)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from tests.support.checkpoints import make_checkpoint
@@ -47,6 +46,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     assert engines is not None
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(0, options.get("vocab_size", 320), (NUM_TOKENS,), generator=generator).tolist()
+    from transformers import AutoModelForCausalLM  # here, since every worker collects this file
+
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         expected = model(torch.tensor([token_ids])).logits[0].numpy()

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
@@ -38,6 +37,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
+    from transformers import AutoModelForCausalLM  # here, since every worker collects this file
+
     architecture, options = CASES[case]
     directory = make_checkpoint(tmp_path, architecture, **options)
     token_ids = torch.randint(0, 320, (80,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -52,6 +53,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
 
 def test_mimo_is_qwen2(tmp_path: Path) -> None:
     """But for its MTP layer, which no logits of the target hang on."""
+    from transformers import Qwen2ForCausalLM
+
     directory = make_mimo(tmp_path, head_dim=24)
     token_ids = torch.randint(0, 320, (80,), generator=torch.Generator().manual_seed(1)).tolist()
     theirs = Qwen2ForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from faser_trtllm.models.config import parse_model_config
 from faser_trtllm.models.rope import RopeConfig, rope_frequencies
@@ -48,6 +46,9 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: i
         "max_position_embeddings": 131072,
         "rope_parameters": rope,
     }
+    from transformers import LlamaConfig  # here, since every worker collects this file
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     theirs = LlamaRotaryEmbedding(LlamaConfig(**data))
     inv_freq, factor = rope_frequencies(parse_model_config(data).rope, head_dim)
     assert inv_freq.dtype == np.float32
