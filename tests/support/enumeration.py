@@ -3,10 +3,14 @@ replaced, by one that walks through all of them. Rules that bias the text are th
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 
 from faser_trtllm import native
+from faser_trtllm.ops import accept
 from faser_trtllm.ops.accept import Outcome, accept_reference
+from faser_trtllm.ops.probs import next_token_probs_reference
 from faser_trtllm.ops.sample import sample_draft_reference
 from tests.support.sampling_slots import Slots
 from tests.support.toy_models import CELLS, VOCAB_SIZE, ToyModel
@@ -73,6 +77,7 @@ class Enumeration:
         self.slots = Slots(1, VOCAB_SIZE, MAX_DRAFT_LEN)
         self._probs: dict = {}
         self._drafted: dict = {}
+        self._rows: dict = {}
         self.tested: dict = {}
 
     def probs(self, emitted=(), pending=()):
@@ -138,8 +143,17 @@ class Enumeration:
         certain = tuple(self._is_certain((known + drafts)[: len(known) + j]) for j in range(len(drafts)))
         state = (known[-2:], drafts, certain)
         if state not in self.tested:
-            self.tested[state] = list(enumerate_uniforms(lambda uniform: self._one_pass(*state, uniform)))
+            with mock.patch.object(accept, "next_token_probs_reference", self._probs_of_row):
+                self.tested[state] = list(enumerate_uniforms(lambda uniform: self._one_pass(*state, uniform)))
         return self.tested[state]
+
+    def _probs_of_row(self, sampling, slot, logits, num_tokens, probs):
+        """The reference's, once for the same logits: a plain request's hang on nothing else, whatever the uniforms."""
+        key = logits.tobytes()
+        if key not in self._rows:
+            self._rows[key] = next_token_probs_reference(sampling, slot, logits, num_tokens, probs), probs.copy()
+        status, probs[:] = self._rows[key]
+        return status
 
     def _one_pass(self, context, drafts, certain, uniform):
         """(tokens committed, drafts still pending) of one pass over the rows that the rule leaves."""
