@@ -3,6 +3,8 @@ call."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +49,26 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
     return build_pair(tmp_path_factory.mktemp("pair"), exit_layers=(1,), vocab_size=300)
 
 
+@pytest.fixture(scope="module")
+def alone(gpu: VirtualGpuProcess, engines: EngineDir) -> Callable[[KvCacheDtype], list[list[int]]]:
+    """Tokens without speculation."""
+
+    @functools.cache
+    def tokens(kv_dtype: KvCacheDtype) -> list[list[int]]:
+        return gpu.run(generate_cuda, engines, "off", REQUESTS, kv_dtype=kv_dtype).tokens
+
+    return tokens
+
+
 @pytest.mark.parametrize("kv_dtype", pick([KvCacheDtype.AUTO], list(KvCacheDtype)))
 def test_the_text_is_that_of_chains_and_the_host_reads_as_often(
-    gpu: VirtualGpuProcess, engines: EngineDir, kv_dtype: KvCacheDtype
+    gpu: VirtualGpuProcess,
+    engines: EngineDir,
+    alone: Callable[[KvCacheDtype], list[list[int]]],
+    kv_dtype: KvCacheDtype,
 ) -> None:
-    alone = gpu.run(generate_cuda, engines, "off", REQUESTS, kv_dtype=kv_dtype)
     found = gpu.run(generate_cuda, engines, "fixed:3", REQUESTS, kv_dtype=kv_dtype, num_branches=2)
-    assert found.tokens == alone.tokens
+    assert found.tokens == alone(kv_dtype)
     assert 0 < found.stats["num_branch_tokens"] < found.stats["num_branch_rows"]
     reads, waits = found.counters.reads(), found.counters.waits
     assert reads.keys() == {TEST, DRAFTS}
@@ -93,10 +108,11 @@ def test_a_branch_row_has_the_bits_of_a_chain_row(gpu: VirtualGpuProcess, engine
 
 
 @pytest.mark.parametrize("policy", ["erratic", *pick([], ["fixed:4"])])
-def test_modes_and_pruned_passes_beside_trees(gpu: VirtualGpuProcess, engines: EngineDir, policy: str) -> None:
-    alone = gpu.run(generate_cuda, engines, "off", REQUESTS)
+def test_modes_and_pruned_passes_beside_trees(
+    gpu: VirtualGpuProcess, engines: EngineDir, alone: Callable[[KvCacheDtype], list[list[int]]], policy: str
+) -> None:
     found = gpu.run(generate_cuda, engines, policy, REQUESTS, seed=3, num_branches=2)
-    assert found.tokens == alone.tokens
+    assert found.tokens == alone(KvCacheDtype.AUTO)
     assert found.stats["num_branch_rows"] > 0
 
 
