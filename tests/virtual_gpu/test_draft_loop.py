@@ -20,6 +20,8 @@ from tests.virtual_gpu.device.counters import Counters
 from tests.virtual_gpu.device.library import driver
 from tests.virtual_gpu.process import VirtualGpuProcess
 
+pytestmark = pytest.mark.slow
+
 MAX_DRAFT_LEN, HEAD_DIM = 4, 64
 NUM_CALLS = pick(8, 60)
 DRAFTS, STOP = "engine/gpu/sampler/draft_state:read", "engine/gpu/sampler/stop:num_going"

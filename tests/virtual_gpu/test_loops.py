@@ -20,6 +20,8 @@ from tests.virtual_gpu.device.streams import Graph, call
 from tests.virtual_gpu.process import VirtualGpuProcess
 from tests.virtual_gpu.soak import in_use
 
+pytestmark = pytest.mark.slow
+
 DRAFT, TARGET = "0+32", "32+100"
 
 

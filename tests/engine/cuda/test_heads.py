@@ -21,6 +21,8 @@ from tests.engine.cuda.heads import NUM_LAYERS, draft, open_pair, random_tokens
 from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests, repeating_requests
 from tests.support.effort import pick
 
+pytestmark = pytest.mark.slow
+
 POLICIES = [
     *pick([], ["fixed:1", "price:prune=on"]),
     "fixed:4",

@@ -21,6 +21,8 @@ from faser_trtllm.testing.load.service import ServiceOptions, open_service
 from faser_trtllm.testing.load.synthetic_engines import DoubtRates, stopped_drafts
 from tests.support.effort import pick
 
+pytestmark = pytest.mark.slow
+
 PAIR = Pair(GPUS["h100"], SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"])
 TOKENS = Tokens(200, 0.5, 60, 0.5)
 

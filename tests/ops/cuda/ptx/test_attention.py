@@ -21,6 +21,8 @@ from tests.ops.cuda.ptx.interpreter.machine import decode
 from tests.ops.cuda.ptx.interpreter.program import Program, PtxError
 from tests.support.effort import EVERYTHING, pick
 
+pytestmark = pytest.mark.slow
+
 # When the bytes of cp.async arrive, and how far the warps of a block are apart.
 WAYS = [
     {"copies_early": early, "warps_apart": order}
