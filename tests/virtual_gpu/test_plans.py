@@ -20,6 +20,12 @@ pytestmark = pytest.mark.slow
 load_trt()  # networks are made with tensorrt_rtx
 DRAFT, TARGET = "0+32", "32+100"
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,", "hello hello")
+FIXED, PRICE = "fixed:4", "price:mode=draft_ahead,prune=on"
+TEXT_DRAFTS = [  # drafters and policies; each of them in some pair
+    (("suffix",), PRICE),
+    (("suffix", "model"), FIXED),
+    *pick([], [(("suffix",), FIXED), (("suffix", "model"), PRICE)]),
+]
 
 
 ENGINES = (*pick([], ["tensorrt float32"]), "tensorrt bfloat16", "tensorrt bfloat16 FP8", "tensorrt_rtx float32")
@@ -37,7 +43,7 @@ def engine_dir(
 def test_speculation_changes_no_token(gpu: VirtualGpuProcess, engine_dir: Path) -> None:
     """Lanes side by side, rows pruned between the plans of two segments; in bfloat16 the plugins are the kernels."""
     alone = gpu.run(generate_texts, engine_dir, "off", PROMPTS)
-    found = gpu.run(generate_texts, engine_dir, "price:mode=draft_ahead,prune=on", PROMPTS)
+    found = gpu.run(generate_texts, engine_dir, PRICE, PROMPTS)
     assert found.tokens == alone.tokens
     assert found.stats["num_accepted_tokens"] > 0
     assert found.stats["num_pruned_rows"] > 0
@@ -52,19 +58,18 @@ def test_drafts_of_the_text_change_no_token(gpu: VirtualGpuProcess, tmp_path: Pa
     """Alone, and before those of a draft model of one layer."""
     path = gpu.run(build_plans, tmp_path, backend, dtype, drafts_itself=False)
     alone = gpu.run(generate_texts, path, "off", PROMPTS)
-    for drafters in (("suffix",), ("suffix", "model")):
-        for policy in ("fixed:4", "price:mode=draft_ahead,prune=on"):
-            found = gpu.run(generate_texts, path, policy, PROMPTS, drafters)
-            assert found.tokens == alone.tokens
-            for name in drafters if policy == "fixed:4" else ("suffix",):
-                assert found.stats[f"num_passed_drafts_{name}"] > 0
+    for drafters, policy in TEXT_DRAFTS:
+        found = gpu.run(generate_texts, path, policy, PROMPTS, drafters)
+        assert found.tokens == alone.tokens
+        for name in drafters if policy == FIXED else ("suffix",):
+            assert found.stats[f"num_passed_drafts_{name}"] > 0
 
 
 def test_log_probs_of_prompts_in_passes_of_other_sizes(gpu: VirtualGpuProcess, engine_dir: Path) -> None:
     """Of four rows of logits without drafts and of twenty with them."""
     prompts = [list(range(first, first + 14)) for first in (5, 10)]
     alone = gpu.run(prompt_log_probs, engine_dir, "off", prompts)
-    found = gpu.run(prompt_log_probs, engine_dir, "fixed:4", prompts, num_top_log_probs=2)
+    found = gpu.run(prompt_log_probs, engine_dir, FIXED, prompts, num_top_log_probs=2)
     assert [len(log_probs) for log_probs in found] == [13, 13]
     for one, other in zip(found, alone, strict=True):
         assert one == pytest.approx(other, abs=1e-3)
