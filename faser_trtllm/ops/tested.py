@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,8 +43,8 @@ class TestedSums:
         outcome: Int32Array,
     ) -> None:
         """num_tokens: committed before the test; num_accepted, outcome: as ops.accept.AcceptResult has them."""
-        arrays = [np.array(values, np.int32) for values in (slots, num_tokens, num_accepted, outcome)]
-        at_slots, at_tokens, at_accepted, at_outcome = (native.address_of_buffer(array) for array in arrays)
+        known = array("i", slots), array("i", num_tokens)
+        at_slots, at_tokens = [column.buffer_info()[0] for column in known]
         status = native.library().faser_add_tests(
             ctypes.addressof(self._struct),
             self._model.address,
@@ -51,8 +52,8 @@ class TestedSums:
             at_slots,
             address_of(sampling, SAMPLING_DTYPE),
             at_tokens,
-            at_accepted,
-            at_outcome,
+            address_of(num_accepted, np.int32),
+            address_of(outcome, np.int32),
         )
         native.check(status, "counting tested drafts")
 
