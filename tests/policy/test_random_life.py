@@ -104,7 +104,9 @@ class Life:
         if decision.tested is not None and any(pending):
             accepted = [self.draw(st.integers(0, k)) for k in pending]
             outcome = [native.RECOVERED if a < k else native.BONUS for a, k in zip(accepted, pending, strict=True)]
-            decision.tested.add(self.sampling.array, slots, known, np.array(accepted), np.array(outcome))
+            decision.tested.add(
+                self.sampling.array, slots, known, np.array(accepted, np.int32), np.array(outcome, np.int32)
+            )
         if self.draw(st.booleans()):
             self.policy.observe(self.draw(stats(len(decoding))))
 

@@ -143,7 +143,9 @@ class World:
         self.now_s += 1e-3 * (spent_ms * noise + verify_ms + host_ms)
         if plan.tested is not None and any(pending):
             outcome = [native.RECOVERED if t > a else native.BONUS for t, a in zip(tested, accepted, strict=True)]
-            plan.tested.add(self.sampling.array, slots, known, np.array(accepted), np.array(outcome))
+            plan.tested.add(
+                self.sampling.array, slots, known, np.array(accepted, np.int32), np.array(outcome, np.int32)
+            )
         is_drafting = any(plan.lengths)
         if is_drafting is self.was_drafting:
             seen = {
