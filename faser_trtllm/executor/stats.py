@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import or_
 from typing import Protocol
 
 from faser_trtllm.core.decision import Mode
@@ -153,12 +154,10 @@ class ExecutorStats:
             num["num_oracle_rows"] -= max(0, num_requests - result.num_tokens.count(0) - num_decoding)
         num["num_steps_" + plan.mode] += 1
         self._frontier_lens[0] -= num_requests - num_decoding  # prefill chunks, and requests that are only drafted for
-        frontier_lens, accepted_lens = self._frontier_lens, self._accepted_lens
-        for (length, accepted), count in Counter(zip(result.num_verified, result.num_accepted, strict=True)).items():
-            frontier_lens[length] += count
-            accepted_lens[accepted] += count
-            if length or accepted:
-                num["num_drafts"] += count
+        for lengths, totals in ((result.num_verified, self._frontier_lens), (result.num_accepted, self._accepted_lens)):
+            for length, count in Counter(lengths).items():
+                totals[length] += count
+        num["num_drafts"] += num_requests - list(map(or_, result.num_verified, result.num_accepted)).count(0)
         start, scheduled, verified, updated = times_s
         ms["schedule_ms"] += 1e3 * (scheduled - start)
         ms["draft_ms"] += drafts.draft_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
+from operator import add, le
 from typing import TypeVar
 
 import numpy as np
@@ -129,7 +129,7 @@ class Verifier:
         if plan.frontier is None:
             return list(map(min, pending, limits))
         wanted = plan.frontier.lengths(self._sampling.array, slots, known, pending)
-        return [max(0, length) for length in map(min, wanted, pending, limits)]
+        return list(wanted if all(map(le, wanted, limits)) else map(min, wanted, limits))
 
     def _fill(
         self, rows: ScheduledRequests, verified: Sequence[int], lengths: Sequence[int]

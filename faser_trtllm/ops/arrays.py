@@ -26,7 +26,8 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
         raise TypeError(f"expected an array of {np.dtype(dtype).name}, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
-    return native.address_of_buffer(array)
+    # ctypes describes a structure's fields to take its address, bytes at once.
+    return native.address_of_buffer(array.view(np.uint8) if array.dtype.names else array)
 
 
 def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:

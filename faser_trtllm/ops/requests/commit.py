@@ -88,7 +88,7 @@ class Committer:
         inputs = [found.num_rows, found.num_drafted, found.num_draft_computed]
         inputs += [found.num_new, found.num_accepted, found.carried, found.num_pruned]
         for column in inputs:
-            columns.extend(column)
+            columns += array("i", column)  # several times as fast as extend
         first = columns.buffer_info()[0]
         slots, *at, pruned = range(first, first + 4 * n * 8, 4 * n) if n else [first] * 8
         status = native.library().faser_commit(
