@@ -61,14 +61,21 @@ def extra_table_path(engine_dir: Path, fingerprint: Fingerprint) -> Path:
 
 def load_costs(engine_dir: Path, num_threads: int) -> CostTable | None:
     """The directory's table for this machine; None if it has no profile.json, ConfigError if no table fits."""
+    found = find_costs(engine_dir, num_threads)
+    return None if found is None else found[1]
+
+
+def find_costs(engine_dir: Path, num_threads: int) -> tuple[Path, CostTable] | None:
+    """As load_costs, with the table's file."""
     path = engine_dir / PROFILE
     if not path.exists():
         return None
     fingerprint = fingerprint_of(engine_dir, num_threads)
     try:
-        return CostTable.load(path, fingerprint)
+        return path, CostTable.load(path, fingerprint)
     except ConfigError as error:
+        extra = extra_table_path(engine_dir, fingerprint)
         try:
-            return CostTable.load(extra_table_path(engine_dir, fingerprint), fingerprint)
+            return extra, CostTable.load(extra, fingerprint)
         except ConfigError:
             raise error from None

@@ -9,13 +9,15 @@ import contextlib
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.engine.fingerprint import PROFILE, extra_table_path, gpu_model, load_costs
+from faser_trtllm.engine.fingerprint import PROFILE, extra_table_path, find_costs, gpu_model
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.registry import needs_costs
@@ -24,10 +26,13 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
+DISTURBED_S = 600.0  # for which a table measured beside other work is used before a start measures again
+
 
 def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
     """Call it before open_executor: a table of another machine, or of other threads, gets one of this machine beside
-    it, where the configuration's speculation goes by costs ("auto" does without if there is no table at all).
+    it, where the configuration's speculation goes by costs ("auto" does without if there is no table at all). One that
+    was measured beside other work is replaced, DISTURBED_S after that at the earliest.
 
     Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
     """
@@ -37,11 +42,11 @@ def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
     if speculation == "auto" and not (engine_dir / PROFILE).exists():
         return
     try:
-        reason = _why_to_measure(engine_dir, config.cores, config.num_threads)
-        if reason is not None and os.access(engine_dir, os.W_OK):
+        missing = _missing_table(engine_dir, config.cores, config.num_threads)
+        if missing is not None and os.access(engine_dir, os.W_OK):
             seconds = measure_once(engine_dir, config.cores, config.num_threads)
             if seconds is not None:
-                log.warning("%s; measured for this machine in %.0f s", reason, seconds)
+                log.warning("%s; measured for this machine in %.0f s", missing.reason, seconds)
     except (FaserError, OSError) as error:
         log.warning("the costs of %s could not be measured: %s", engine_dir, error)
 
@@ -71,7 +76,8 @@ def measure_once(
     Raises FaserError if the engines cannot be measured, OSError if the directory cannot be written.
     """
     with _locked(engine_dir):
-        if _why_to_measure(engine_dir, cores, num_threads) is None:
+        missing = _missing_table(engine_dir, cores, num_threads)
+        if missing is None:
             return None
         # Both import the whole executor, which is not needed if a table fits.
         from faser_trtllm.profiling.options import ProfileOptions
@@ -79,21 +85,33 @@ def measure_once(
 
         options = ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads)
         report = measure_engine_dir(options, progress)
-        path = engine_dir / PROFILE
-        write_report(report, extra_table_path(engine_dir, report.table.fingerprint) if path.exists() else path)
+        write_report(report, missing.path or extra_table_path(engine_dir, report.table.fingerprint))
         return report.seconds
 
 
-def _why_to_measure(engine_dir: Path, cores: tuple[int, ...] | None, num_threads: int | None) -> str | None:
-    """Why a table is needed; None if one fits, or if none can be made here."""
+class _Missing(NamedTuple):
+    """Why a table is needed, and where it goes; None: beside another machine's."""
+
+    reason: str
+    path: Path | None
+
+
+def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads: int | None) -> _Missing | None:
+    """None if a table fits, or if none can be made here."""
     if not can_measure(EngineDir.load(engine_dir)):
         return None
     with CoreSet(cores, num_threads) as core_set:
         num_threads = core_set.num_threads
     try:
-        return f"{engine_dir} has no cost table" if load_costs(engine_dir, num_threads) is None else None
+        found = find_costs(engine_dir, num_threads)
     except ConfigError as error:
-        return str(error).rpartition(";")[0]
+        return _Missing(str(error).rpartition(";")[0], None)
+    if found is None:
+        return _Missing(f"{engine_dir} has no cost table", engine_dir / PROFILE)
+    path, table = found
+    if table.warning and time.time() - path.stat().st_mtime > DISTURBED_S:
+        return _Missing(f"{path} was measured while other work slowed this machine", path)
+    return None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from faser_trtllm.engine.fingerprint import PROFILE, load_costs
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.profiling import ensure, profile
-from faser_trtllm.profiling.ensure import ensure_profile, measure_once
+from faser_trtllm.profiling.ensure import DISTURBED_S, ensure_profile, measure_once
 from faser_trtllm.serving.launch.options import check_engines
 from faser_trtllm.serving.worker.engine_process import open_engine_dir
 from tests.support.checkpoints import make_pair
@@ -105,6 +106,41 @@ def test_a_damaged_table_is_made_good(engine_dir: Path) -> None:
     (engine_dir / PROFILE).write_text("{}")
     ensure_profile(engine_dir, config("auto"))
     assert policy_of(engine_dir).startswith("price")
+
+
+def disturb(path: Path, age_s: float) -> None:
+    """Make it a table that was measured beside other work so long ago."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warning": "other work"}))
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_a_table_measured_beside_other_work_is_replaced_at_a_later_start(
+    engine_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure_once(engine_dir, num_threads=1)
+    path = engine_dir / PROFILE
+    disturb(path, DISTURBED_S / 2)
+    ensure_profile(engine_dir, config("auto"))
+    assert not measured(caplog), "it was measured again at once"
+    disturb(path, 2 * DISTURBED_S)
+    ensure_profile(engine_dir, config("auto"))
+    assert measured(caplog)[0].startswith(f"{path} was measured while other work slowed this machine; measured")
+    assert json.loads(path.read_text())["warning"] != "other work"
+    ensure_profile(engine_dir, config("auto"))
+    assert len(measured(caplog)) == 1
+    assert [table.name for table in engine_dir.glob("profile*")] == [PROFILE]
+
+
+def test_such_a_table_beside_another_machines_is_replaced_too(engine_dir: Path) -> None:
+    measure_once(engine_dir, num_threads=1)
+    move_to_another_machine(engine_dir / PROFILE)
+    theirs = (engine_dir / PROFILE).read_bytes()
+    measure_once(engine_dir, num_threads=1)
+    (ours,) = engine_dir.glob("profile-*.json")
+    disturb(ours, 2 * DISTURBED_S)
+    ensure_profile(engine_dir, config("price"))
+    assert json.loads(ours.read_text())["warning"] != "other work"
+    assert (engine_dir / PROFILE).read_bytes() == theirs
 
 
 @pytest.mark.parametrize("speculation", ["off", "fixed:2", "schedule:1=2", "gp_lcb", "auto"])
