@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
@@ -364,6 +364,14 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # positions
             c_void_p,  # logit_rows
             c_void_p,  # out_num_logit_rows
+        ],
+    ),
+    "faser_check_drafts": (
+        c_int32,
+        [
+            c_int32,  # num_requests
+            *[c_void_p] * 5,  # slots, sampling, first, num_new, room
+            c_int32,  # vocab_size
         ],
     ),
     "faser_commit": (

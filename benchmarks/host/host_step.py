@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.host.options import split_system
 from faser_trtllm import native
-from faser_trtllm.config import ExecutorConfig, KvCacheConfig
+from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
@@ -38,7 +39,7 @@ WARM_UP_STEPS = 40  # price has learnt, and caches are warm
 
 
 def measure_step(
-    speculation: str,
+    system: str,
     num_requests: int,
     costs: CostTable,
     *,
@@ -49,11 +50,13 @@ def measure_step(
 ) -> dict[str, float]:
     """Microseconds of a step by its parts, the mean over num_steps steps in which num_requests requests decode.
 
+    system: as benchmarks.host.options.split_system takes it.
+
     The clock that the policy sees passes as the cost table says, so that it decides as it would on that machine.
     """
     watch = _Stopwatch()
     max_new_tokens = (WARM_UP_STEPS + num_steps + 2) * (max_draft_len + 1)
-    executor = _open(speculation, num_requests, costs, watch, max_new_tokens, acceptance, max_draft_len, seed)
+    executor = _open(system, num_requests, costs, watch, max_new_tokens, acceptance, max_draft_len, seed)
     with executor:
         params = SamplingParams(max_tokens=max_new_tokens, temperature=0.0)
         for number in range(num_requests):
@@ -163,7 +166,7 @@ class _WatchedPolicy:
 
 
 def _open(
-    speculation: str,
+    system: str,
     num_requests: int,
     costs: CostTable,
     watch: _Stopwatch,
@@ -173,6 +176,7 @@ def _open(
     seed: int,
 ) -> Executor:
     max_seq_len = PROMPT_LEN + max_new_tokens
+    speculation, drafters = split_system(system)
     spec = EngineSpec(
         vocab_size=VOCAB_SIZE,
         max_seq_len=max_seq_len,
@@ -185,17 +189,22 @@ def _open(
     )
     clock = ManualClock()
     target = PricedEngine(NullEngine(spec, acceptance, seed), costs, clock)
-    policy = make_policy(speculation, max_draft_len, costs, num_requests)
+    policy = make_policy(speculation, max_draft_len, costs, num_requests, drafters)
     draft = None
-    if policy.name != "off":
+    is_off = policy.name == "off"
+    if not is_off and DrafterName.MODEL in drafters:
         draft = target.draft_engine = PricedEngine(NullEngine(spec), costs, clock, "draft")
     return assemble(
         _WatchedEngine(target, watch),
         None if draft is None else _WatchedEngine(draft, watch),
         _WatchedPolicy(policy, watch),
-        ExecutorConfig(max_queue_size=num_requests, kv_cache_config=KvCacheConfig(enable_block_reuse=True)),
+        ExecutorConfig(
+            max_queue_size=num_requests,
+            kv_cache_config=KvCacheConfig(enable_block_reuse=True),
+            drafters=None if is_off else drafters,
+        ),
         max_seq_len=max_seq_len,
-        max_draft_len=0 if draft is None else max_draft_len,
+        max_draft_len=0 if is_off else max_draft_len,
         clock=clock,
         enter_mode=stay,
         make_lane=lambda stage, enter_mode: _WatchedLane(stage, enter_mode, watch),

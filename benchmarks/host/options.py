@@ -5,15 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from faser_trtllm.config import DrafterName
 from faser_trtllm.errors import InvalidArgumentError
 
 MAX_REQUESTS = 4096
 REFERENCE_DRAFTS = 4  # of the loop in C, in each step
 
 
+def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:
+    """The policy and who drafts, of speculation or speculation/drafters, for instance fixed:4/suffix+model."""
+    speculation, _, names = system.partition("/")
+    try:
+        return speculation, tuple(DrafterName(name) for name in (names or DrafterName.MODEL.value).split("+"))
+    except ValueError:
+        known = ", ".join(DrafterName)
+        raise InvalidArgumentError(f"policies has {system!r}, the drafters behind / must be of {known}") from None
+
+
 @dataclass(frozen=True)
 class HostBenchOptions:
-    """num_requests: sizes of the batch. num_steps: timed, of each system and size in each round."""
+    """num_requests: sizes of the batch. systems: as split_system takes them. num_steps: timed, of each system and size
+    in each round."""
 
     output_dir: Path
     num_requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -35,6 +47,8 @@ class HostBenchOptions:
                 raise InvalidArgumentError(f"{name} is {value}, it must be 1 or more")
         if not self.systems:
             raise InvalidArgumentError("policies is empty, name at least one, for instance off")
+        for system in self.systems:
+            split_system(system)
 
     def quick(self) -> HostBenchOptions:
         """For a first look."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add, sub
 
 from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.drafters.base import Drafter, nothing_drafted
 from faser_trtllm.errors import FaserError
+from faser_trtllm.ops.requests.check_drafts import check_drafts
+from faser_trtllm.sampling.table import SamplingTable
 
 
 class Cascade:
     """drafters: in order; none for a target alone."""
 
-    def __init__(self, drafters: Sequence[Drafter], vocab_size: int, clock: Clock) -> None:
+    def __init__(self, drafters: Sequence[Drafter], sampling: SamplingTable, vocab_size: int, clock: Clock) -> None:
         self.drafters = tuple(drafters)
+        self._sampling = sampling
         self._vocab_size = vocab_size
         self._clock = clock
 
@@ -30,26 +34,27 @@ class Cascade:
             started_s = self._clock.now_s()
             found = drafter.propose(plan, taken)
             self._check(plan, drafter, taken, found)
-            taken = [before + new for before, new in zip(taken, found.num_new_drafts, strict=True)]
+            taken = list(map(add, taken, found.num_new_drafts))
             if drafter.spec.has_kv:
                 result = found
             else:
                 free_s += self._clock.now_s() - started_s
-                num_free = [before + new for before, new in zip(num_free, found.num_new_drafts, strict=True)]
+                num_free = list(map(add, num_free, found.num_new_drafts))
         return replace(result, num_new_drafts=taken, num_free=num_free, free_ms=1e3 * free_s)
 
     def _check(self, plan: SchedulerOutput, drafter: Drafter, taken: Sequence[int], found: DraftResult) -> None:
         """What a drafter says indexes memory: FaserError if it cannot be so. Whether drafts are any good, the target
         tests."""
-        for scheduled, before, new in zip(plan.scheduled, taken, found.num_new_drafts, strict=True):
-            if new == 0:
-                continue
-            request = scheduled.request
-            first = request.num_tokens + request.num_drafts + before
-            room = scheduled.num_drafts - request.num_drafts - before
-            tokens = request.tokens[first : first + new].tolist()
-            if not 0 < new <= room or min(tokens) < 0 or max(tokens) >= self._vocab_size:
-                raise FaserError(
-                    f"the drafter {drafter.spec.name} gave {new} drafts where {room} fit, or tokens outside the "
-                    f"vocabulary of {self._vocab_size}"
-                )
+        rows, counted = plan.scheduled, found.num_new_drafts
+        if len(counted) != len(rows):
+            raise FaserError(f"the drafter {drafter.spec.name} told of {len(counted)} requests, there are {len(rows)}")
+        if not any(counted):
+            return
+        pending = list(map(add, rows.num_pending, taken))
+        first, room = list(map(add, rows.num_tokens, pending)), list(map(sub, rows.num_drafts, pending))
+        bad = check_drafts(self._sampling.array, rows.slots, first, counted, room, self._vocab_size)
+        if bad is not None:
+            raise FaserError(
+                f"the drafter {drafter.spec.name} gave {counted[bad]} drafts where {room[bad]} fit, or tokens outside "
+                f"the vocabulary of {self._vocab_size}"
+            )

@@ -3,6 +3,7 @@ occurred before (prompt lookup and more; ops/suffix.py)."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -41,37 +42,42 @@ class SuffixDrafter:
 
     def propose(self, plan: SchedulerOutput, taken: Sequence[int]) -> DraftResult:
         """As Drafter.propose; a request with a guide gets what its guide allows."""
-        nothing = nothing_drafted(plan)
-        slots, num_tokens, num_drafts, num_new, num_model = self._views
+        rows, lengths, has_model = plan.scheduled, plan.model_lengths, self._has_model
         asked: list[int] = []
-        has_model, lengths = self._has_model, plan.model_lengths
-        for index, scheduled in enumerate(plan.scheduled):
-            request = scheduled.request
-            pending = request.num_drafts + (taken[index] if taken else 0)
-            limit = scheduled.num_drafts
-            if limit <= pending or not request.is_decoding or not request.may_draft(self.spec.name):
+        entries: list[int] = []  # faser_suffix_draft's columns, request by request
+        columns = rows.slots, rows.num_tokens, rows.num_computed, rows.num_pending, rows.num_drafts
+        for index, (request, slot, known, computed, pending, wanted) in enumerate(
+            zip(rows.requests, *columns, strict=True)
+        ):
+            if taken:
+                pending += taken[index]
+            if wanted <= pending or computed != known - 1 or not request.may_draft(self.spec.name):
                 continue
-            entry = len(asked)
-            slots[entry], num_tokens[entry], num_drafts[entry] = request.slot, request.num_tokens, pending
-            num_new[entry] = limit - pending
-            if not has_model or not request.may_draft(MODEL):
-                num_model[entry] = 0
-            else:
-                num_model[entry] = limit if lengths is None else lengths.get(request.slot, 0)
+            num_model = 0
+            if has_model and request.may_draft(MODEL):
+                num_model = wanted if lengths is None else lengths.get(slot, 0)
             asked.append(index)
+            entries += (slot, known, pending, wanted - pending, num_model)
         if not asked:
-            return nothing
+            return nothing_drafted(plan)
+        for view, place in zip(self._views, range(5), strict=True):
+            view[: len(asked)] = array("i", entries[place::5])
         found = self._automata.draft(self._sampling.array, *self._columns[:, : len(asked)]).tolist()
-        drafted = [0] * len(plan.scheduled)
-        for entry, (index, count) in enumerate(zip(asked, found, strict=True)):
-            request = plan.scheduled[index].request
-            if count and request.params.guide is not None:
-                # The drafts before them, too: a GPU draws its drafts without masks.
-                pending = num_drafts[entry]
-                allowed = self._sampling.guided.num_allowed(request.slot, num_tokens[entry], pending + count)
-                count = max(0, allowed - pending)
+        if self._sampling.guided.slots:
+            found = self._allowed(entries, found)
+        drafted = [0] * len(rows)
+        for index, count in zip(asked, found, strict=True):
             drafted[index] = count
-        return DraftResult(drafted, nothing.num_draft_computed, num_free=drafted)
+        return DraftResult(drafted, rows.num_draft_computed, num_free=drafted)
+
+    def _allowed(self, entries: Sequence[int], found: Sequence[int]) -> list[int]:
+        """How many of the drafts guides allow; of the pending ones, too, since a GPU draws its drafts without masks."""
+        guided, allowed = self._sampling.guided, []
+        for slot, known, pending, count in zip(entries[::5], entries[1::5], entries[2::5], found, strict=True):
+            if count and slot in guided.slots:
+                count = max(0, guided.num_allowed(slot, known, pending + count) - pending)
+            allowed.append(count)
+        return allowed
 
     def end(self, slot: int) -> None:
         self._automata.reset(slot)

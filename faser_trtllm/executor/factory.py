@@ -237,7 +237,7 @@ def assemble(
     if draft is not None:
         drafters.append(ModelDrafter(draft, sampling, kv.block_table, max_draft_len, clock))
     drafters = [wrap_drafter(drafter) for drafter in drafters]
-    cascade = Cascade(drafters, spec.vocab_size, clock)
+    cascade = Cascade(drafters, sampling, spec.vocab_size, clock)
     stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
     drafter = make_lane(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
     drafter.register(resources)

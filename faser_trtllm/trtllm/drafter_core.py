@@ -76,10 +76,10 @@ class DraftCore:
         self._clock = clock
         self._sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, self._capacity)
         model = ModelDrafter(engine, self._sampling, block_table, max_draft_len, clock)
-        self._drafter = Cascade([model], spec.vocab_size, clock)
+        self._drafter = Cascade([model], self._sampling, spec.vocab_size, clock)
         self._draft_ahead = draft_ahead
         ahead = ModelDrafter(engine, self._sampling, block_table, self._capacity, clock)
-        self._lane = DraftLane(Cascade([ahead], spec.vocab_size, clock))
+        self._lane = DraftLane(Cascade([ahead], self._sampling, spec.vocab_size, clock))
         self._ahead: _Ahead | None = None
         self._is_drafting = policy.name != "off"  # the last step had drafts, or would have had
         self._known: OrderedDict[int, Request] = OrderedDict()  # most recently used last

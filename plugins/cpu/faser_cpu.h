@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 14
+#define FASER_ABI_VERSION 15
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -376,6 +376,11 @@ typedef enum {
   FASER_NUM_STEPS,
   FASER_NUM_COUNTS
 } faser_count;
+
+// Checks what a drafter says it wrote, num_new[i] tokens of sampling[slots[i]].tokens from first[i] on, where room[i]
+// of a vocabulary were asked for -> the first request of which that cannot be; num_requests: none.
+int32_t faser_check_drafts(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
+                           const int32_t* first, const int32_t* num_new, const int32_t* room, int32_t vocab_size);
 
 // Where a slot's tokens and end ids are.
 typedef struct {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 
+from faser_trtllm.core.decision import StepView
+from faser_trtllm.core.plan import ScheduledRequest, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.drafters.suffix import SuffixDrafter
@@ -18,12 +19,6 @@ VOCAB, MAX_DRAFT_LEN = 8, 4
 # 1 2 3 4 again and again; 7 leads nowhere.
 GUIDE = ToyGuide({0: {1: 1}, 1: {2: 2}, 2: {3: 3}, 3: {4: 0}}, set(), VOCAB)
 PROMPT = [7, 2, 7, 2, 1, 2, 3, 4, 1, 2, 3, 4]
-
-
-class Scheduled(list):
-    """As core/plan.py has them, of one request."""
-
-    num_draft_computed = (0,)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +34,8 @@ def test_behind_a_draft_that_the_guide_forbids_there_is_none(pending, wanted, al
     first = request.num_tokens
     request.tokens[first : first + len(pending)] = pending
     request.num_drafts = len(pending)
-    plan = SimpleNamespace(
-        scheduled=Scheduled([SimpleNamespace(request=request, num_drafts=len(pending) + wanted)]), model_lengths=None
-    )
+    share = ScheduledRequest(request, num_new_tokens=1, num_drafts=len(pending) + wanted, max_verified=0)
+    plan = SchedulerOutput(ScheduledRequests.of([share]), StepView([request], 0, 0, 0.0))
     with ExitStack() as stack:
         drafter = SuffixDrafter(table, 64, has_model=False, resources=stack)
         count = drafter.propose(plan, ()).num_new_drafts[0]

@@ -11,7 +11,7 @@ import typer
 from faser_trtllm.commands.checkout import use_benchmarks
 from faser_trtllm.commands.options import numbers
 
-EXAMPLES = "Example: faser bench host --output_dir host_results --requests 32,256 --policies off,fixed:4"
+EXAMPLES = "Example: faser bench host --output_dir host_results --requests 32,256 --policies off,price/suffix+model"
 
 
 def host(
@@ -19,7 +19,9 @@ def host(
     requests: Annotated[
         str, typer.Option("--requests", help="requests that decode at once")
     ] = "1,2,4,8,16,32,64,128,256,512",
-    policies: Annotated[str, typer.Option("--policies", help="as --speculation spells them")] = "off,fixed:4,price",
+    policies: Annotated[
+        str, typer.Option("--policies", help="as --speculation spells them, with /drafters behind")
+    ] = "off,fixed:4,price",
     rounds: Annotated[int, typer.Option("--rounds", help="of all policies and sizes in turn")] = 5,
     steps: Annotated[int, typer.Option("--steps", help="that are timed, of each")] = 64,
     quick: Annotated[bool, typer.Option("--quick", help="a short run for a first look")] = False,

@@ -12,7 +12,7 @@ from benchmarks.host.runner import JSON_FILE, PLOT_FILE, TEXT_FILE, run_host_ben
 from faser_trtllm.errors import InvalidArgumentError
 from tests.support.effort import ONLY_ALL
 
-SYSTEMS = ("off", "fixed:2", "price")
+SYSTEMS = ("off", "fixed:2", "price", "fixed:2/suffix", "price/suffix+model")
 ENVIRONMENT = {"command_line": "faser bench host", "cpu": "a cpu", "git_commit": "abc"}
 
 
@@ -50,10 +50,15 @@ def test_the_report_takes_medians_over_rounds_and_ratios_to_the_reference():
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"num_requests": (0,)}, "requests"), ({"num_rounds": 0}, "rounds"), ({"num_steps": 0}, "steps")],
+    [
+        ({"num_requests": (0,)}, "requests"),
+        ({"num_rounds": 0}, "rounds"),
+        ({"num_steps": 0}, "steps"),
+        ({"systems": ("price/oracle",)}, "policies"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(tmp_path, change, field):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field} is .* it must be"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{field} (is|has) .* must be"):
         run_host_bench(HostBenchOptions(tmp_path, **change))
 
 
