@@ -25,7 +25,8 @@ DRAFTERS = (
 
 BRANCHES = (
     "token trees (SpecInfer): rows per request and step, at most, for what the target may say in the place of a draft; "
-    "price takes those that pay. cpu and cuda engines with a draft model; each needs a KV block"
+    "each takes the row of a less likely draft, and with price, which takes those that pay, comes on top. cpu and cuda "
+    "engines with a draft model; each needs a KV block"
 )
 
 

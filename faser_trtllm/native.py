@@ -339,6 +339,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_int32,  # num_requests
             *[c_void_p] * 5,  # slots, sampling, num_tokens, num_pending, num_verified
             c_void_p,  # acceptance
+            c_int32,  # trades
             c_double,  # min_worth
             c_int32,  # max_branches
             c_int32,  # max_num

@@ -4,6 +4,9 @@ A branch is one token in the place of a draft. Where the chain's test ends with 
 row behind it, run one step early, and yields one token more. So nothing but the time of a row hangs on a branch: the
 test is the chain's own, in every sampling mode, and the text is what it would have been.
 
+Which rows a pass has may depend on anything, so a branch may also take the row of a draft that is less likely to be
+reached: the draft stays pending. Without a rule with prices it does, and a pass has as many rows as without branches.
+
 A branch has a slot and a KV block of its own, behind those of the requests. Its row of the block table is its request's
 up to the block that holds its place; of that block it gets what was there before the pass, and in the pass the KV of
 the chain before it. So its row attends to the same values in the same order as a row of the chain would.
@@ -26,7 +29,7 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.opening import BranchTester
 from faser_trtllm.ops.accept import Acceptor, AcceptResult, Outcome
 from faser_trtllm.ops.best_slots import FrontierRule
-from faser_trtllm.ops.trees.pick_branches import BranchPicker
+from faser_trtllm.ops.trees.pick_branches import Branches, BranchPicker, prior_acceptance
 from faser_trtllm.sampling.table import SamplingTable
 
 CopyKv = Callable[[npt.NDArray[np.int32]], None]
@@ -72,51 +75,62 @@ class BranchRows:
         self._sampling = sampling
         self._block_table = block_table
         self._picker = BranchPicker(num_branches, spec.max_num_branches)
+        self._prior = prior_acceptance(max_draft_len)
         self._tester = tester
         self._acceptor = Acceptor(spec.max_num_branches, spec.vocab_size, max_draft_len, pool=pool)
 
-    def add(
+    def pick(
         self,
-        batch: RaggedBatch,
         rows: ScheduledRequests,
-        tested: Sequence[int],
+        verified: Sequence[int],
         num_pending: Sequence[int],
-        num_verified: Sequence[int],
+        frontiers: list[int],
         frontier: Frontier | None,
-    ) -> tuple[RaggedBatch, Added | None]:
-        """tested: indices of rows, in the batch's order; num_pending, num_verified: by index of rows.
-        frontier: a rule with prices picks those that pay; else there are as many as there may be. Guided requests, and
-        those that keep rows, get none. Nor do requests that run their tokens again after they were preempted: their
-        drafts are still pending, but have no KV blocks yet."""
-        room = self._spec.max_num_tokens - batch.num_rows
+    ) -> Branches | None:
+        """Of the requests at indices of rows. num_pending: by index of rows; frontiers: rows of drafts, of those
+        verified, lowered in place where branches take them. frontier: a rule with prices picks those that pay, beside
+        the drafts' rows.
+
+        Guided requests, and those that keep rows, get none. Nor do requests that run their tokens again after they were
+        preempted: their drafts are still pending, but have no KV blocks yet."""
         guided, requests = self._sampling.guided.slots, rows.requests
         asked = [
-            (place, index)
-            for place, index in enumerate(tested)
+            (entry, index)
+            for entry, index in enumerate(verified)
             if num_pending[index]
             and rows.num_drafts[index]
             and rows.slots[index] not in guided
             and not requests[index].keeps_rows
         ]
-        if not asked or room <= 0:
-            return batch, None
-        indices = [index for _, index in asked]
-        slots, known, pending, verified = (
-            [column[index] for index in indices] for column in (rows.slots, rows.num_tokens, num_pending, num_verified)
+        if not asked:
+            return None
+        lengths = [frontiers[entry] for entry, _ in asked]
+        slots, known, pending = (
+            [column[index] for _, index in asked] for column in (rows.slots, rows.num_tokens, num_pending)
         )
-        acceptance, min_worth = None, 0.0
+        acceptance, min_worth, room = self._prior, None, self._spec.max_num_branches
         if isinstance(frontier, FrontierRule):
-            acceptance, min_worth = frontier.acceptance, COST_ROWS * frontier.row_price(sum(verified), SLOPE_ROWS)
-        found = self._picker.pick(self._sampling.array, slots, known, pending, verified, acceptance, min_worth, room)
+            acceptance, min_worth = frontier.acceptance, COST_ROWS * frontier.row_price(sum(lengths), SLOPE_ROWS)
+            room = max(0, self._spec.max_num_tokens - sum(rows.num_new_tokens) - sum(frontiers))
+        found = self._picker.pick(self._sampling.array, slots, known, pending, lengths, acceptance, min_worth, room)
         if not found.requests:
-            return batch, None
+            return None
+        for (entry, _), length in zip(asked, found.num_verified, strict=True):
+            frontiers[entry] = length
+        return replace(found, requests=[asked[i][1] for i in found.requests])
+
+    def add(
+        self, batch: RaggedBatch, rows: ScheduledRequests, tested: Sequence[int], picked: Branches
+    ) -> tuple[RaggedBatch, Added]:
+        """tested: indices of rows, in the batch's order."""
+        places = {index: place for place, index in enumerate(tested)}
         added = Added(
-            [asked[i][0] for i in found.requests],
-            [requests[indices[i]] for i in found.requests],
-            [slots[i] for i in found.requests],
-            [known[i] for i in found.requests],
-            found.places,
-            found.token_ids,
+            [places[index] for index in picked.requests],
+            [rows.requests[index] for index in picked.requests],
+            [rows.slots[index] for index in picked.requests],
+            [rows.num_tokens[index] for index in picked.requests],
+            picked.places,
+            picked.token_ids,
             batch.logit_rows.size,
         )
         return self._extend(batch, added), added

@@ -85,13 +85,14 @@ class Verifier:
         drafts = drafting.result() if plan.mode is Mode.SERIAL else None
         rows, verified = plan.scheduled, plan.verified
         frontiers = self._frontiers(plan, verified, drafts)
+        picked, added = None, None
+        if self._branches is not None and drafts is not None and _may_branch(plan):
+            pending = list(map(add, rows.num_pending, drafts.num_new_drafts))
+            picked = self._branches.pick(rows, verified, pending, frontiers, plan.frontier)
         lengths = _spread(frontiers, verified, len(rows), 0)
         batch, tested, num_context = self._fill(rows, verified, lengths)
-        added = None
-        is_plain = not num_context and not (plan.exits and plan.exits.boundaries)
-        if self._branches is not None and drafts is not None and is_plain:
-            pending = list(map(add, rows.num_pending, drafts.num_new_drafts))
-            batch, added = self._branches.add(batch, rows, tested, pending, lengths, plan.frontier)
+        if self._branches is not None and picked is not None:
+            batch, added = self._branches.add(batch, rows, tested, picked)
         begun = self._clock.now_s()
         logits = None
         num_pruned: Sequence[int] = []
@@ -301,6 +302,13 @@ class Verifier:
             if requests[index].keeps_rows
         ]
         return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._tester, context)
+
+
+def _may_branch(plan: SchedulerOutput) -> bool:
+    """Not if rows of the pass may be dropped, or are those of a prompt that have logits."""
+    if plan.exits and plan.exits.boundaries:
+        return False
+    return not any(request.lacks_context_log_probs for request in plan.scheduled.requests)
 
 
 def _has_nan(kept: KeptRows | None) -> bool:

@@ -331,12 +331,12 @@ int32_t faser_frontier(const faser_slot_costs* costs, const faser_acceptance* ac
 // num_verified[i], that tests a pending draft) the draft model's runner-up, which may be what the target says instead.
 // Its worth is the probability that the test is reached, fails and recovers it, for which a share of rejections counts.
 // The most worthy max_branches of each request, of min_worth at least, in the order of requests and places, up to
-// max_num of all. acceptance: NULL takes the margin for the log-odds. out_requests (indices), out_places, out_tokens
-// [max_num]. Returns their number.
+// max_num of all. trades: each takes the row of its request's last draft, if that is less likely to be reached, and
+// num_verified falls. out_requests (indices), out_places, out_tokens [max_num]. Returns their number.
 int32_t faser_pick_branches(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
-                            const int32_t* num_tokens, const int32_t* num_pending, const int32_t* num_verified,
-                            const faser_acceptance* acceptance, double min_worth, int32_t max_branches, int32_t max_num,
-                            int32_t* out_requests, int32_t* out_places, int32_t* out_tokens);
+                            const int32_t* num_tokens, const int32_t* num_pending, int32_t* num_verified,
+                            const faser_acceptance* acceptance, int32_t trades, double min_worth, int32_t max_branches,
+                            int32_t max_num, int32_t* out_requests, int32_t* out_places, int32_t* out_tokens);
 
 // Sums over tested drafts, for a fit of faser_acceptance: p is the estimate before the test, y 1 if it passed and 0 if
 // not, m the margin, w = p (1 - p).

@@ -16,7 +16,7 @@ from tests.support.executor_harness import run as run_all
 NUM_REQUESTS = 12
 
 
-def run(policy, num_branches, params, **fields):
+def run(policy, num_branches, params, watch=None, **fields):
     """Texts and statistics of some requests at once."""
     setup = Setup(
         vocab_size=5,
@@ -30,6 +30,8 @@ def run(policy, num_branches, params, **fields):
     )
     collector = Collector()
     with setup.open() as executor:
+        if watch is not None:
+            executor.watch(watch)
         for number in range(NUM_REQUESTS):
             prompt = [number % 5, number // 5, 1]
             executor.submit(str(number), prompt, params(number), collector.sink(str(number)))
@@ -53,8 +55,8 @@ def seeded(number):
 @pytest.mark.parametrize("num_branches", [1, 3])
 def test_a_branch_that_was_right_brings_a_token(params, num_branches):
     alone, _ = run("off", 0, params)
-    chain, of_chain = run("fixed:3", 0, params)
-    tree, of_tree = run("fixed:3", num_branches, params)
+    chain, of_chain = run("free:3", 0, params, doubtful=False)
+    tree, of_tree = run("free:3", num_branches, params, doubtful=False)
     assert tree == chain == alone
     assert of_chain["num_branch_rows"] == 0
     assert 0 < of_tree["num_branch_tokens"] < of_tree["num_branch_rows"]
@@ -62,9 +64,32 @@ def test_a_branch_that_was_right_brings_a_token(params, num_branches):
     assert of_tree["num_rows"] > of_tree["num_branch_rows"]
 
 
+class RowCounter:
+    """Watches an executor: rows that pending drafts had room for, and those of drafts and branches."""
+
+    def __init__(self):
+        self.rows = []
+
+    def step(self, plan, drafts, result, times_s):
+        room = sum(map(min, result.num_pending, plan.scheduled.max_verified))
+        self.rows.append((room, sum(result.num_verified) + result.num_branches))
+
+    def finished(self, request): ...
+
+
+@pytest.mark.parametrize("params", [greedy, seeded])
+def test_without_prices_a_branch_takes_the_row_of_a_draft(params):
+    alone, _ = run("off", 0, params)
+    counter = RowCounter()
+    tree, statistics = run("fixed:3", 3, params, watch=counter)
+    assert tree == alone
+    assert 0 < statistics["num_branch_tokens"] < statistics["num_branch_rows"]
+    assert all(had == wanted for wanted, had in counter.rows)
+
+
 def test_branches_take_no_more_rows_than_there_are():
     """Four requests with three drafts leave one of 17 rows."""
-    _, statistics = run("fixed:3", 3, greedy, max_num_tokens=17)
+    _, statistics = run("free:3", 3, greedy, max_num_tokens=17)
     assert statistics["num_branch_rows"] > 0  # some had fewer drafts
     assert statistics["num_rows"] <= 17 * statistics["num_steps"]
 
@@ -87,8 +112,8 @@ def test_overlapped_steps_and_kept_rows_have_chains(policy, params):
 def test_a_branch_costs_what_price_says():
     """Where a row costs a stair of its own, price buys none that it does not expect to pay."""
     _, of_price = run("price:prune=off", 3, greedy)
-    _, of_fixed = run("fixed:3", 3, greedy)
-    bought, had = (statistics["num_branch_rows"] / statistics["num_steps"] for statistics in (of_price, of_fixed))
+    _, of_free = run("free:3", 3, greedy)
+    bought, had = (statistics["num_branch_rows"] / statistics["num_steps"] for statistics in (of_price, of_free))
     assert bought < had / 2
 
 

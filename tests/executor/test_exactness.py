@@ -92,6 +92,7 @@ NUM_SAMPLES, SEED = pick((2000, 8), (5000, 7))
 
 SOME = [  # every drafter and every kind of policy
     ("price:prune=off", "model", 2),
+    ("free:3", "model", 2),
     ("fixed:3", "head", 3),
     ("fixed:4", "medusa", 1),
     ("erratic", "suffix,model", 2),
@@ -128,7 +129,7 @@ CHAINS = [
     pick(
         SOME,
         [
-            *((policy, "model", 2) for policy in ("fixed:2", "fixed:3", "erratic", "price:prune=off")),
+            *((policy, "model", 2) for policy in ("fixed:2", "fixed:3", "free:3", "erratic", "price:prune=off")),
             ("fixed:3", "head", 3),
             ("fixed:4", "medusa", 1),
             ("erratic", "suffix,model", 2),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,10 +24,13 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.ops.arrays import int32_at
+from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts
+from faser_trtllm.ops.trees.pick_branches import prior_acceptance
 from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from faser_trtllm.testing.faults import parse_faults, with_faults
+from tests.support.doubtful import doubtful_drafts
 from tests.support.toy_engine import ToyEngine, ToyHead, ToyMedusa, blend, make_table
 
 STEP_S = 0.001
@@ -100,6 +104,18 @@ class ErraticPolicy:
         self.stats.append(stats)
 
 
+class FreeRowsPolicy(FixedPolicy):
+    """One length for all, of whose rows none costs anything: branches come on top, as many as there may be."""
+
+    def __init__(self, num_draft_tokens, max_draft_len):
+        super().__init__(num_draft_tokens)
+        costs = SlotCosts(np.ones(2), price=1.0)
+        self._rule = FrontierRule(prior_acceptance(max_draft_len), costs)
+
+    def plan(self, view):
+        return replace(super().plan(view), frontier=self._rule)
+
+
 @dataclass
 class Setup:
     """One way of running requests; the default is the plainest one."""
@@ -107,7 +123,7 @@ class Setup:
     vocab_size: int = 5
     table_seed: int = 0
     noise: float = 1.0
-    policy: str = "off"  # off, fixed:K, fixed:K:mode, erratic (all modes, at random)
+    policy: str = "off"  # off, fixed:K, fixed:K:mode, free:K, erratic (all modes, at random)
     max_draft_len: int = 4
     max_batch_size: int = 8
     max_num_tokens: int = 64
@@ -129,6 +145,7 @@ class Setup:
     max_queue_size: int = 100_000
     drafters: str = "model"  # "head": an EAGLE-3 head or an MTP layer; "medusa": Medusa heads
     num_branches: int = 0
+    doubtful: bool = True  # as support/doubtful.py has it
     wrap_drafter: object = staticmethod(lambda drafter: drafter)
     make_clock: type = ManualClock
 
@@ -171,20 +188,21 @@ class Setup:
         elif self.policy != "off" and "model" in self.drafters:
             self.draft = ToyEngine(draft, **sizes)
         faults = parse_faults(self.faults)
-        return assemble(
-            with_faults(self.target, "target", faults),
-            None if self.draft is None else with_faults(self.draft, "draft", faults),
-            self.make_policy(),
-            config,
-            draft_timeout_ms=self.draft_timeout_ms if self.faults else None,
-            max_seq_len=self.max_seq_len,
-            max_draft_len=0 if self.policy == "off" else self.max_draft_len,
-            clock=self.clock,
-            enter_mode=stay,
-            trace=trace,
-            wrap_drafter=self.wrap_drafter,
-            copy_kv=self.target.copy_kv,
-        )
+        with doubtful_drafts() if self.doubtful else nullcontext():
+            return assemble(
+                with_faults(self.target, "target", faults),
+                None if self.draft is None else with_faults(self.draft, "draft", faults),
+                self.make_policy(),
+                config,
+                draft_timeout_ms=self.draft_timeout_ms if self.faults else None,
+                max_seq_len=self.max_seq_len,
+                max_draft_len=0 if self.policy == "off" else self.max_draft_len,
+                clock=self.clock,
+                enter_mode=stay,
+                trace=trace,
+                wrap_drafter=self.wrap_drafter,
+                copy_kv=self.target.copy_kv,
+            )
 
     def drafter_names(self):
         names = self.drafters.split(",")
@@ -199,6 +217,8 @@ class Setup:
             return OffPolicy()
         if self.policy == "erratic":
             return ErraticPolicy(self.max_draft_len, self.policy_seed)
+        if self.policy.startswith("free"):
+            return FreeRowsPolicy(int(self.policy.removeprefix("free:")), self.max_draft_len)
         if not self.policy.startswith("fixed"):
             return make_policy(self.policy, self.max_draft_len, toy_costs(), self.max_batch_size, self.drafter_names())
         _, length, *mode = self.policy.split(":")

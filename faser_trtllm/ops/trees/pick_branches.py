@@ -12,22 +12,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from faser_trtllm import native
+from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import MAX_MARGIN, AcceptanceModel, is_certain
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of, float32_at, int32_at
 from faser_trtllm.ops.draft_stop import sigmoid
 
 SHARE = (0.6, 0.43, 0.29)  # kShare: of rejections those that the runner-up recovers, by sampling mode
+PRIOR = ((1.7, -0.6), (1.3, -0.7), (0.7, -0.1))  # slope and intercept, by sampling mode, where none are learnt
+
+
+def prior_acceptance(max_draft_len: int) -> AcceptanceModel:
+    """For policies that learn nothing: between those of the demo's draft model and of its EAGLE-3 head, which are
+    alike."""
+    model = AcceptanceModel(max_draft_len)
+    for mode in range(NUM_MODES):
+        model.slope[mode], model.intercept[mode] = PRIOR[mode]
+    return model
 
 
 @value
 class Branches:
     """In the order of requests and places. requests: indices of the requests; places: of the rows whose drafts the
-    tokens might replace, 0 for the row of the last committed token; token_ids."""
+    tokens might replace, 0 for the row of the last committed token; token_ids. num_verified, of every request: drafts
+    that keep their rows."""
 
     requests: list[int]
     places: list[int]
     token_ids: list[int]
+    num_verified: list[int]
 
 
 class BranchPicker:
@@ -46,14 +59,15 @@ class BranchPicker:
         num_tokens: Sequence[int],
         num_pending: Sequence[int],
         num_verified: Sequence[int],
-        acceptance: AcceptanceModel | None,
-        min_worth: float,
+        acceptance: AcceptanceModel,
+        min_worth: float | None,
         room: int,
     ) -> Branches:
-        """Of each request its most worthy branches, of min_worth at least, `room` in all at most.
+        """Of each request its most worthy branches, `room` in all at most.
 
         num_tokens, num_pending, num_verified: committed tokens, drafts behind them, and how many of these have rows.
-        acceptance: None takes the drafts' margins for their log-odds.
+        min_worth: of a branch, whose row comes on top; None: it takes the row of the request's last draft, if that is
+        less likely to be reached.
         """
         arrays = [np.array(column, np.int32) for column in (slots, num_tokens, num_pending, num_verified)]
         at_slots, *counts = (address_of(column, np.int32) for column in arrays)
@@ -62,15 +76,17 @@ class BranchPicker:
             at_slots,
             address_of(sampling, SAMPLING_DTYPE),
             *counts,
-            None if acceptance is None else acceptance.address,
-            min_worth,
+            acceptance.address,
+            min_worth is None,
+            min_worth or 0.0,
             self._max_branches,
             min(self._max_num, room),
             *self._addresses,
         )
         if num < 0:
             native.check(num, f"picking branches of {len(slots)} requests")
-        return Branches(*self._found[:, :num].tolist())
+        requests, places, token_ids = self._found[:, :num].tolist()
+        return Branches(requests, places, token_ids, arrays[3].tolist())
 
 
 def pick_branches_reference(
@@ -79,8 +95,8 @@ def pick_branches_reference(
     num_tokens: Sequence[int],
     num_pending: Sequence[int],
     num_verified: Sequence[int],
-    acceptance: AcceptanceModel | None,
-    min_worth: float,
+    acceptance: AcceptanceModel,
+    min_worth: float | None,
     max_branches: int,
     max_num: int,
 ) -> Branches:
@@ -88,26 +104,30 @@ def pick_branches_reference(
     requests: list[int] = []
     places: list[int] = []
     token_ids: list[int] = []
-    for i, (slot, known, pending, verified) in enumerate(
-        zip(slots, num_tokens, num_pending, num_verified, strict=True)
-    ):
+    lengths: list[int] = []
+    for i, (slot, known, pending, length) in enumerate(zip(slots, num_tokens, num_pending, num_verified, strict=True)):
         entry = sampling[slot]
         found = []
-        survival = 1.0
-        for place in range(min(verified + 1, pending)):
+        reached = [1.0]
+        for place in range(min(length + 1, pending)):
             position = known + place
             margin = float(float32_at(int(entry["draft_margins"]), position + 1)[-1])
-            if acceptance is None or is_certain(entry, position):
+            if is_certain(entry, position):
                 accepted = sigmoid(margin)
             else:
                 accepted = acceptance.at(int(entry["mode"]), place, min(margin, MAX_MARGIN))
             token = int(int32_at(int(entry["draft_runners_up"]), position + 1)[-1])
             if token >= 0 and not is_certain(entry, position):
-                found.append((SHARE[entry["mode"]] * survival * (1.0 - accepted), place, token))
-            survival *= accepted
+                found.append((SHARE[entry["mode"]] * reached[-1] * (1.0 - accepted), place, token))
+            reached.append(reached[-1] * accepted)
         best = sorted(found, key=lambda branch: -branch[0])[: min(max_branches, max_num - len(requests))]
-        for _, place, token in sorted((b for b in best if b[0] >= min_worth), key=lambda branch: branch[1]):
+        if min_worth is None:
+            best = [b for k, b in enumerate(best) if k < length and b[0] > reached[length - k]]
+            length -= len(best)
+        taken = [b for b in best if min_worth is None or b[0] >= min_worth]
+        for _, place, token in sorted(taken, key=lambda branch: branch[1]):
             requests.append(i)
             places.append(place)
             token_ids.append(token)
-    return Branches(requests, places, token_ids)
+        lengths.append(length)
+    return Branches(requests, places, token_ids, lengths)

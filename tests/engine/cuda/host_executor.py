@@ -23,6 +23,7 @@ from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import emulated_rows
+from tests.support.doubtful import doubtful_drafts
 from tests.support.effort import pick
 from tests.support.executor_harness import Collector, ErraticPolicy, toy_costs
 
@@ -117,20 +118,21 @@ def generate(
             num_branches=num_branches,
         )
         opened = open_cuda_engines(request, gpu or HostGpu(), stack)
-        executor = assemble(
-            opened.target,
-            opened.draft,
-            make(policy, drafters),
-            ExecutorConfig(max_queue_size=10_000, drafters=drafters, num_branches=num_branches, **config),
-            max_seq_len=max_seq_len,
-            max_draft_len=limits.max_draft_len,
-            clock=clock,
-            resources=stack.pop_all(),
-            enter_mode=opened.enter_mode,
-            device_tester=opened.tester,
-            copy_kv=opened.copy_kv,
-            branch_tester=opened.branch_tester,
-        )
+        with doubtful_drafts():
+            executor = assemble(
+                opened.target,
+                opened.draft,
+                make(policy, drafters),
+                ExecutorConfig(max_queue_size=10_000, drafters=drafters, num_branches=num_branches, **config),
+                max_seq_len=max_seq_len,
+                max_draft_len=limits.max_draft_len,
+                clock=clock,
+                resources=stack.pop_all(),
+                enter_mode=opened.enter_mode,
+                device_tester=opened.tester,
+                copy_kv=opened.copy_kv,
+                branch_tester=opened.branch_tester,
+            )
         with executor:
             opened_all()
             for index, (prompt, params) in enumerate(requests):
