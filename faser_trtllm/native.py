@@ -10,7 +10,7 @@ from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError, OutOfMemoryError
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1
