@@ -161,7 +161,8 @@ def test_a_tree_changes_no_text(engines, alone, policy: str) -> None:
     tokens, found = generate(engines, policy, requests, num_branches=2)
     assert tokens == expected
     is_serial = "ping_pong" not in policy and "draft_ahead" not in policy and "prune=on" not in policy
-    assert found["num_branch_rows"] > 0 or not is_serial
+    decides_by_times = policy.startswith("price")  # of this machine's passes, and may find that none pays
+    assert found["num_branch_rows"] > 0 or not is_serial or decides_by_times
     if policy.startswith("fixed:3") and "ping_pong" not in policy:
         assert 0 < found["num_branch_tokens"] < found["num_branch_rows"]
         assert found["num_steps"] < generate(engines, policy, requests)[1]["num_steps"]
