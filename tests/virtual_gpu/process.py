@@ -42,3 +42,4 @@ def _begin(seed: int, memory_mib: int) -> None:
     torch.set_num_threads(1)
     install()
     gc.freeze()
+    gc.set_threshold(20_000)  # a device's handles are many, and few are garbage
