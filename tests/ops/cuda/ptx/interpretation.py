@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda.compiler import compile_stem, find_nvcc, source_dir
+from faser_trtllm.ops.cuda.compiler import cache_dir, compile_stem, find_nvcc, source_dir
 from faser_trtllm.ops.cuda.module import Argument, Dim3
 from tests.ops.cuda.ptx.interpreter.machine import Machine
 from tests.ops.cuda.ptx.interpreter.memory import Memory
@@ -61,11 +63,25 @@ def ptx_of(stem: str, arch: str, fused: bool, defines: Mapping[str, int]) -> str
         pytest.skip(str(error))
     if fused:
         return compile_stem(stem, arch, "ptx", defines).path.read_text()
-    with tempfile.TemporaryDirectory() as folder:
-        target, source = Path(folder) / "unfused.ptx", source_dir() / f"{stem}.cu"
-        flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-fmad=false", "-I", str(source_dir())]
-        flags += [f"-D{name}={value}" for name, value in defines.items()]
-        command = [str(nvcc), "-ptx", f"-arch={arch.replace('sm', 'compute')}", *flags, "-o", str(target), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return target.read_text()
+    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-fmad=false"]
+    flags += [f"-D{name}={value}" for name, value in defines.items()]
+    return _unfused_ptx(stem, [str(nvcc), "-ptx", f"-arch={arch.replace('sm', 'compute')}", *flags])
+
+
+def _unfused_ptx(stem: str, command: Sequence[str]) -> str:
+    """Kept as long as the compiler, the command and all that a stem may include are the same."""
+    version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
+    digest = hashlib.sha256(repr((command, version)).encode())
+    source = source_dir() / f"{stem}.cu"
+    for path in (source, *sorted(source_dir().rglob("*.cuh"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    target = cache_dir() / "unfused" / f"{stem}-{digest.hexdigest()[:16]}.ptx"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            whole = [*command, "-I", str(source_dir()), "-o", str(made), str(source)]
+            done = subprocess.run(whole, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            os.replace(made, target)  # at once, as another of pytest's workers may look for it
+    return target.read_text()
