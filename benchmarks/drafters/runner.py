@@ -170,6 +170,8 @@ class _System:
 def run_drafter_bench(options: DrafterBenchOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """Write drafters.json, drafters.md and, with matplotlib, drafters.png. AssertionError if a text depends on who
     drafted."""
+    for name in options.systems:
+        _config_of(name, options.num_threads)  # one that is none is named before any work
     tokenizer = Tokenizer.load(EngineDir.load(options.engine_dir).tokenizer_dir)
     workloads = {
         "completion, greedy": completions(tokenizer, options.num_jobs, options.num_tokens, 0.0),
