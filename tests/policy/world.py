@@ -195,18 +195,18 @@ class World:
             going = after
             stop = plan.stop
             if stop is not None and going:
-                survival = {}
+                modes, places, survival = [], [], []
                 for i in going:
                     r = self.requests[i]
                     m = r.draft_margins[r.num_tokens : r.num_tokens + r.num_drafts + new[i]]
                     k = len(m)
                     slope, intercept = stop.slope[r.sampling_mode, :k], stop.intercept[r.sampling_mode, :k]
-                    survival[i] = float(np.prod(1 / (1 + np.exp(-(slope * m + intercept)))))
-                places = {i: self.requests[i].num_drafts + new[i] for i in going}
-                modes = {i: self.requests[i].sampling_mode for i in going}
-                worth = {i: float(next_worth(stop, modes[i], places[i], survival[i])) for i in going}
-                going = [i for i in going if worth[i] >= 0.0]
-                if sum(worth[i] for i in going) < stop.step_price[len(going)]:
+                    modes.append(r.sampling_mode)
+                    places.append(k)
+                    survival.append(float(np.prod(1 / (1 + np.exp(-(slope * m + intercept))))))
+                worth = next_worth(stop, np.array(modes), np.array(places), np.array(survival)).tolist()
+                going = [i for i, w in zip(going, worth, strict=True) if w >= 0.0]
+                if sum(w for w in worth if w >= 0.0) < stop.step_price[len(going)]:
                     going = []
         return new, spent
 
