@@ -29,6 +29,7 @@ from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
+from tests.support.effort import pick
 from tests.support.float8_reference import FUSED, Float8Reference, largest_of_groups, rounded_once, through_e4m3
 from tests.support.float8_writer import write_float8
 from tests.support.networks import load_trt
@@ -43,13 +44,12 @@ PARTS = [part for group in FUSED for part in group]
 NAMES = [f"model.layers.{layer}.{part}" for layer in range(NUM_LAYERS) for part in PARTS]
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> BuildOptions:
-    target, draft = make_pair(tmp_path / "checkpoints", num_layers=NUM_LAYERS)
+def options_in(folder: Path) -> BuildOptions:
+    target, draft = make_pair(folder / "checkpoints", num_layers=NUM_LAYERS)
     return BuildOptions(
         target,
         draft,
-        tmp_path / "engines",
+        folder / "engines",
         backend="tensorrt_rtx",
         max_batch_size=4,
         max_num_tokens=160,
@@ -59,10 +59,21 @@ def options(tmp_path: Path) -> BuildOptions:
     )
 
 
+@pytest.fixture
+def options(tmp_path: Path) -> BuildOptions:
+    return options_in(tmp_path)
+
+
 def built(options: BuildOptions, **changes: Any) -> EngineDir:
     engines = build_engines(dataclasses.replace(options, **changes))
     assert engines is not None
     return engines
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
+    """The pair as the options say, to be read only."""
+    return built(options_in(tmp_path_factory.mktemp("pair")))
 
 
 def products(path: Path) -> dict[str, set[tuple[str, ...]]]:
@@ -82,8 +93,7 @@ def products(path: Path) -> dict[str, set[tuple[str, ...]]]:
     return found
 
 
-def test_plans_multiply_e4m3_by_e4m3(options: BuildOptions) -> None:
-    engines = built(options)
+def test_plans_multiply_e4m3_by_e4m3(engines: EngineDir) -> None:
     target, draft = products(engines.target_path), products(engines.draft_path)
     layers = {name: kinds for name, kinds in target.items() if name.startswith("model.layers.")}
     fused = {f"{group[0]}{''.join('+' + part.partition('.')[2] for part in group[1:])}" for group in FUSED}
@@ -101,8 +111,7 @@ def test_scales_per_output_are_multiplied_in_fp8_too(options: BuildOptions, tmp_
     assert set().union(*layers) == {("fp8_e4m3", "fp8_e4m3")}
 
 
-def test_what_is_written_says_so(options: BuildOptions) -> None:
-    engines = built(options)
+def test_what_is_written_says_so(engines: EngineDir) -> None:
     recorded = engines.target_config["faser"]["quantization"]
     assert recorded["quant_algo"] == "FP8"
     assert recorded["exclude_modules"] == ["lm_head"]
@@ -134,12 +143,13 @@ def test_the_same_build_is_done_once(options: BuildOptions, tmp_path: Path) -> N
 
 def test_a_plan_of_large_matrices_is_little_more_than_half(options: BuildOptions, tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_heads": 8, "num_kv_heads": 4, "head_dim": 64}
-    directory = make_checkpoint(tmp_path / "large", num_layers=6, dtype="bfloat16", **sizes)
+    num_layers = pick(2, 6)
+    directory = make_checkpoint(tmp_path / "large", num_layers=num_layers, dtype="bfloat16", **sizes)
     plain = dataclasses.replace(
         options, checkpoint_dir=directory, draft_checkpoint_dir=None, exit_layers=(), max_num_tokens=128
     )
     in_fp8, in_bf16 = (built(plain, quantization=name).target_path.stat().st_size for name in ("FP8", "none"))
-    matrices = 6 * (512 * (512 + 2 * 256) + 512 * 512 + 3 * 512 * 2048)
+    matrices = num_layers * (512 * (512 + 2 * 256) + 512 * 512 + 3 * 512 * 2048)
     assert in_bf16 - in_fp8 > 0.75 * matrices
 
 
