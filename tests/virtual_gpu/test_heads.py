@@ -36,7 +36,9 @@ TEST, DRAFTS, PRUNE = (
 REQUESTS = [
     (
         [7 * i + j for j in range(3 + i)],
-        SamplingParams(max_tokens=10 + i, end_ids=(), temperature=0.7 * (i % 2), seed=i, min_tokens=3 * (i == 4)),
+        SamplingParams(
+            max_tokens=pick(6, 10) + i, end_ids=(), temperature=0.7 * (i % 2), seed=i, min_tokens=3 * (i == 4)
+        ),
     )
     for i in range(6)
 ]

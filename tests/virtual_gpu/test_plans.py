@@ -21,10 +21,11 @@ load_trt()  # networks are made with tensorrt_rtx
 DRAFT, TARGET = "0+32", "32+100"
 PROMPTS = ("The", "def main(", "0, 1, 2, 3,", "hello hello")
 FIXED, PRICE = "fixed:4", "price:mode=draft_ahead,prune=on"
-TEXT_DRAFTS = [  # drafters and policies; each of them in some pair
-    (("suffix",), PRICE),
-    (("suffix", "model"), FIXED),
-    *pick([], [(("suffix",), FIXED), (("suffix", "model"), PRICE)]),
+SUFFIX, BOTH = ("suffix",), ("suffix", "model")
+EVERY_PAIR = [(SUFFIX, PRICE), (BOTH, FIXED), (SUFFIX, FIXED), (BOTH, PRICE)]
+TEXT_DRAFTS = [  # backend, its type, and drafters with policies
+    ("tensorrt", "bfloat16", pick([(BOTH, FIXED)], EVERY_PAIR)),
+    ("tensorrt_rtx", "float32", pick([(SUFFIX, PRICE)], EVERY_PAIR)),
 ]
 
 
@@ -53,12 +54,14 @@ def test_speculation_changes_no_token(gpu: VirtualGpuProcess, engine_dir: Path) 
     assert set(alone.counters.graphs) == {"whole"}
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [("tensorrt", "bfloat16"), ("tensorrt_rtx", "float32")])
-def test_drafts_of_the_text_change_no_token(gpu: VirtualGpuProcess, tmp_path: Path, backend: str, dtype: str) -> None:
+@pytest.mark.parametrize(("backend", "dtype", "pairs"), TEXT_DRAFTS)
+def test_drafts_of_the_text_change_no_token(
+    gpu: VirtualGpuProcess, tmp_path: Path, backend: str, dtype: str, pairs: list[tuple[tuple[str, ...], str]]
+) -> None:
     """Alone, and before those of a draft model of one layer."""
     path = gpu.run(build_plans, tmp_path, backend, dtype, drafts_itself=False)
     alone = gpu.run(generate_texts, path, "off", PROMPTS)
-    for drafters, policy in TEXT_DRAFTS:
+    for drafters, policy in pairs:
         found = gpu.run(generate_texts, path, policy, PROMPTS, drafters)
         assert found.tokens == alone.tokens
         for name in drafters if policy == FIXED else ("suffix",):

@@ -25,14 +25,20 @@ STOPPING = ["price:prune=off", *pick([], ["price:mode=draft_ahead,prune=off", "p
 NUM_DRAFT_ARRAYS = 3  # tokens, margins, candidates
 # All prompts fit the first step, so that every step verifies.
 REQUESTS = [
-    ([7 * i + j for j in range(3 + i)], SamplingParams(max_tokens=16, end_ids=(), temperature=0.7 * (i % 2), seed=i))
+    (
+        [7 * i + j for j in range(3 + i)],
+        SamplingParams(max_tokens=pick(10, 16), end_ids=(), temperature=0.7 * (i % 2), seed=i),
+    )
     for i in range(MAX_BATCH_SIZE)
 ]
 
 
 # Their outputs repeat themselves, too.
 REPEATING = [
-    ([5 + i, 9] * 4, SamplingParams(max_tokens=24, end_ids=(), temperature=0.7 * (i % 2), top_p=0.05, seed=i))
+    (
+        [5 + i, 9] * 4,
+        SamplingParams(max_tokens=pick(16, 24), end_ids=(), temperature=0.7 * (i % 2), top_p=0.05, seed=i),
+    )
     for i in range(MAX_BATCH_SIZE)
 ]
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 SIZES = {"num_heads": 8, "num_kv_heads": 4, "hidden_size": 64, "vocab_size": 300}
 REQUESTS = mixed_requests(True)[: pick(6, 7)]
 CELLS = [
-    (4, "erratic"),
+    (2, "erratic"),
     *pick(
         [],
         [
@@ -52,7 +52,7 @@ CELLS = [
             (2, "off"),
             (2, "fixed:3:ping_pong"),
             (2, "fixed:4"),
-            (2, "erratic"),
+            (4, "erratic"),
             (4, "off"),
             (4, "fixed:3:draft_ahead"),
             (4, "price:prune=on"),
@@ -110,7 +110,7 @@ def test_logits_and_exit_scores_have_the_same_bits(built) -> None:
     candidates = rng.integers(-1, 300, (49, 8)).astype(np.int32)
     kept = np.array([*range(31), *range(40, 46)], np.int32)
     found = []
-    for size in pick((1, 2), (1, 2, 4)):
+    for size in pick((1, 4), (1, 2, 4)):
         with ExitStack() as stack:
             harness = Harness(open_target(built[size], stack).target)
             engine, batch = harness.engine, harness.batch(rows)

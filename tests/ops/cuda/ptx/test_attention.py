@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -41,15 +42,18 @@ def case_of(types: str, seed: int, rows: Sequence[int], lens: Sequence[int], hea
 KERNELS = pick([("sm_90", 64)], [("sm_80", 64), *[("sm_90", head_dim) for head_dim in op.HEAD_DIMS]])
 
 
-@pytest.mark.parametrize("tile_rows", op.TILE_ROWS)
-@pytest.mark.parametrize("types", TYPES)
+# By default each type with one of the tiles, and each way with one of the types.
+INSTANCES = pick(list(zip(TYPES, cycle(op.TILE_ROWS), strict=False)), list(product(TYPES, op.TILE_ROWS)))
+
+
+@pytest.mark.parametrize(("types", "tile_rows"), INSTANCES)
 @pytest.mark.parametrize(("arch", "head_dim"), KERNELS)
 def test_every_kernel(memory, arch, head_dim, types, tile_rows):
     """Whole and in chunks, with a window and without; one way of the four per kernel, in turn, or all of them."""
     program = program_of("verify_attention", arch, FASER_HEAD_DIM=head_dim)
     case = case_of(types, 0, [3, 0, 6], [40, 7, 130], head_dim)
     scales = {"k_scale": 0.5, "v_scale": 3.0} if types.endswith("e4m3") else {}
-    turn = TYPES.index(types) + op.TILE_ROWS.index(tile_rows)
+    turn = TYPES.index(types) + 2 * op.TILE_ROWS.index(tile_rows)
     for number, way in enumerate(WAYS):
         if number != turn % len(WAYS) and not (EVERYTHING and (arch, head_dim) == ("sm_90", 64)):
             continue
