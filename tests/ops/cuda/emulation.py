@@ -99,8 +99,9 @@ def _library(stem: str, defines: tuple[tuple[str, int], ...], folder: Path) -> c
 
 def emulation_flags(defines: Iterable[tuple[str, int]], folder: Path) -> list[str]:
     """Of the host compiler, for a .cu file of this folder over the emulator."""
-    # Without -fno-gnu-unique two builds of one stem would share static memory.
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-gnu-unique"]
+    # Without -fno-gnu-unique two builds of one stem would share static memory. Kernels read one type's bytes as
+    # another's, which -O2 would otherwise take for separate memory.
+    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-fPIC", "-shared", "-fno-gnu-unique"]
     flags += ["-Wall", "-Wno-unknown-pragmas", "-Werror=return-type"]
     flags += [f"-D{name}={value}" for name, value in defines]
     places = dict.fromkeys((folder, source_dir(), EMULATOR_DIR))
