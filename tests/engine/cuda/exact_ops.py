@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.ops.cuda.append_kv import branches_before, normed_qkv
@@ -38,21 +39,33 @@ def by_head(cache, blocks, num_tokens):
     return found.swapaxes(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :num_tokens]
 
 
+_doubled = WeakIdKeyDictionary()
+
+
+def doubled(weight):
+    """In float64, transposed: turned once, as long as the weight lives and is not written to."""
+    version, found = _doubled.get(weight, (None, None))
+    if version != weight._version:
+        found = weight.double().t()
+        _doubled[weight] = weight._version, found
+    return found
+
+
 class ExactOps(ReferenceOps):
     def linear(self, x, weight, scaled=None):
         if isinstance(weight, ScaledRows):
             return super().linear(x, weight, scaled)
-        return (x.double() @ weight.double().t()).to(x.dtype)
+        return (x.double() @ doubled(weight)).to(x.dtype)
 
     def add_linear(self, hidden, x, weight, bias):
         if isinstance(weight, ScaledRows):
             return super().add_linear(hidden, x, weight, bias)
-        sums = hidden.double() + x.double() @ weight.double().t()
+        sums = hidden.double() + x.double() @ doubled(weight)
         hidden.copy_(sums if bias is None else sums + bias.double())
         return None
 
     def logits(self, x, lm_head, out):
-        out.copy_(x.double() @ lm_head.double().t())
+        out.copy_(x.double() @ doubled(lm_head))
 
     def rms_norm(self, x, weight, eps):
         y = x.double()
