@@ -34,7 +34,12 @@ def by_head(cache, blocks, num_tokens):
     """One request's first positions in float64 [num_kv_heads, num_tokens, head_dim]; zeros where there is no block."""
     num_blocks, num_kv_heads, tokens_per_block, head_dim = cache.shape
     ids = blocks[: -(-num_tokens // tokens_per_block)]
-    found = torch.from_numpy(as_numbers(cache)[ids.clip(0, num_blocks - 1)]).view(cache.dtype).double().numpy()
+    found = (
+        torch.from_numpy(as_numbers(cache)[np.minimum(np.maximum(ids, 0), num_blocks - 1)])
+        .view(cache.dtype)
+        .double()
+        .numpy()
+    )
     found[(ids < 0) | (ids >= num_blocks)] = 0
     return found.swapaxes(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :num_tokens]
 
