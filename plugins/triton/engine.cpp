@@ -68,12 +68,16 @@ Opened Engine::open(const ModelInfo& info, uint32_t* model) {
     changed_.wait_for(lock, ticks(settings_.startup_timeout_s), is_decided);
   const Model found = models_[*model];
   if (found.has_answer && found.answer.status == OpenStatus::kOpened) return found.answer;
-  models_.erase(*model);
+  forget(*model);
   return found.has_answer ? found.answer : Opened{OpenStatus::kFailed, unavailable()};
 }
 
 void Engine::close(uint32_t model) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  forget(model);
+}
+
+void Engine::forget(uint32_t model) {
   models_.erase(model);
   FrameWriter frame(ToEngine::kClose);
   frame.put(model);

@@ -63,6 +63,7 @@ class Engine {
     double restart_backoff_s = 0.5, restart_backoff_max_s = 30, cancellation_check_period_s = 0.1;
   };
 
+  void forget(uint32_t model);
   void run();
   void serve_process();
   void end_process();

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.edge import wire
-from faser_trtllm.serving.edge.api import EdgeApi, EdgeRequest
+from faser_trtllm.serving.edge.api import EdgeApi, EdgeRequest, InferenceResponse, TritonError
 from faser_trtllm.serving.edge.connection import MAX_REST_S, EdgeConnection
 from faser_trtllm.serving.edge.local_engine import LocalEngine
 from faser_trtllm.serving.edge.wire import Body, FromEdge, OpenFrame, OpenStatus, RequestFrame, ToEdge, WireError
@@ -32,6 +32,7 @@ from faser_trtllm.serving.text.backlog import Backlog
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS
 from faser_trtllm.serving.triton.model import TritonModel, load_model_config, note_start_error
+from faser_trtllm.serving.triton.request import error_message
 from faser_trtllm.serving.triton.tokens import TokenModel, open_token_model
 from faser_trtllm.serving.worker.engine_process import (
     SHUTTING_DOWN,
@@ -67,6 +68,7 @@ class EdgeServer:
         self._spans: SpanRecorder | None = None
         self._engine: LocalEngine | None = None
         self._models: dict[int, TritonModel | TokenModel] = {}
+        self._unopened: dict[int, str] = {}  # models of Triton that are not open here, and why
         self._publisher: TritonModel | None = None  # of the executor's counts, also after it was unloaded
         self._requests: dict[int, EdgeRequest] = {}
         self._is_draining = False
@@ -132,7 +134,9 @@ class EdgeServer:
         elif kind is FromEdge.OPEN:
             self._open(wire.read_open(body))
         elif kind is FromEdge.CLOSE:
-            model = self._models.pop(body.u32(), None)
+            number = body.u32()
+            self._unopened.pop(number, None)
+            model = self._models.pop(number, None)
             if model is not None and model is not self._publisher:
                 model.close()
         elif kind is FromEdge.HELLO:
@@ -146,8 +150,19 @@ class EdgeServer:
     def _request(self, frame: RequestFrame) -> None:
         request = EdgeRequest(frame, wire.output_names(frame.outputs), self._connection, self._forget)
         self._requests[frame.handle] = request
-        self._models[frame.model].execute([request])
+        model = self._models.get(frame.model)
+        if model is None:
+            self._refuse(request, frame.model)
+        else:
+            model.execute([request])
         request.forget_inputs()
+
+    def _refuse(self, request: EdgeRequest, model: int) -> None:
+        """The edge goes on with the models of the process before this one, where one may not have opened again."""
+        why = self._unopened.get(model, "it is not known here")
+        message = f"the model did not open when the engine process started again: {why}; correct that and load it again"
+        error = TritonError(error_message(request, "UNAVAILABLE", message), "UNAVAILABLE")
+        request.send(InferenceResponse(error=error), EdgeApi.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _forget(self, handle: int) -> None:
         self._requests.pop(handle, None)
@@ -173,6 +188,7 @@ class EdgeServer:
             if self._engine is None:
                 self._engine = self._start(config)
             elif config != self._config:
+                self._unopened[frame.model] = "its configuration is no longer that of the other models"
                 self._answer_open(frame, OpenStatus.OTHER_CONFIGURATION)
                 return
             self._models[frame.model] = self._open_model(args, self._engine)
@@ -227,6 +243,7 @@ class EdgeServer:
 
     def _fail_open(self, frame: OpenFrame, code: str, message: str) -> None:
         note_start_error(message)
+        self._unopened[frame.model] = message
         self._answer_open(frame, OpenStatus.FAILED, code, message)
         if self._engine is None:
             self._connection.flush(1.0)

@@ -6,7 +6,7 @@ has; TextRequest.validate() and executor/admission.py check values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ class TritonTensor(Protocol):
 
 
 class TritonRequest(Protocol):
-    def inputs(self) -> list[TritonTensor]: ...
+    def inputs(self) -> Sequence[TritonTensor]: ...
     def request_id(self) -> str: ...
     def parameters(self) -> str: ...
 

@@ -89,6 +89,19 @@ def test_models_share_the_engine_unless_their_configuration_is_another(edge, tmp
     assert struct.unpack("<6i", outputs["output_ids"][2]) == (65, 66, 65, 66, 65, 66)
 
 
+def test_a_model_that_is_not_open_is_refused_and_the_others_are_served(edge, tmp_path):
+    """As after a restart of the process, where a model's own configuration may have been edited meanwhile."""
+    edge.open(1, "tensorrt_llm_bls", engine_dir=tmp_path)
+    assert edge.opened()[:2] == (1, OpenStatus.OTHER_CONFIGURATION)
+    edge.ask(1, 1, True, text_input=b"abc", max_tokens=ints(4))
+    edge.ask(0, 2, text_input=b"abc", max_tokens=ints(4))
+    answers = edge.answers(2)
+    ((code, message),) = answers[1]
+    assert code == wire.ERROR_CODES["UNAVAILABLE"]
+    assert message.startswith("[UNAVAILABLE] the model did not open when the engine process started again: its config")
+    assert text_of(answers[2]) == b"abcabca"
+
+
 def test_a_ping_is_answered_with_progress(edge):
     edge.send(FromEdge.PING)
     stalled_s, slow_step_s = struct.unpack("<2d", edge.receive(ToEdge.PONG))
