@@ -60,7 +60,10 @@ Opened Engine::open(const ModelInfo& info, uint32_t* model) {
     thread_ = std::thread(&Engine::run, this);
   else if (channel_.is_open())
     channel_.send(open_frame(*model, info));
-  const auto is_decided = [&] { return models_[*model].has_answer || state_ == State::kClosed; };
+  // A process that drains opens no more models, and none follows it.
+  const auto is_decided = [&] {
+    return models_[*model].has_answer || state_ == State::kClosed || state_ == State::kDraining;
+  };
   // The first process's time is its own affair; a later one may crash for ever.
   if (num_starts_ <= 1)
     changed_.wait(lock, is_decided);

@@ -6,6 +6,7 @@ import queue
 import signal
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -44,8 +45,8 @@ def server(engine_dir, tmp_path):
         yield server.wait_ready()
 
 
-def unload(server, model):
-    url = f"{server.http_url}/v2/repository/models/{model}/unload"
+def control(server, model, action):
+    url = f"{server.http_url}/v2/repository/models/{model}/{action}"
     urllib.request.urlopen(urllib.request.Request(url, data=b"{}"), timeout=PATIENCE_S).read()
 
 
@@ -72,7 +73,7 @@ def test_any_model_may_be_unloaded_while_another_streams(server):
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         long_stream(client, "tensorrt_llm", answers)
         for model in ("faser", "ensemble", "tensorrt_llm_bls"):
-            unload(server, model)
+            control(server, model, "unload")
         for _ in range(100):  # more than was sent before the last one was gone
             answer = answers.get(timeout=PATIENCE_S)
             assert isinstance(answer, grpcclient.InferResult), answer
@@ -117,6 +118,27 @@ def test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back(server):
     assert server.engine_pid() != first
     wait_until(lambda: server.metric('faser_engine_restarts_total{model="') == 1)
     assert server.metric('faser_request_failures_total{code="UNAVAILABLE",model="faser"') == 1
+
+
+def test_a_model_that_is_loaded_after_the_engine_was_drained_is_refused(server):
+    """It used to wait for ever, and every other load behind it."""
+    engine = server.engine_pid()
+    os.kill(engine, signal.SIGTERM)
+    wait_until(lambda: engine not in server.pids())
+    control(server, "ensemble", "unload")
+    wait_until(lambda: not is_loaded(server, "ensemble"))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        control(server, "ensemble", "load")
+    with caught.value as answer:
+        assert "the server is shutting down" in answer.read().decode()
+
+
+def is_loaded(server, model):
+    try:
+        urllib.request.urlopen(f"{server.http_url}/v2/models/{model}/ready", timeout=PATIENCE_S).close()
+    except urllib.error.HTTPError:
+        return False
+    return True
 
 
 def test_an_engine_process_of_another_release_is_refused(engine_dir, tmp_path):
