@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ from faser_trtllm.serving.text.request import (
     TopLogProbs,
 )
 from faser_trtllm.serving.text.stopping import StoppingText, StoppingTokens
+
+log = logging.getLogger(__name__)
 
 OnOutput = Callable[[TextOutput], None]
 
@@ -248,7 +251,16 @@ class _TextSink:
         return self.take(output, output.request.stats)
 
     def take(self, output: RequestOutput, stats: RequestStats) -> bool:
-        """Add the tokens of a step; True if the text ends with a stop word."""
+        """Add the tokens of a step; True if it ends with a stop word, or cannot be made."""
+        try:
+            return self._add(output, stats)
+        except Exception as error:
+            log.exception("the text of a request could not be made; the request ends")
+            failure = FaserError(f"the text could not be made: {type(error).__name__}; see the server's log")
+            self._on_output(_end(failure, output.request.prompt_len))  # else its client would wait for ever
+            return True
+
+    def _add(self, output: RequestOutput, stats: RequestStats) -> bool:
         if self._returns_is_draft:
             self._note_drafts(len(output.new_token_ids), stats.num_accepted_tokens)
         stopped = self._text.push(output.new_token_ids)
@@ -359,7 +371,7 @@ def _tops(tops: Sequence[Top]) -> TopLogProbs:
 
 
 def _end(error: FaserError, num_input_tokens: int) -> TextOutput:
-    """The only output of a request that ended before it reached the executor."""
+    """The last output of a request that ended before it reached the executor, or whose text cannot be made."""
     reason = FinishReason.CANCELLED if isinstance(error, CancelledError) else FinishReason.ERROR
     message = str(error) if reason is FinishReason.ERROR else None
     statistics = Statistics(

@@ -168,7 +168,27 @@ def test_order_is_kept_between_what_waits_and_what_is_made_at_once(tokenizer):
     assert text_of(requests[-1][2]) == "abc"
 
 
-def test_text_that_fails_ends_its_request_and_no_other(tokenizer, caplog):
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("reason", [None, FinishReason.LENGTH])
+def test_text_that_cannot_be_made_ends_its_request_with_an_error(tokenizer, monkeypatch, is_late, reason):
+    """Its client would wait for ever otherwise."""
+    backlog, executor, outputs = Backlog(nothing) if is_late else None, ScriptExecutor(), []
+    generator = TextGenerator(executor, tokenizer, backlog=backlog)
+    generator.submit("r", TextRequest(text="hello", max_tokens=500, stream=True), outputs.append)
+    monkeypatch.setattr(Tokenizer, "_token_bytes", mock.Mock(side_effect=ZeroDivisionError))
+    ended = executor.sink(RequestOutput(executor.request, tuple(tokenizer.encode("a")), reason))
+    if backlog is not None:
+        backlog.convert()
+    assert ended is not is_late, "what is made later ends with the next output"
+    (output,) = outputs
+    assert (output.finish_reason, output.error_code) == ("error", "INTERNAL")
+    assert output.error == "the text could not be made: ZeroDivisionError; see the server's log"
+    assert output.statistics.num_input_tokens == executor.request.prompt_len
+    if backlog is not None:
+        assert executor.sink(RequestOutput(executor.request, (), reason))
+
+
+def test_outputs_that_nobody_takes_end_their_request_and_no_other(tokenizer, caplog):
     def fail(output):
         raise ZeroDivisionError
 
