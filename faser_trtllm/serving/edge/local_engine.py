@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -126,15 +127,29 @@ class LocalEngine:
                     del self._waiting[request_id]
             self._urgent = {}
             self._num_bytes -= sum(request.num_bytes for request in due.values())
-            batch = [(request.on_event, request.take_chunks(), request.failure) for request in due.values()]
-        for on_event, chunks, failure in batch:
+            batch = [(id_, request.on_event, request.take_chunks(), request.failure) for id_, request in due.items()]
+        for request_id, on_event, chunks, failure in batch:
             try:
                 if chunks:
                     on_event(_merged(chunks))
                 if failure is not None:
                     on_event(failure)
-            except Exception:
-                log.exception("delivering a response failed")
+            except Exception as error:
+                log.exception("delivering a response failed; the request ends")
+                self._give_up(request_id, on_event, error)
+
+    def _give_up(self, request_id: int, on_event: OnEvent, error: Exception) -> None:
+        """End a request whose response could not be made; else its client would wait for ever, or miss some text."""
+        with self._lock:
+            self._open.pop(request_id, None)
+            self._stopped.discard(request_id)
+            waiting = self._waiting.pop(request_id, None)
+            self._urgent.pop(request_id, None)
+            self._num_bytes -= 0 if waiting is None else waiting.num_bytes
+        self._generator.cancel(str(request_id))
+        what = f"the response could not be made: {type(error).__name__}; see the server's log"
+        with contextlib.suppress(Exception):  # what failed before may fail again
+            on_event(Failed(request_id, "INTERNAL", what))
 
     def _take(self, request_id: int, output: TextOutput) -> None:
         was_stopped = output.is_final and request_id in self._stopped

@@ -233,9 +233,9 @@ class _Stream:
             self._sender = self._request = None
 
     def _end(self, response: Any) -> None:
-        self.is_done = True
-        sender, self._sender, self._request = self._sender, None, None
-        sender.send(response, flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._sender.send(response, flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self.is_done = True  # not if that failed: then an error can still be sent
+        self._sender = self._request = None
 
 
 def note_start_error(message: str) -> None:

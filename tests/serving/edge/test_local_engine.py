@@ -181,14 +181,24 @@ def test_a_draining_engine_takes_nothing(engine):
         engine.submit(REQUEST, print)
 
 
-def test_a_callback_that_fails_harms_no_other_request(engine, generator):
-    events = []
+@pytest.mark.parametrize("reason", [None, "stop"])
+def test_a_response_that_cannot_be_made_ends_its_request_and_no_other(engine, generator, reason):
+    events = {"failing": [], "other": []}
 
     def fail(event):
-        raise RuntimeError("on purpose")
+        if isinstance(event, Chunk):
+            raise RuntimeError("on purpose")
+        events["failing"].append(event)
 
-    ids = [engine.submit(REQUEST, on_event) for on_event in (fail, events.append)]
+    ids = [engine.submit(REQUEST, on_event) for on_event in (fail, events["other"].append)]
     for request_id in ids:
-        generator.sinks[request_id](output("a", "stop"))
+        generator.sinks[request_id](output("a", reason))
     engine.deliver()
-    assert [event.text for event in events] == ["a"]
+    for request_id in ids:
+        generator.sinks[request_id](output("b", "stop"))
+    engine.deliver()
+    what = "the response could not be made: RuntimeError; see the server's log"
+    assert events["failing"] == [Failed(ids[0], "INTERNAL", what)]
+    assert [event.text for event in events["other"]] == (["a", "b"] if reason is None else ["a"])
+    assert generator.cancelled == [ids[0]]
+    assert engine.num_open == 0

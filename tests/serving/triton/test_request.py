@@ -279,6 +279,26 @@ def test_answer_in_one_response(model):
     assert "num_output_tokens" not in final
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_cannot_be_sent_ends_its_request_with_an_error(model, monkeypatch, stream):
+    """Not streamed, its first response is its last as well."""
+    request = FakeRequest(text_input=strings("abc"), max_tokens=ints(ENDLESS if stream else 4), stream=flag(stream))
+    send = request.send
+
+    def fail_once(response=None, flags=0):
+        monkeypatch.setattr(request, "send", send)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(request, "send", fail_once)
+    model.execute([request])
+    error = request.wait().error
+    assert (error.code, error.message) == (
+        "INTERNAL",
+        "the response could not be made: ZeroDivisionError; see the server's log",
+    )
+    assert not request.touched_after_final
+
+
 def test_bad_and_good_requests_in_one_call(model):
     requests = [
         FakeRequest(max_tokens=ints(3)),
