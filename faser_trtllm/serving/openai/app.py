@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from faser_trtllm.errors import FaserError, UnavailableError
-from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
+from faser_trtllm.serving.openai.error import ModelError, RequestError, error_object, status_of
 from faser_trtllm.serving.openai.fields import parse_object
 from faser_trtllm.serving.openai.generation import Generation
 from faser_trtllm.serving.openai.model import Delta, Model
@@ -169,12 +169,15 @@ class _Endpoint:
         # Templates and tokenizers may take long on long messages; other streams must not wait for that.
         request = await asyncio.to_thread(lambda: self._parse(parse_object(body), service.served))
         reply = Reply(request, service.served.name, service.served.tokenizer)
-        async with Generation(service.model, reply.id, request) as generation:
-            if request.stream:
-                await _stream(generation.deltas(), reply, writer)
-                return
-            async for index, delta in generation.deltas():
-                await _spelled(reply.add, index, delta)
+        try:
+            async with Generation(service.model, reply.id, request) as generation:
+                if request.stream:
+                    await _stream(generation.deltas(), reply, writer)
+                    return
+                async for index, delta in generation.deltas():
+                    await _spelled(reply.add, index, delta)
+        except ModelError as error:
+            raise request.named(error) from error
         await writer.respond(_json(reply.whole()))
 
 

@@ -29,12 +29,14 @@ class RequestError(InvalidArgumentError):
 
 
 class ModelError(FaserError):
-    """The Triton model refused the request or failed. code: Triton's status. reason: OpenAI's error code, if any."""
+    """The Triton model refused the request or failed. code: Triton's status. reason: OpenAI's error code, if any.
+    param: the field at fault, if it is known."""
 
-    def __init__(self, message: str, code: str, reason: str | None = None) -> None:
+    def __init__(self, message: str, code: str, reason: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
+        self.param = param
 
 
 def status_of(error: FaserError) -> int:
@@ -48,6 +50,5 @@ def error_object(error: FaserError) -> dict[str, Any]:
     """The body {"error": {...}} of an error."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    param = error.param if isinstance(error, RequestError) else None
-    reason = error.reason if isinstance(error, RequestError | ModelError) else None
+    param, reason = (error.param, error.reason) if isinstance(error, RequestError | ModelError) else (None, None)
     return {"error": {"message": str(error), "type": kind, "param": param, "code": reason}}

@@ -17,8 +17,9 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _FORMATS = "text, json_object, json_schema"
 
 
-def guide_inputs(fields: Fields) -> dict[str, str]:
-    """The two guide inputs of the Triton model, {} without constraints; raises RequestError."""
+def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
+    """The field with the constraints and the two guide inputs of the Triton model, None and {} without any; raises
+    RequestError."""
     named = {f"guided_{name}": name for name in _TYPES if f"guided_{name}" in fields}
     guides = {field: _guide(field, name, fields.get(field)) for field, name in named.items()}
     if "response_format" in fields:
@@ -27,7 +28,7 @@ def guide_inputs(fields: Fields) -> dict[str, str]:
     if "structured_outputs" in fields:
         guides["structured_outputs"] = _structured_outputs(fields.get("structured_outputs"))
     if not guides:
-        return {}
+        return None, {}
     if len(guides) > 1:
         raise RequestError(f"{' and '.join(sorted(guides))} were sent; send one of them", min(guides))
     ((field, (guide_type, guide)),) = guides.items()
@@ -35,7 +36,7 @@ def guide_inputs(fields: Fields) -> dict[str, str]:
         guide_spec(guide_type, guide)
     except InvalidArgumentError as error:
         raise RequestError(str(error).replace("guided_decoding_guide", field, 1), field) from error
-    return {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
+    return field, {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
 
 
 def _response_format(value: Any) -> tuple[str, str] | None:

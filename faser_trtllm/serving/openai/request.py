@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.openai.error import RequestError
+from faser_trtllm.serving.openai.error import ModelError, RequestError, status_of
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
 from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS
@@ -43,6 +44,9 @@ _CHAT = _COMMON | {
     *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions"),
     *("function_call", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
 }
+_FIRST_NAME = re.compile(r"(?:this model's maximum context length is \d+ tokens: )?(?:the (?=prompt))?(\w+)")
+"""What a sentence of the model is about."""
+
 _IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 )
@@ -81,6 +85,7 @@ class GenerationRequest:
 
     logprobs: how many of the most probable tokens stand beside each token's, None: no log probs. echo: the answer
     begins with the prompt. only_prompt: it ends there; the model is asked for one token, since it gives no less.
+    guide_field: the field that constrains the output.
     """
 
     prompts: tuple[Prompt, ...]
@@ -94,6 +99,23 @@ class GenerationRequest:
     is_chat: bool
     echo: bool = False
     only_prompt: bool = False
+    guide_field: str | None = None
+
+    def named(self, error: ModelError) -> ModelError:
+        """The model's error with the names of this request's fields."""
+        message = str(error)
+        found = _FIRST_NAME.match(message)
+        if found is None or status_of(error) != 400:
+            return error
+        name: str | None = found[1]
+        if name == "guided_decoding_guide" and self.guide_field is not None:
+            name = self.guide_field
+            message = f"{name}{message[found.end() :]}"
+        elif name == "prompt" and self.is_chat:
+            name = "messages"
+        elif name not in _COMPLETION | _CHAT:
+            name = None
+        return ModelError(message, error.code, error.reason, name)
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
         """Prompt and inputs of each choice, by index.
@@ -210,11 +232,12 @@ def _request(
     stream = fields.flag("stream")
     include_usage, usage_per_chunk = _usage_options(fields, stream)
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
+    guide_field, guide = guide_inputs(fields)
     return GenerationRequest(
         prompts=prompts,
         num_choices=num_choices,
         inputs=_inputs(fields, max(1, max_tokens))
-        | guide_inputs(fields)
+        | guide
         | {"stream": stream, "exclude_input_in_output": True}
         | _log_prob_inputs(logprobs, echo, max_tokens)
         | ({"return_perf_metrics": True} if usage_per_chunk else {}),
@@ -226,6 +249,7 @@ def _request(
         is_chat=is_chat,
         echo=echo,
         only_prompt=max_tokens == 0,
+        guide_field=guide_field,
     )
 
 
@@ -300,8 +324,9 @@ def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
                 f"stream_options has {shown(name)}, allowed are include_usage and continuous_usage_stats",
                 "stream_options",
             )
-    include_usage = Fields(options).flag("include_usage")
-    return include_usage, include_usage and Fields(options).flag("continuous_usage_stats")
+    flags = Fields({f"stream_options.{name}": value for name, value in options.items()})
+    include_usage = flags.flag("stream_options.include_usage")
+    return include_usage, flags.flag("stream_options.continuous_usage_stats") and include_usage
 
 
 def _stop(value: Any) -> tuple[str, ...]:

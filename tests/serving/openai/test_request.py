@@ -8,7 +8,7 @@ import pytest
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.openai.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
-from faser_trtllm.serving.openai.error import RequestError, error_object
+from faser_trtllm.serving.openai.error import ModelError, RequestError, error_object
 from faser_trtllm.serving.openai.fields import parse_object
 from faser_trtllm.serving.openai.model import Context, Delta
 from faser_trtllm.serving.openai.reply import Reply
@@ -138,6 +138,7 @@ BAD_COMPLETIONS = [
     ({"stop": [1]}, "stop is a number"),
     ({"stream": "yes"}, "stream is"),
     ({"stream_options": {"include_usage": True}}, "without stream"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage is 1, it must be true"),
     ({"stream": True, "stream_options": {"usage": True}}, "allowed are include_usage and continuous_usage_stats"),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
     ({"messages": []}, '"messages" is not a field'),
@@ -154,6 +155,41 @@ def test_bad_completions_get_one_sentence(served, fields, message):
     error = error_object(caught.value)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["param"]
+
+
+TOO_LONG = "this model's maximum context length is 64 tokens: the prompt has 64 tokens, the engine takes at most 63"
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "params"),
+    [
+        ("top_p is 0.0, allowed is more than 0 and at most 1", "INVALID_ARG", ("top_p", "top_p")),
+        ("the prompt holds token id 320", "INVALID_ARG", ("prompt", "messages")),
+        (TOO_LONG, "INVALID_ARG", ("prompt", "messages")),
+        ("bad_words has 2000 entries", "INVALID_ARG", (None, None)),
+        ("the model did not open", "INVALID_ARG", (None, None)),
+        ("timeout_ms ended the request", "UNAVAILABLE", (None, None)),
+    ],
+)
+def test_an_error_of_the_model_names_the_field(served, message, code, params):
+    asked = completion(served), chat(served)
+    errors = [request.named(ModelError(message, code, "a reason")) for request in asked]
+    assert tuple(error_object(error)["error"]["param"] for error in errors) == params
+    assert {(str(error), error.code, error.reason) for error in errors} == {(message, code, "a reason")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"guided_json": {"type": "x"}}, "guided_json"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, "response_format"),
+    ],
+)
+def test_a_guide_that_the_model_refuses_has_the_name_of_its_field(served, fields, name):
+    refused = ModelError("guided_decoding_guide is not a valid json_schema: x", "INVALID_ARG")
+    error = error_object(chat(served, **fields).named(refused))["error"]
+    assert (error["message"], error["param"]) == (f"{name} is not a valid json_schema: x", name)
 
 
 BAD_CHATS = [

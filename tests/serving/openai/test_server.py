@@ -242,24 +242,27 @@ def post(frontend, path, body, content_type="application/json"):
 
 ASK = {"model": "faser", "prompt": "a", "max_tokens": 2}
 BAD = [
-    (ASK | {"prompt": "ab" * 600}, 400, "tokens, the engine takes at most 511"),
-    (ASK | {"prompt": "ab" * 600, "stream": True}, 400, "tokens, the engine takes at most 511"),
-    (ASK | {"prompt": [320]}, 400, "prompt holds token id 320"),
-    (ASK | {"top_p": 0}, 400, "top_p is 0.0"),
-    (ASK | {"min_tokens": 3}, 400, "min_tokens is 3"),
-    (ASK | {"model": "gpt"}, 404, "does not exist"),
-    (b"{", 400, "not valid JSON"),
-    (b"[" * 100_000, 400, "nested too deeply"),
-    (b" " * (4 << 20) + b"{}", 413, "max_body_bytes"),
+    (ASK | {"prompt": "ab" * 600}, 400, "tokens, the engine takes at most 511", "prompt"),
+    (ASK | {"prompt": "ab" * 600, "stream": True}, 400, "tokens, the engine takes at most 511", "prompt"),
+    (ASK | {"prompt": [320]}, 400, "prompt holds token id 320", "prompt"),
+    (ASK | {"top_p": 0}, 400, "top_p is 0.0", "top_p"),
+    (ASK | {"min_tokens": 3}, 400, "min_tokens is 3", "min_tokens"),
+    (ASK | {"logit_bias": {"320": 1}}, 400, "logit_bias holds token id 320", "logit_bias"),
+    (ASK | {"guided_regex": "("}, 400, "guided_regex is not a valid regex", "guided_regex"),
+    (ASK | {"model": "gpt"}, 404, "does not exist", "model"),
+    (b"{", 400, "not valid JSON", None),
+    (b"[" * 100_000, 400, "nested too deeply", None),
+    (b" " * (4 << 20) + b"{}", 413, "max_body_bytes", None),
 ]
 
 
 def test_errors_are_openai_s_json_with_the_right_status(frontend):
-    for body, status, message in BAD:
+    for body, status, message, param in BAD:
         got, _, answer = post(frontend, "/v1/completions", body)
         assert got == status, answer
         assert set(answer["error"]) == {"message", "type", "param", "code"}
         assert message in answer["error"]["message"], answer
+        assert answer["error"]["param"] == param
         assert "\n" not in answer["error"]["message"]
         assert "text_input" not in answer["error"]["message"]
     assert post(frontend, "/v1/completions", ASK, "text/plain")[0] == 415
