@@ -92,12 +92,13 @@ void Channel::close() {
   if (socket_ >= 0) ::close(socket_);
   socket_ = -1;
   backlog_.clear();
+  num_sent_ = num_backlog_bytes_ = 0;
   num_received_ = 0;
 }
 
 Sent Channel::send(const std::string& frame) {
   if (socket_ < 0) return Sent::kNobodyReads;
-  if (backlog_.size() + frame.size() > kMaxBacklogBytes) return Sent::kTooMuchWaits;
+  if (num_backlog_bytes_ + frame.size() > kMaxBacklogBytes) return Sent::kTooMuchWaits;
   const bool was_empty = backlog_.empty();
   size_t num_sent = 0;
   if (was_empty) {
@@ -106,17 +107,26 @@ Sent Channel::send(const std::string& frame) {
       num_sent = static_cast<size_t>(sent);
     else if (errno != EAGAIN && errno != EINTR)
       return Sent::kNobodyReads;
+    if (num_sent == frame.size()) return Sent::kYes;
+    num_sent_ = num_sent;
   }
-  backlog_.append(frame, num_sent, std::string::npos);
-  if (was_empty && !backlog_.empty()) wake();
+  backlog_.push_back(frame);
+  num_backlog_bytes_ += frame.size() - num_sent;
+  if (was_empty) wake();
   return Sent::kYes;
 }
 
 bool Channel::flush() {
   while (!backlog_.empty()) {
-    const ssize_t sent = ::send(socket_, backlog_.data(), backlog_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    const std::string& first = backlog_.front();
+    const ssize_t sent =
+        ::send(socket_, first.data() + num_sent_, first.size() - num_sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent <= 0) break;  // a broken socket shows itself to the reader
-    backlog_.erase(0, static_cast<size_t>(sent));
+    num_sent_ += static_cast<size_t>(sent);
+    num_backlog_bytes_ -= static_cast<size_t>(sent);
+    if (num_sent_ < first.size()) continue;
+    backlog_.pop_front();
+    num_sent_ = 0;
   }
   return !backlog_.empty();
 }

@@ -2,6 +2,7 @@
 #ifndef FASER_TRITON_CHANNEL_H_
 #define FASER_TRITON_CHANNEL_H_
 
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -40,7 +41,9 @@ class Channel {
  private:
   int socket_ = -1;
   int wake_fd_ = -1;
-  std::string backlog_;
+  std::deque<std::string> backlog_;  // frames, of whose first num_sent_ bytes were sent
+  size_t num_sent_ = 0;
+  size_t num_backlog_bytes_ = 0;  // that have yet to be sent
   std::vector<char> received_;
   size_t num_received_ = 0;
 };

@@ -68,6 +68,24 @@ def drain(client):
         client.receive(PATIENCE_S)
 
 
+def test_requests_that_a_stopped_engine_does_not_read_arrive_whole(server):
+    """More than the socket takes: short and long ones wait in the backend, the first of them in part."""
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(2, 258, size) for size in (50_000, 3, 49_999, 1, 50_000, 7, 20_000, 2, 50_000, 5)]
+    engine = server.engine_pid()
+    with contextlib.ExitStack() as stack:
+        os.kill(engine, signal.SIGSTOP)
+        stack.callback(os.kill, engine, signal.SIGCONT)
+        clients = [stack.enter_context(GrpcClient(server.grpc_url)) for _ in prompts]
+        for client, prompt in zip(clients, prompts, strict=True):
+            client.send(input_ids=tuple(prompt.tolist()), max_tokens=6, exclude_input_in_output=True)
+        time.sleep(0.5)  # until the backend has them; one that comes later is answered as well
+        os.kill(engine, signal.SIGCONT)
+        for client, prompt in zip(clients, prompts, strict=True):
+            _, response = client.receive(PATIENCE_S)
+            assert response.token_ids == tuple(np.resize(prompt, 6).tolist())
+
+
 def test_any_model_may_be_unloaded_while_another_streams(server):
     engine, answers = server.engine_pid(), queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
