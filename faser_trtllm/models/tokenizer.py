@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -146,11 +147,13 @@ class IncrementalDetokenizer:
     Characters with incomplete UTF-8 bytes are held back. A push takes time linear in its ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
+        """before: the ids that the text follows, such as a prompt's: without any, SentencePiece's decoders take the
+        first token's space for the one that begins each text, and drop it."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._context: list[int] = []
+        self._context = self._context_of(before)
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
@@ -187,6 +190,17 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """The text still held back, as U+FFFD; call once, after the last push."""
         return self._utf8.decode(b"", True)
+
+    def _context_of(self, before: Sequence[int]) -> list[int]:
+        """The last ids with a text: whole tokens if possible, else one byte, as push() keeps them."""
+        tokenizer = self._tokenizer
+        if tokenizer._byte_level:
+            return []
+        found = (i for i in reversed(before) if i not in self._skipped and tokenizer.token(i) is not None)
+        last = list(itertools.islice(found, _CONTEXT_TOKENS))[::-1]
+        if not tokenizer._byte_fallback:
+            return last
+        return [i for i in last if _BYTE_TOKEN.fullmatch(tokenizer.token(i) or "") is None] or last[:1]
 
     def _end_bytes(self, plain: list[int]) -> str:
         """A non-byte token ends a run of bytes."""

@@ -182,7 +182,7 @@ class Screen:
         if self.colored:
             print(f"{GREEN}green: drafted and accepted{RESET}, the rest is the target's own")
         print(prompt, end="", flush=True)
-        detokenizer = IncrementalDetokenizer(self._tokenizer)
+        detokenizer = IncrementalDetokenizer(self._tokenizer, before=self._tokenizer.encode(prompt))
         num_responses = 0
         final = Response("", ())
         for final in responses:

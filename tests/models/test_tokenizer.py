@@ -8,33 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from tests.support.checkpoints import make_checkpoint, write_tokenizer
 from tests.support.effort import examples
+from tests.support.sentencepiece import sentencepiece_backend
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=40)
-
-
-def sentencepiece_backend(metaspace: bool) -> Backend:
-    """Like Llama 2's (bytes for unknown characters) or like T5's (Metaspace, unknown characters dropped)."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
-    tokens += ["▁", *"abcdefghijklmnopqrstuvwxyz.,!", "▁t", "he", "▁the", "er", "▁▁", "in"]
-    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "r"), ("▁", "▁"), ("i", "n")]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=not metaspace, fuse_unk=True))
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    if metaspace:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace()
-        backend.decoder = decoders.Metaspace()
-    else:
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        backend.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        )
-    return backend
 
 
 def byte_level_backend(tmp_path_factory: pytest.TempPathFactory) -> Backend:
@@ -76,6 +58,30 @@ def test_pieces_add_up_to_the_whole(backend: Backend, data: st.DataObject, cuts:
     fallback = "ByteFallback" in backend.to_str()
     if not fallback or "\ufffd" not in whole + backend.decode(ids):
         assert whole == backend.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=examples(80))
+@given(data=st.data(), cuts=CUTS)
+def test_text_after_a_prompt_continues_it(backend: Backend, data: st.DataObject, cuts: list[int]) -> None:
+    """Where the prompt ends with a whole character, as text does."""
+    tokenizer = Tokenizer(backend.to_str())
+    prompt = tokenizer.encode(data.draw(TEXTS), add_special_tokens=False)
+    ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 3), max_size=30))
+    whole = tokenizer.decode(prompt + ids)
+    begin = tokenizer.decode(prompt)
+    detokenizer = IncrementalDetokenizer(tokenizer, before=prompt)
+    bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    text = "".join(detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(bounds)) + detokenizer.finish()
+    assert begin + text == whole
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_the_space_behind_a_prompt_is_kept(metaspace: bool) -> None:
+    tokenizer = Tokenizer(sentencepiece_backend(metaspace).to_str())
+    ids = tokenizer.encode("the", add_special_tokens=False)
+    assert IncrementalDetokenizer(tokenizer, before=ids).push(ids) == " the"
+    assert IncrementalDetokenizer(tokenizer, before=[1]).push(ids) == "the", "<s> has no text"
+    assert IncrementalDetokenizer(tokenizer).push(ids) == "the"
 
 
 @settings(max_examples=examples(80))

@@ -8,6 +8,7 @@ from typing import Any
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.openai.model import Context, Delta, Top
 
+_MAX_PROMPT_END_CHARS = 256
 _MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 
 
@@ -33,9 +34,11 @@ class Logprobs:
     what it would add.
     """
 
-    def __init__(self, tokenizer: Tokenizer, is_chat: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, is_chat: bool, prompt: str | Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        # Its end is enough, and which of its tokens are the last does not matter.
+        before = tokenizer.encode(prompt[-_MAX_PROMPT_END_CHARS:]) if isinstance(prompt, str) else prompt
+        self._detokenizer = IncrementalDetokenizer(tokenizer, before=before)
         self._is_chat = is_chat
         self._offset = 0
 

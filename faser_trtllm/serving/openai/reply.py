@@ -100,7 +100,7 @@ class _Choice:
         self._prompt = prompt if request.echo else None  # until it was echoed
         self._logprobs: Logprobs | None = None
         if request.logprobs is not None and tokenizer is not None:
-            self._logprobs = Logprobs(tokenizer, request.is_chat)
+            self._logprobs = Logprobs(tokenizer, request.is_chat, prompt)
         self._texts: list[str] = []
         self._entries: list[Entry] = []
         self._finish_reason: str | None = None

@@ -91,7 +91,7 @@ class TextGenerator:
         prompt = self._prompt(request)
         params = self._params(request)
         text = _TextSink(
-            self._output(request),
+            self._output(request, prompt),
             request,
             prompt_text=lambda: request.text if request.text is not None else self._tokenizer.decode(prompt),
             tokens_per_block=self._executor.tokens_per_block,
@@ -138,9 +138,9 @@ class TextGenerator:
         finally:
             self.cancel(request_id)
 
-    def _output(self, request: TextRequest) -> StoppingText | StoppingTokens:
+    def _output(self, request: TextRequest, prompt: Sequence[int]) -> StoppingText | StoppingTokens:
         if request.detokenize:
-            detokenizer = IncrementalDetokenizer(self._tokenizer)
+            detokenizer = IncrementalDetokenizer(self._tokenizer, before=prompt)
             return StoppingText(detokenizer, request.stop_words, request.min_tokens)
         check_token_ids("stop_words_list", list(itertools.chain(*request.stop_token_ids)), self._executor.vocab_size)
         return StoppingTokens(request.stop_token_ids, request.min_tokens)

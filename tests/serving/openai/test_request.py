@@ -15,6 +15,7 @@ from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_chat, parse_completion
 from faser_trtllm.serving.triton.request import SEED_STEP
 from tests.support.checkpoints import BEGIN_OF_TEXT, END_OF_TEXT, write_tokenizer
+from tests.support.sentencepiece import sentencepiece_backend
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}{{ eos_token }}"
@@ -403,6 +404,20 @@ def test_texts_and_bytes_of_tokens_add_up_to_the_output(served, tokenizer):
     assert [entry["logprob"] for entry in content] == [-0.5] * (len(ids) - 1) + [-9999.0]
     counts = {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
     assert reply.whole()["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+
+
+@pytest.mark.parametrize("sent_as", [str, list])
+def test_tokens_have_the_text_that_they_add_to_the_prompt(sent_as):
+    """With the space that a tokenizer of SentencePiece drops where a text begins."""
+    tokenizer = Tokenizer(sentencepiece_backend(metaspace=False).to_str())
+    prompt, ids = "the " * 100, tokenizer.encode("the inner", add_special_tokens=False)
+    sent = prompt if sent_as is str else tokenizer.encode(prompt)
+    reply = Reply(completion(ServedModel("faser", tokenizer), prompt=sent, logprobs=1), "faser", tokenizer)
+    tops = [[(token, -0.5)] for token in ids]
+    reply.add(0, Delta(" the inner", tuple(ids), (-0.5,) * len(ids), "length", 3, len(ids), tops=tops))
+    (choice,) = reply.whole()["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["top_logprobs"][0] == {" the": -0.5}
 
 
 def test_alternatives_have_the_text_that_they_would_add(served, tokenizer):

@@ -15,6 +15,7 @@ from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import examples
 from tests.support.fake_engine import EchoExecutor
 from tests.support.scripted_text import ScriptExecutor, cut, joined, run
+from tests.support.sentencepiece import sentencepiece_backend
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,19 @@ def tokenizer(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(directory, 320)
     return Tokenizer.load(directory)
+
+
+@pytest.mark.parametrize("prompt", [{"text": "the"}, {"text": None, "token_ids": True}])
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_the_space_between_prompt_and_answer_is_kept(metaspace, prompt):
+    """Llama 2's and Mistral's tokenizers drop the space that begins a text, and the answer does not begin one."""
+    tokenizer = Tokenizer(sentencepiece_backend(metaspace).to_str())
+    chunks = [[token] for token in tokenizer.encode("inner the", add_special_tokens=False)]
+    if "token_ids" in prompt:
+        prompt = prompt | {"token_ids": tuple(tokenizer.encode("the", add_special_tokens=False))}
+    outputs, _ = run(tokenizer, chunks, stream=False, **prompt)
+    assert outputs[-1].text == "the inner the"
+    assert joined(run(tokenizer, chunks, stream=True, **prompt)[0])[0] == " inner the"
 
 
 PIECES = ["a", "b", "ab", "ba", " ", "é", "😀", "\n"]
