@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from faser_trtllm.errors import ConfigError, reason_of
 
 DEFAULT_SPECULATION = "auto"
+MAX_TIME_S = 365 * 86_400  # a year, as good as never; JSON has no infinity, and clocks overflow
 SPELLINGS = (
     "off, fixed:K, schedule, schedule:1=4,8=0 (from batch size 1 on 4, from 8 on 0), gp_lcb, price, or auto "
     "(price where costs were measured, as `faser build` does for the CPU, else fixed:4)"
@@ -146,20 +147,27 @@ class ServiceConfig(ExecutorConfig):
     """faser.yaml: the executor's settings and the service's own."""
 
     engine_dir: str | None = None
-    startup_timeout_s: float = Field(120.0, gt=0)
-    drain_timeout_s: float = Field(10.0, ge=0, description="time for running requests to finish after SIGTERM")
-    restart_backoff_s: float = Field(0.1, gt=0, description="first wait before a crashed engine child is restarted")
-    restart_backoff_max_s: float = Field(10.0, gt=0)
+    startup_timeout_s: float = Field(120.0, gt=0, le=MAX_TIME_S)
+    drain_timeout_s: float = Field(
+        10.0, ge=0, le=MAX_TIME_S, description="time for running requests to finish after SIGTERM"
+    )
+    restart_backoff_s: float = Field(
+        0.1, gt=0, le=MAX_TIME_S, description="first wait before a crashed engine child is restarted"
+    )
+    restart_backoff_max_s: float = Field(10.0, gt=0, le=MAX_TIME_S)
     health_timeout_s: float = Field(
         4.0,
         gt=0,
+        le=MAX_TIME_S,
         description="not ready after this time without an answer of the engine or in one step, or after 4 times the "
         "duration of slow steps if that is longer",
     )
-    hang_timeout_s: float = Field(60.0, gt=0, description="an engine child that hangs for this time is restarted")
-    cancellation_check_period_ms: int = Field(5, ge=1)
+    hang_timeout_s: float = Field(
+        60.0, gt=0, le=MAX_TIME_S, description="an engine child that hangs for this time is restarted"
+    )
+    cancellation_check_period_ms: int = Field(5, ge=1, le=1000 * MAX_TIME_S)
     draft_timeout_ms: float = Field(
-        2000.0, gt=0, description="a slower draft call (without prefill) turns speculation off for a while"
+        2000.0, gt=0, le=1000 * MAX_TIME_S, description="a slower draft call (without prefill) turns speculation off for a while"
     )
     stream_interval: Literal["auto"] | int = Field(
         "auto",

@@ -20,3 +20,23 @@ def test_a_stream_interval_that_is_no_number_of_steps_is_refused(value):
     message = str(caught.value)
     assert message.startswith(f"configuration key stream_interval is {value!r}: ")
     assert message.endswith("it must be auto or a number of steps, 1 or more")
+
+
+TIMES = ["startup_timeout_s", "drain_timeout_s", "restart_backoff_s", "restart_backoff_max_s", "health_timeout_s"]
+TIMES += ["hang_timeout_s", "draft_timeout_ms", "cancellation_check_period_ms"]
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_time_is_at_most_a_year(name, tmp_path):
+    """`faser serve` hands the configuration on as JSON, which says null for infinity."""
+    year = 31_536_000 * (1000 if name.endswith("_ms") else 1)
+    path = tmp_path / "faser.yaml"
+    path.write_text(f"{name}: {year}\n")
+    path.write_text(load_service_config(path).model_dump_json())
+    assert getattr(load_service_config(path), name) == year
+    for value in (".inf", f"{year + 1}"):
+        path.write_text(f"{name}: {value}\n")
+        with pytest.raises(ConfigError) as caught:
+            load_service_config(path)
+        shown = value.removeprefix(".")
+        assert str(caught.value).startswith(f"configuration key {name} is {shown}")
