@@ -167,7 +167,10 @@ class ServiceConfig(ExecutorConfig):
     )
     cancellation_check_period_ms: int = Field(5, ge=1, le=1000 * MAX_TIME_S)
     draft_timeout_ms: float = Field(
-        2000.0, gt=0, le=1000 * MAX_TIME_S, description="a slower draft call (without prefill) turns speculation off for a while"
+        2000.0,
+        gt=0,
+        le=1000 * MAX_TIME_S,
+        description="a slower draft call (without prefill) turns speculation off for a while",
     )
     stream_interval: Literal["auto"] | int = Field(
         "auto",

@@ -202,7 +202,8 @@ class EdgeServer:
 
     def _open_model(self, args: dict[str, str], engine: LocalEngine) -> TritonModel | TokenModel:
         if args["model_name"] in TOKEN_MODELS:
-            return open_token_model(self._api, args, self._tokenizer)
+            assert self._executor is not None, "it was opened before its models"
+            return open_token_model(self._api, args, self._tokenizer, self._executor.max_seq_len)
         model = TritonModel(self._api, args, engine)
         self._publisher = self._publisher or model  # one only, so that sums over models count the engine once
         return model

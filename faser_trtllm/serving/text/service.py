@@ -24,6 +24,7 @@ from faser_trtllm.guided.compiler import GuideCompiler
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.text.backlog import Backlog
 from faser_trtllm.serving.text.guide_queue import GuideQueue
+from faser_trtllm.serving.text.length_check import LengthCheck
 from faser_trtllm.serving.text.request import (
     MAX_LOGITS_BYTES,
     ContextLogProbs,
@@ -37,9 +38,6 @@ from faser_trtllm.serving.text.stopping import StoppingText, StoppingTokens
 log = logging.getLogger(__name__)
 
 OnOutput = Callable[[TextOutput], None]
-
-_MIN_CHECKED_CHARS = 100_000
-_NORMALIZER_SLACK = 4  # a tokenizer's normalizer may shorten text first, by joining spaces or accents
 
 
 class TokenExecutor(Protocol):
@@ -76,7 +74,7 @@ class TextGenerator:
         self._backlog = backlog
         self._tokenizer = tokenizer
         self._ids = itertools.count()
-        self._max_token_chars: int | None = None
+        self._length = LengthCheck(tokenizer, executor.max_seq_len)
         self._compiler = GuideCompiler(tokenizer, executor.vocab_size)
         self._guides = GuideQueue(self._compiler)
 
@@ -149,22 +147,8 @@ class TextGenerator:
         if request.token_ids is not None:
             return request.token_ids
         assert request.text is not None
-        self._check_length(request.text)
+        self._length.check("text_input", request.text)
         return self._tokenizer.encode(request.text)
-
-    def _check_length(self, text: str) -> None:
-        """Refuse text that is certainly too long before spending time on tokenizing it."""
-        if len(text) <= _MIN_CHECKED_CHARS:
-            return
-        if self._max_token_chars is None:
-            tokens = map(self._tokenizer.token, range(self._tokenizer.vocab_size))
-            self._max_token_chars = max(len(token or "") for token in tokens)
-        limit = self._executor.max_seq_len * self._max_token_chars * _NORMALIZER_SLACK
-        if len(text) > limit:
-            raise InvalidArgumentError(
-                f"text_input has {len(text)} characters, max_seq_len {self._executor.max_seq_len} leaves "
-                f"room for {limit} at most; shorten the prompt"
-            )
 
     def _params(self, request: TextRequest) -> SamplingParams:
         max_tokens, min_tokens = request.max_tokens, request.min_tokens

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORDS
+from faser_trtllm.serving.text.length_check import LengthCheck
+from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS, MAX_WORDS
 from faser_trtllm.serving.triton.model import parameters_of
 from faser_trtllm.serving.triton.request import error_message, read_tensors
 
@@ -30,9 +31,13 @@ NOT_TAKEN = ("DECODER_QUERY", "IMAGE_URL", "IMAGE_BYTES", "VIDEO_BYTES", "IMAGES
 class Preprocessor:
     """Text to the inputs of the model `tensorrt_llm`."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, add_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, max_seq_len: int, add_special_tokens: bool = True
+    ) -> None:
+        """max_seq_len: the engine's, which takes no longer prompts."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._length = LengthCheck(tokenizer, max_seq_len)
         self._add_special_tokens = add_special_tokens
         self._end_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else -1
 
@@ -42,10 +47,7 @@ class Preprocessor:
         for name in NOT_TAKEN:
             if name in tensors:
                 raise InvalidArgumentError(f"{name} was sent, but only text is supported; leave it out")
-        prompts = [
-            self._tokenizer.encode(_text("QUERY", query), add_special_tokens=self._add_special_tokens)
-            for query in tensors["QUERY"].reshape(-1)
-        ]
+        prompts = [self._prompt(_text("QUERY", query)) for query in tensors["QUERY"].reshape(-1)]
         size = len(prompts)
         end_ids = tensors.get("END_ID", np.full((size, 1), self._end_id, np.int32))
         pad_ids = tensors.get("PAD_ID", np.full((size, 1), max(self._end_id, 0), np.int32))
@@ -63,6 +65,10 @@ class Preprocessor:
             "OUT_PAD_ID": pad_ids.reshape(size, 1).astype(np.int32),
         }
 
+    def _prompt(self, text: str) -> list[int]:
+        self._length.check("QUERY", text)
+        return self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)
+
     def _encoded(self, word: str) -> list[int]:
         return self._tokenizer.encode(word, add_special_tokens=False)
 
@@ -73,9 +79,8 @@ class Preprocessor:
         lists: list[list[list[int]]] = [[] for _ in range(size)]
         if name in tensors:
             rows = tensors[name].reshape(size, -1)
-            if rows.shape[1] > limit:
-                raise InvalidArgumentError(f"{name} has {rows.shape[1]} entries, allowed are at most {limit}")
-            words = [[_text(name, word) for word in row] for row in rows]
+            _check_count(name, rows.shape[1], limit)
+            words = [[_word(name, word) for word in row] for row in rows]
             lists = [[self._encoded(s.format(word)) for word in row if word for s in spellings] for row in words]
         width = max(1, *(sum(map(len, words)) for words in lists), *map(len, lists))
         found = np.zeros((size, 2, width), np.int32)
@@ -97,10 +102,11 @@ class Preprocessor:
                 f"EMBEDDING_BIAS_WORDS has {words.shape[1]} entries and EMBEDDING_BIAS_WEIGHTS {weights.shape[1]}, "
                 "send one weight for each word"
             )
+        _check_count("EMBEDDING_BIAS_WORDS", words.shape[1], MAX_WORDS)
         biases = np.zeros((size, self._vocab_size), np.float32)
         for bias, row, own in zip(biases, words, weights, strict=True):
             for word, weight in zip(row, own, strict=True):
-                np.add.at(bias, self._encoded(_text("EMBEDDING_BIAS_WORDS", word)), weight)
+                np.add.at(bias, self._encoded(_word("EMBEDDING_BIAS_WORDS", word)), weight)
         return biases
 
 
@@ -175,12 +181,12 @@ class TokenModel:
         return api.InferenceResponse(error=error)
 
 
-def open_token_model(api: Any, args: dict[str, str], tokenizer: Tokenizer) -> TokenModel:
-    """The model of this name with the tokenizer of the engines."""
+def open_token_model(api: Any, args: dict[str, str], tokenizer: Tokenizer, max_seq_len: int) -> TokenModel:
+    """The model of this name with the tokenizer of the engines and the longest sequence that they take."""
     values = parameters_of(args)
     if args["model_name"] == "preprocessing":
         adds = values.get("add_special_tokens", "true").lower() != "false"
-        return TokenModel(api, Preprocessor(tokenizer, tokenizer.vocab_size, adds).answer)
+        return TokenModel(api, Preprocessor(tokenizer, tokenizer.vocab_size, max_seq_len, adds).answer)
     skips = values.get("skip_special_tokens", "true").lower() != "false"
     return TokenModel(api, Postprocessor(tokenizer, skips).answer)
 
@@ -190,6 +196,20 @@ def _require(tensors: Tensors, *names: str) -> None:
     for name in names:
         if name not in tensors:
             raise InvalidArgumentError(f"{name} is missing; send it")
+
+
+def _check_count(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidArgumentError(f"{name} has {count} entries, allowed are at most {limit}")
+
+
+def _word(name: str, value: Any) -> str:
+    word = _text(name, value)
+    if len(word) > MAX_WORD_CHARS:
+        raise InvalidArgumentError(
+            f"{name} holds a word of {len(word)} characters, allowed are at most {MAX_WORD_CHARS}"
+        )
+    return word
 
 
 def _text(name: str, value: Any) -> str:

@@ -35,7 +35,7 @@ def strings(rows):
 
 @given(texts=TEXTS)
 def test_texts_of_a_batch_come_back(tokenizer, texts):
-    found = Preprocessor(tokenizer, 320).answer(asked(texts))
+    found = Preprocessor(tokenizer, 320, 512).answer(asked(texts))
     lengths = found["REQUEST_INPUT_LEN"]
     assert found["INPUT_ID"].shape == (len(texts), lengths.max())
     back = Postprocessor(tokenizer).answer({"TOKENS_BATCH": found["INPUT_ID"][:, None], "SEQUENCE_LENGTH": lengths})
@@ -46,7 +46,7 @@ def test_texts_of_a_batch_come_back(tokenizer, texts):
 @given(words=st.lists(st.text(min_size=1, max_size=4), max_size=4), texts=TEXTS)
 def test_words_are_what_the_token_model_reads(tokenizer, words, texts):
     rows = strings([[*words, ""]] * len(texts))
-    found = Preprocessor(tokenizer, 320).answer(asked(texts, STOP_WORDS_DICT=rows, BAD_WORDS_DICT=rows))
+    found = Preprocessor(tokenizer, 320, 512).answer(asked(texts, STOP_WORDS_DICT=rows, BAD_WORDS_DICT=rows))
     tensors = {
         "input_ids": found["INPUT_ID"],
         "input_lengths": found["REQUEST_INPUT_LEN"],
@@ -68,18 +68,18 @@ def test_biases_add_up_over_the_tokens_of_their_words(tokenizer):
         "EMBEDDING_BIAS_WORDS": strings([["a", "aa"]]),
         "EMBEDDING_BIAS_WEIGHTS": np.array([[0.5, 2.0]], np.float32),
     }
-    (bias,) = Preprocessor(tokenizer, 320).answer(asked(["x"], **more))["EMBEDDING_BIAS"]
+    (bias,) = Preprocessor(tokenizer, 320, 512).answer(asked(["x"], **more))["EMBEDDING_BIAS"]
     expected = np.zeros(320, np.float32)
     for word, weight in (("a", 0.5), ("aa", 2.0)):
         for token in tokenizer.encode(word, add_special_tokens=False):
             expected[token] += weight
     assert np.array_equal(bias, expected)
-    assert Preprocessor(tokenizer, 320).answer(asked(["x"]))["EMBEDDING_BIAS"].shape == (1, 0)
+    assert Preprocessor(tokenizer, 320, 512).answer(asked(["x"]))["EMBEDDING_BIAS"].shape == (1, 0)
 
 
 def test_a_missing_input_is_named(tokenizer):
     with pytest.raises(InvalidArgumentError, match=r"^QUERY is missing; send it$"):
-        Preprocessor(tokenizer, 320).answer({"REQUEST_OUTPUT_LEN": np.array([[5]], np.int32)})
+        Preprocessor(tokenizer, 320, 512).answer({"REQUEST_OUTPUT_LEN": np.array([[5]], np.int32)})
     with pytest.raises(InvalidArgumentError, match=r"^SEQUENCE_LENGTH is missing; send it$"):
         Postprocessor(tokenizer).answer({"TOKENS_BATCH": np.array([[[1]]], np.int32)})
 
@@ -87,7 +87,17 @@ def test_a_missing_input_is_named(tokenizer):
 BAD_TEXTS = [
     ({"QUERY": np.array([[b"\xff"]], object)}, "QUERY is not valid UTF-8 at byte 0"),
     ({"IMAGE_URL": strings([["u"]])}, "IMAGE_URL was sent, but only text is supported"),
+    ({"QUERY": strings([["ab " * 40_000]])}, "QUERY has 120000 characters, .*; shorten the prompt"),
     ({"STOP_WORDS_DICT": strings([["x"] * 65])}, "STOP_WORDS_DICT has 65 entries, allowed are at most 64"),
+    ({"STOP_WORDS_DICT": strings([["x" * 1025]])}, "STOP_WORDS_DICT holds a word of 1025 characters, allowed are at"),
+    (
+        {"EMBEDDING_BIAS_WORDS": strings([["x"] * 1025]), "EMBEDDING_BIAS_WEIGHTS": np.ones((1, 1025), np.float32)},
+        "EMBEDDING_BIAS_WORDS has 1025 entries, allowed are at most 1024",
+    ),
+    (
+        {"EMBEDDING_BIAS_WORDS": strings([["x" * 1025]]), "EMBEDDING_BIAS_WEIGHTS": np.ones((1, 1), np.float32)},
+        "EMBEDDING_BIAS_WORDS holds a word of 1025 characters",
+    ),
     ({"EMBEDDING_BIAS_WORDS": strings([["x"]])}, "send one weight for each word"),
 ]
 
@@ -95,7 +105,7 @@ BAD_TEXTS = [
 @pytest.mark.parametrize(("more", "message"), BAD_TEXTS)
 def test_bad_texts_are_one_sentence(tokenizer, more, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        Preprocessor(tokenizer, 320).answer(asked(["x"]) | more)
+        Preprocessor(tokenizer, 320, 512).answer(asked(["x"]) | more)
 
 
 BAD_TOKENS = [
