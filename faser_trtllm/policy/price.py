@@ -152,7 +152,8 @@ class PricePolicy:
         self, view: StepView, costs: StepCosts, off_goodput: float, goodputs: Mapping[str, float]
     ) -> tuple[str, str | None]:
         """-> the arm in charge, and the one to run instead, if any; it runs for self._rival_steps more steps."""
-        if self._rival_steps:
+        # Both arms have to be there still: lanes do not take turns with one request, nor overlap without drafts.
+        if self._rival_steps and {self._in_charge, self._rival} <= {OFF, *goodputs}:
             return self._in_charge, self._rival
         decoding, n = view.decoding, len(view.decoding)
         # Drafting costs the draft model the prompts as well, and to begin what it has missed.

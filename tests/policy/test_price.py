@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faser_trtllm import native
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.ops.prune_rows import PruneBatch, prune_rows_reference
-from faser_trtllm.policy.base import PlanStats, StepView
+from faser_trtllm.policy.base import Mode, PlanStats, StepView
 from faser_trtllm.policy.hold import HELD_STEPS
 from faser_trtllm.policy.price import RETRY_REQUESTS, PricePolicy
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.sampling.table import SamplingTable
 from tests.policy.world import ROWS, World, constant, cost_table, draft_ms, logistic, request, target_ms
 from tests.support.effort import pick
+from tests.support.executor_harness import toy_costs
 
 pytestmark = pytest.mark.slow
 
@@ -233,6 +236,36 @@ def test_overlap_is_predicted_only_from_measured_lanes():
     )
     policy = PricePolicy(8, table, 32, mode="ping_pong")
     assert policy.plan(StepView([request("a"), request("b", slot=1)], 0, 0, 0.0)).mode.value in ("serial", "ping_pong")
+
+
+def test_lanes_that_take_turns_are_given_up_when_one_request_is_left():
+    """Beside prompts a way of running is tried for many plans, each of which may be for another batch."""
+    policy, pair = PricePolicy(8, toy_costs(), 8), [request("a"), request("b", slot=1)]
+    sampling = SamplingTable(2, 4, 8)
+    for one in pair:
+        sampling.bind(one.slot, one)
+    for step in range(100):
+        decision = policy.plan(StepView(pair, 16, 0, float(step)))
+        if decision.mode is Mode.PING_PONG:
+            break
+        drafts = sum(decision.lengths)
+        if drafts:
+            passed = np.array(decision.lengths, np.int32)
+            decision.tested.add(sampling.array, [0, 1], [9, 9], passed, np.full(2, native.BONUS, np.int32))
+        policy.observe(_pair_beside(drafts))
+    assert decision.mode is Mode.PING_PONG
+    assert policy.plan(StepView(pair[:1], 16, 0, step + 1.0)).mode is not Mode.PING_PONG
+
+
+def _pair_beside(drafts):
+    """A step of two requests whose drafts all passed."""
+    steps = max(1, drafts // 2)
+    counts = {"num_verified": drafts, "num_accepted": drafts, "num_drafted": drafts, "num_pruned": 0}
+    calls = {"num_draft_calls": 1, "num_draft_rows": 2, "num_draft_steps": steps} if drafts else {}
+    none = {"num_draft_calls": 0, "num_draft_rows": 0, "num_draft_steps": 0}
+    times = {"ms": 2.0, "draft_ms": 0.5, "verify_ms": 1.2}
+    sizes = {"num_steps": 1, "num_tokens": 2 + drafts, "num_requests": 2, "num_rows": 2 + drafts, "num_context_rows": 0}
+    return PlanStats(**sizes, **times, **counts, **none | calls)
 
 
 def test_a_plan_goes_on_for_a_batch_that_hardly_changed_and_newcomers_get_what_is_usual():

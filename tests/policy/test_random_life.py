@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from faser_trtllm import native
 from faser_trtllm.config import DrafterName
+from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.sampling_params import SamplingMode
 from faser_trtllm.policy.base import PlanStats, StepView
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.table import SamplingTable
 from tests.policy.world import cost_table, request
 from tests.support.effort import examples
+from tests.support.executor_harness import toy_costs
 
 SLOTS = 6
 MAX_DRAFT_LEN = 5
@@ -53,8 +55,9 @@ def stats(draw, num_requests: int) -> PlanStats:
 class Life:
     """Requests that come, go, are preempted and end, before one policy."""
 
-    def __init__(self, draw, spelling: str, *drafters: DrafterName) -> None:
-        self.policy = make_policy(spelling, MAX_DRAFT_LEN, cost_table(), SLOTS, drafters or (DrafterName.MODEL,))
+    def __init__(self, draw, spelling: str, *drafters: DrafterName, costs: CostTable | None = None) -> None:
+        costs = costs or cost_table()
+        self.policy = make_policy(spelling, MAX_DRAFT_LEN, costs, SLOTS, drafters or (DrafterName.MODEL,))
         self.draw, self.now_s = draw, 0.0
         self.running = {}  # slot -> request
         self.sampling = SamplingTable(SLOTS, 4, MAX_DRAFT_LEN)
@@ -71,8 +74,8 @@ class Life:
                 self.running[slot] = made
                 self.sampling.bind(slot, made)
 
-    def live(self) -> None:
-        for _ in range(self.draw(st.integers(1, 12))):
+    def live(self, max_steps: int = 12) -> None:
+        for _ in range(self.draw(st.integers(1, max_steps))):
             self.change()
             self.step()
 
@@ -129,3 +132,9 @@ def test_whatever_happens_decisions_stay_in_bounds(spelling: str, data: st.DataO
 @given(data=st.data())
 def test_beside_drafts_that_cost_nothing_too(drafters: list[DrafterName], data: st.DataObject) -> None:
     Life(data.draw, "price", *drafters).live()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_where_lanes_were_measured_too(data: st.DataObject) -> None:
+    Life(data.draw, "price", costs=toy_costs()).live(max_steps=40)
