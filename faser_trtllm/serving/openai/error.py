@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
@@ -15,6 +17,9 @@ _STATUS = {
     "DEADLINE_EXCEEDED": 504,
     "CANCELLED": 499,
 }
+_FIRST_NAME = re.compile(r"(?:this model's maximum context length is \d+ tokens: )?(?:the (?=prompt))?(\w+)")
+"""What a sentence of the model is about."""
+
 _TYPES = {429: "rate_limit_error", 499: "cancelled", 503: "service_unavailable", 504: "timeout"}
 
 
@@ -37,6 +42,23 @@ class ModelError(FaserError):
         self.code = code
         self.reason = reason
         self.param = param
+
+
+def named(error: ModelError, fields: Collection[str], *, guide_field: str | None, is_chat: bool) -> ModelError:
+    """The model's error with the names of a request's fields. guide_field: the one that constrains the output."""
+    message = str(error)
+    found = _FIRST_NAME.match(message)
+    if found is None or status_of(error) != 400:
+        return error
+    name: str | None = found[1]
+    if name == "guided_decoding_guide" and guide_field is not None:
+        name = guide_field
+        message = f"{name}{message[found.end() :]}"
+    elif name == "prompt" and is_chat:
+        name = "messages"
+    elif name not in fields:
+        name = None
+    return ModelError(message, error.code, error.reason, name)
 
 
 def status_of(error: FaserError) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.openai.error import ModelError, RequestError, status_of
+from faser_trtllm.serving.openai.error import ModelError, RequestError, named
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
 from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS
@@ -44,9 +43,6 @@ _CHAT = _COMMON | {
     *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions"),
     *("function_call", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
 }
-_FIRST_NAME = re.compile(r"(?:this model's maximum context length is \d+ tokens: )?(?:the (?=prompt))?(\w+)")
-"""What a sentence of the model is about."""
-
 _IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 )
@@ -103,19 +99,7 @@ class GenerationRequest:
 
     def named(self, error: ModelError) -> ModelError:
         """The model's error with the names of this request's fields."""
-        message = str(error)
-        found = _FIRST_NAME.match(message)
-        if found is None or status_of(error) != 400:
-            return error
-        name: str | None = found[1]
-        if name == "guided_decoding_guide" and self.guide_field is not None:
-            name = self.guide_field
-            message = f"{name}{message[found.end() :]}"
-        elif name == "prompt" and self.is_chat:
-            name = "messages"
-        elif name not in _COMPLETION | _CHAT:
-            name = None
-        return ModelError(message, error.code, error.reason, name)
+        return named(error, _COMPLETION | _CHAT, guide_field=self.guide_field, is_chat=self.is_chat)
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
         """Prompt and inputs of each choice, by index.
