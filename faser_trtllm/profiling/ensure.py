@@ -31,8 +31,8 @@ DISTURBED_S = 600.0  # for which a table measured beside other work is used befo
 
 def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
     """Call it before open_executor: a table of another machine, or of other threads, gets one of this machine beside
-    it, where the configuration's speculation goes by costs ("auto" does without if there is no table at all). One that
-    was measured beside other work is replaced, DISTURBED_S after that at the earliest.
+    it, where the configuration's speculation goes by costs ("auto" does without if there is no table at all). A quick
+    one that was measured beside other work is replaced, DISTURBED_S after that at the earliest.
 
     Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
     """
@@ -109,7 +109,8 @@ def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads:
     if found is None:
         return _Missing(f"{engine_dir} has no cost table", engine_dir / PROFILE)
     path, table = found
-    if table.warning and time.time() - path.stat().st_mtime > DISTURBED_S:
+    is_quick = not table.error  # a full one tells its error, and has more than is measured here
+    if table.warning and is_quick and time.time() - path.stat().st_mtime > DISTURBED_S:
         return _Missing(f"{path} was measured while other work slowed this machine", path)
     return None
 

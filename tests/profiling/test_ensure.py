@@ -108,9 +108,9 @@ def test_a_damaged_table_is_made_good(engine_dir: Path) -> None:
     assert policy_of(engine_dir).startswith("price")
 
 
-def disturb(path: Path, age_s: float) -> None:
+def disturb(path: Path, age_s: float, **fields: object) -> None:
     """Make it a table that was measured beside other work so long ago."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"warning": "other work"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warning": "other work"} | fields))
     os.utime(path, (time.time() - age_s,) * 2)
 
 
@@ -129,6 +129,15 @@ def test_a_table_measured_beside_other_work_is_replaced_at_a_later_start(
     ensure_profile(engine_dir, config("auto"))
     assert len(measured(caplog)) == 1
     assert [table.name for table in engine_dir.glob("profile*")] == [PROFILE]
+
+
+def test_a_full_table_is_not_replaced_by_a_quick_one(engine_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It has exits, lanes and errors, which a start does not measure: whoever asked for it may do so again."""
+    measure_once(engine_dir, num_threads=1)
+    disturb(engine_dir / PROFILE, 2 * DISTURBED_S, error={"verify": 0.03})
+    ensure_profile(engine_dir, config("price"))
+    assert not measured(caplog)
+    assert json.loads((engine_dir / PROFILE).read_text())["warning"] == "other work"
 
 
 def test_such_a_table_beside_another_machines_is_replaced_too(engine_dir: Path) -> None:
