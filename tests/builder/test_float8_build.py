@@ -29,7 +29,7 @@ from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
-from tests.support.effort import pick
+from tests.support.effort import ONLY_ALL, pick
 from tests.support.float8_reference import FUSED, Float8Reference, largest_of_groups, rounded_once, through_e4m3
 from tests.support.float8_writer import write_float8
 from tests.support.networks import load_trt
@@ -123,22 +123,25 @@ def test_what_is_written_says_so(engines: EngineDir) -> None:
         assert file.requirements.compute_capabilities == ("8.9", "12.0")
 
 
-def test_the_same_build_is_done_once(options: BuildOptions, tmp_path: Path) -> None:
+def test_the_same_build_is_done_once(options: BuildOptions) -> None:
     inode = built(options).target_path.stat().st_ino
     assert built(options, quantization="fp8").target_path.stat().st_ino == inode
+
+
+def test_another_text_gives_other_scales(options: BuildOptions, engines: EngineDir, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("some other text")
-    scales = [
-        recorded_scales(built(options, **changes).target_config)
-        for changes in ({}, {"calib_dataset": text}, {"quantization": "none", "draft_quantization": "FP8"})
-    ]
-    assert scales[0] is not None
-    assert scales[1] is not None
-    assert scales[0] != scales[1]
-    assert scales[2] is None
-    draft = EngineDir.load(options.output_dir).draft_config
-    assert draft is not None
-    assert recorded_scales(draft) is not None
+    other = recorded_scales(built(options, calib_dataset=text).target_config)
+    assert other is not None
+    assert recorded_scales(engines.target_config) not in (None, other)
+
+
+@ONLY_ALL
+def test_a_draft_is_quantized_alone(options: BuildOptions) -> None:
+    engines = built(options, quantization="none", draft_quantization="FP8")
+    assert recorded_scales(engines.target_config) is None
+    assert engines.draft_config is not None
+    assert recorded_scales(engines.draft_config) is not None
 
 
 def test_a_plan_of_large_matrices_is_little_more_than_half(options: BuildOptions, tmp_path: Path) -> None:

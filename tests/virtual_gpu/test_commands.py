@@ -11,6 +11,7 @@ import pytest
 
 from faser_trtllm.errors import ConfigError
 from tests.support.checkpoints import make_pair
+from tests.support.effort import pick
 from tests.support.networks import load_trt
 from tests.virtual_gpu.commands import run_faser
 from tests.virtual_gpu.plan_engines import generate_texts
@@ -44,7 +45,7 @@ def test_build_check_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backen
     assert drafted == alone
 
 
-@pytest.mark.parametrize("backend", ["cuda", "tensorrt", "tensorrt_rtx"])
+@pytest.mark.parametrize("backend", ["tensorrt", *pick([], ["cuda", "tensorrt_rtx"])])
 def test_a_target_alone_speculates_from_its_own_text(gpu: VirtualGpuProcess, tmp_path: Path, backend: str) -> None:
     """By default; and by its profile, which has no steps of a draft model."""
     target, _ = make_pair(tmp_path / "checkpoints", num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64)

@@ -35,7 +35,7 @@ def _request(number: int, **edits: Any) -> tuple[list[int], SamplingParams]:
     bit."""
     drawn = {"temperature": 0.7, "seed": number} if number % 2 else {"temperature": 0.0}
     prompt = [7 * number + place for place in range(2 + number)]
-    return prompt, SamplingParams(max_tokens=10 + number, end_ids=(2,), **drawn, **edits)
+    return prompt, SamplingParams(max_tokens=pick(6, 10) + number, end_ids=(2,), **drawn, **edits)
 
 
 # The first four fill the batch, the others come as they end.
@@ -73,7 +73,7 @@ def test_speculation_changes_no_token(
 
 # Short prompts again; their outputs repeat themselves.
 REPEATING = [
-    ([5 + number, 9] * 3, replace(params, max_tokens=pick(16, 24), top_p=0.05 if params.seed else None))
+    ([5 + number, 9] * 3, replace(params, max_tokens=pick(12, 24), top_p=0.05 if params.seed else None))
     for number, (_, params) in enumerate(REQUESTS)
 ]
 

@@ -85,7 +85,11 @@ def test_the_text_is_the_targets_own(
 
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("cuda", "medusa"), ("tensorrt", "eagle3"), *pick([], [("cuda", "eagle3"), ("cuda", "mtp"), ("tensorrt", "mtp")])],
+    [
+        ("tensorrt", "eagle3"),
+        *pick([], [("cuda", kind) for kind in HEADS]),
+        *pick([], [("tensorrt", "mtp")]),
+    ],
 )
 def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backend: str, kind: str) -> None:
     sizes = {"num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 64}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 load_trt()  # networks are made with tensorrt_rtx
 DRAFT, TARGET = "0+32", "32+100"
-POLICIES = ["fixed:4", *pick([], ["fixed:3:ping_pong", "fixed:3:draft_ahead"]), "erratic"]
+POLICIES = [*pick([], ["fixed:4", "fixed:3:ping_pong", "fixed:3:draft_ahead"]), "erratic"]
 # Greedy or seeded in turn.
 REQUESTS = [
     ([7 * i + j for j in range(3 + i)], SamplingParams(max_tokens=10, end_ids=(), temperature=0.7 * (i % 2), seed=i))

@@ -25,11 +25,11 @@ SUFFIX, BOTH = ("suffix",), ("suffix", "model")
 EVERY_PAIR = [(SUFFIX, PRICE), (BOTH, FIXED), (SUFFIX, FIXED), (BOTH, PRICE)]
 TEXT_DRAFTS = [  # backend, its type, and drafters with policies
     ("tensorrt", "bfloat16", pick([(BOTH, FIXED)], EVERY_PAIR)),
-    ("tensorrt_rtx", "float32", pick([(SUFFIX, PRICE)], EVERY_PAIR)),
+    *pick([], [("tensorrt_rtx", "float32", EVERY_PAIR)]),
 ]
 
 
-ENGINES = (*pick([], ["tensorrt float32"]), "tensorrt bfloat16", "tensorrt bfloat16 FP8", "tensorrt_rtx float32")
+ENGINES = (*pick([], ["tensorrt float32", "tensorrt bfloat16"]), "tensorrt bfloat16 FP8", "tensorrt_rtx float32")
 
 
 @pytest.fixture(scope="module", params=ENGINES)

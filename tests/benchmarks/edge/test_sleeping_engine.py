@@ -6,11 +6,12 @@ from unittest import mock
 import pytest
 
 from benchmarks.edge.__main__ import main
+from tests.support.effort import pick
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("options", [(), ("--stop_words",)])
+@pytest.mark.parametrize("options", [("--stop_words",), *pick([], [()])])
 def test_a_token_takes_a_pass_and_not_much_more(tmp_path, monkeypatch, capsys, options):
     for name in ("FASER_ENGINE_MODULE", "FASER_FAKE_STEP_S"):
         monkeypatch.setenv(name, "")  # restored afterwards

@@ -24,12 +24,10 @@ from tests.support.effort import pick
 pytestmark = pytest.mark.slow
 
 POLICIES = [
-    *pick([], ["fixed:1", "price:prune=on"]),
+    *pick([], ["fixed:1", "price:prune=on", "fixed:3:ping_pong", "price:mode=ping_pong,prune=on"]),
     "fixed:4",
     "fixed:3:draft_ahead",
-    "fixed:3:ping_pong",
     "erratic",
-    "price:mode=ping_pong,prune=on",
 ]
 
 

@@ -87,7 +87,7 @@ def test_a_crash_in_native_code_leaves_its_stacks_in_the_log(serve):
 
 
 def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_started_again(serve):
-    server = serve("health_timeout_s: 2\nhang_timeout_s: 12\n")
+    server = serve("health_timeout_s: 2\nhang_timeout_s: 8\n")
     assert answers(server)
     until_s = time.monotonic() + 3
     while time.monotonic() < until_s:  # without work it is healthy, however long

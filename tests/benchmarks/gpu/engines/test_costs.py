@@ -21,6 +21,7 @@ from tests.benchmarks.gpu.harness import bench_on, walk
 from tests.support.effort import ONLY_ALL
 
 
+@ONLY_ALL
 def test_cost_tables_serve_the_policies(options: GpuBenchOptions) -> None:
     found = walk("costs", options)
     assert "error 1B" in found["values"]

@@ -6,8 +6,10 @@ import pytest
 
 from benchmarks.gpu.options import GpuBenchOptions
 from tests.benchmarks.gpu.harness import walk
+from tests.support.effort import ONLY_ALL
 
 
+@ONLY_ALL
 def test_peers_run_the_same_weights(options: GpuBenchOptions) -> None:
     """transformers, with the enlarged weights, says what the engine says."""
     pytest.importorskip("transformers")
