@@ -23,7 +23,7 @@ from tests.virtual_gpu.process import VirtualGpuProcess
 pytestmark = pytest.mark.slow
 
 MAX_DRAFT_LEN, HEAD_DIM = 4, 64
-NUM_CALLS = pick(8, 60)
+NUM_CALLS = pick(6, 60)
 DRAFTS, STOP = "engine/gpu/sampler/draft_state:read", "engine/gpu/sampler/stop:num_going"
 PROBS = "engine/gpu/sampler/draft:_copy_probs_to_host"  # of unseeded drafts, where no test runs on the device
 REFUSALS = [

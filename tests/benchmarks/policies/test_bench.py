@@ -92,6 +92,7 @@ def test_wrong_options(options: PolicyBenchOptions, change: dict, message: str) 
         run_policy_bench(replace(options, **change))
 
 
+@ONLY_ALL
 @pytest.mark.slow
 def test_a_simulated_run_repeats_itself(options: PolicyBenchOptions, tmp_path: Path) -> None:
     table = tmp_path / "profile.json"
