@@ -22,20 +22,32 @@ VOCAB_SIZE = 2
 NUM_COINS = 1 << 14
 
 
-class NullEngine:
-    """A target whose most probable token is DRAFTED in a share `acceptance` of its rows, and a draft that always drafts
-    DRAFTED. For greedy requests whose prompts end with any token of the vocabulary."""
+class CoinLogits:
+    """Logits whose most probable token is DRAFTED in a share `acceptance` of the rows, and OTHER in the rest."""
 
-    def __init__(self, spec: EngineSpec, acceptance: float = 0.7, seed: int = 0) -> None:
-        self.spec = spec
+    def __init__(self, max_rows: int, vocab_size: int, acceptance: float, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self._logits = np.zeros((NUM_COINS + spec.max_num_tokens, spec.vocab_size), np.float32)
+        self._logits = np.zeros((NUM_COINS + max_rows, vocab_size), np.float32)
         is_other = self._random.random(len(self._logits)) >= acceptance
         self._logits[np.arange(len(self._logits)), np.where(is_other, OTHER, DRAFTED)] = 1.0
 
-    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+    def of_pass(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """The next pass's [num_rows, vocab_size], 1 at the token and 0 elsewhere; the seed and the number of passes
+        before decide."""
         first = int(self._random.integers(NUM_COINS))
-        return self._logits[first : first + batch.logit_rows.size]
+        return self._logits[first : first + num_rows]
+
+
+class NullEngine:
+    """A target with the logits of CoinLogits, and a draft that always drafts DRAFTED. For greedy requests whose prompts
+    end with any token of the vocabulary."""
+
+    def __init__(self, spec: EngineSpec, acceptance: float = 0.7, seed: int = 0) -> None:
+        self.spec = spec
+        self._logits = CoinLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)
+
+    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+        return self._logits.of_pass(batch.logit_rows.size)
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         return self.forward(batch) if segment == len(self.spec.segments) - 2 else None
