@@ -1,1 +1,1 @@
-"""What a step costs the host: the executor with engines that cost nothing."""
+"""What a step costs the host: the executor with engines that compute nothing."""

@@ -1,16 +1,18 @@
-"""One measurement: an executor with engines that cost nothing, and where the time of its steps goes."""
+"""One measurement: an executor with engines that compute nothing, and where the time of its steps goes."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.host.options import split_system
+from benchmarks.host.gpu_engines import GpuEngines, HostClock, open_gpu_engines
+from benchmarks.host.options import GPU, NULL, split_system
 from faser_trtllm import native
 from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.batch import RaggedBatch
@@ -19,20 +21,26 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.engine.base import DraftBatch, Engine, EngineSpec
+from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
+from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.testing.delegating_engine import DelegatingEngine
 from faser_trtllm.testing.null_engines import VOCAB_SIZE, NullEngine
 from faser_trtllm.testing.simulation.priced_engine import PricedEngine
 
-PARTS = ("schedule", "policy", "draft batch", "batch", "commit", "output")
-"""schedule: rows and blocks. policy: its plans. draft batch, batch: what the two passes get. commit: from the pass to
-the first output: the test of the drafts, tokens, blocks, what ends. output: sinks, then statistics."""
+PARTS = {
+    NULL: ("schedule", "policy", "draft batch", "batch", "commit", "output"),
+    GPU: ("schedule", "policy", "draft batch", "draft engine", "batch", "target engine", "test", "commit", "output"),
+}
+"""By engines. schedule: rows and blocks. policy: its plans. draft batch, batch: what the two passes get. commit: from
+the pass to the first output: the test of the drafts, tokens, blocks, what ends. output: sinks, then statistics. Of GPU
+engines also what their calls do on the host, and test: the same of their test, which is then not in commit."""
 
 PROMPT_LEN, TOKENS_PER_BLOCK = 32, 32
 WARM_UP_STEPS = 40  # price has learnt, and caches are warm
@@ -47,17 +55,17 @@ def measure_step(
     acceptance: float,
     max_draft_len: int,
     seed: int = 0,
+    engines: str = NULL,
 ) -> dict[str, float]:
     """Microseconds of a step by its parts, the mean over num_steps steps in which num_requests requests decode.
 
-    system: as benchmarks.host.options.split_system takes it.
+    system: as benchmarks.host.options.split_system takes it. engines: of benchmarks.host.options.ENGINES.
 
     The clock that the policy sees passes as the cost table says, so that it decides as it would on that machine.
     """
-    watch = _Stopwatch()
+    watch = Stopwatch(engines)
     max_new_tokens = (WARM_UP_STEPS + num_steps + 2) * (max_draft_len + 1)
-    executor = _open(system, num_requests, costs, watch, max_new_tokens, acceptance, max_draft_len, seed)
-    with executor:
+    with open_executor(system, num_requests, costs, watch, max_new_tokens, acceptance, max_draft_len, seed) as executor:
         params = SamplingParams(max_tokens=max_new_tokens, temperature=0.0)
         for number in range(num_requests):
             executor.submit(str(number), [0] * PROMPT_LEN, params, watch.sink)
@@ -70,7 +78,7 @@ def measure_step(
                 executor.step()
                 watch.end()
         assert executor.stats()["num_scheduled"] == num_requests, "a request ended while it was measured"
-    return {part: 1e6 * watch.seconds[part] / num_steps for part in PARTS}
+    return {part: 1e6 * seconds / num_steps for part, seconds in watch.seconds.items()}
 
 
 def measure_reference(num_requests: int, num_drafts: int, num_steps: int) -> float:
@@ -82,27 +90,30 @@ def measure_reference(num_requests: int, num_drafts: int, num_steps: int) -> flo
     return 1e6 * taken_s / num_steps
 
 
-class _Stopwatch:
+class Stopwatch:
     """Seconds that this process had a core, by part, so that what else runs on the machine counts little.
 
-    Marks are what calls into engines, lanes, policies and sinks tell of the executor.
+    Marks are what calls into engines, lanes, policies and sinks tell of the executor. clock: in it the device of GPU
+    engines takes no time.
     """
 
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+    def __init__(self, engines: str) -> None:
+        self.engines = engines
+        self.clock = HostClock()
+        self.clear()
         self._mark = 0.0
         self._has_output = False
 
     def clear(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.seconds = dict.fromkeys(PARTS[self.engines], 0.0)
 
     def begin(self) -> None:
         self._has_output = False
-        self._mark = time.process_time()
+        self._mark = self.clock.now_s()
 
     def pass_to(self, part: str | None) -> None:
-        """What passed since the last mark was `part`; None: an engine."""
-        now = time.process_time()
+        """What passed since the last mark was `part`; None: what stands in for an engine."""
+        now = self.clock.now_s()
         if part is not None:
             self.seconds[part] += now - self._mark
         self._mark = now
@@ -118,25 +129,56 @@ class _Stopwatch:
 
 
 class _WatchedEngine(DelegatingEngine):
-    def __init__(self, inner: PricedEngine, watch: _Stopwatch) -> None:
+    """forward, draft: the parts that such a call ends when it begins, and when it returns."""
+
+    def __init__(
+        self,
+        inner: Engine,
+        watch: Stopwatch,
+        forward: tuple[str | None, str | None] = ("batch", None),
+        draft: tuple[str | None, str | None] = ("draft batch", None),
+    ) -> None:
         super().__init__(inner)
         self._watch = watch
+        self._forward = forward
+        self._draft = draft
 
     def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
-        self._watch.pass_to("batch")
+        before, own = self._forward
+        self._watch.pass_to(before)
         found = self._inner.forward(batch)
-        self._watch.pass_to(None)
+        self._watch.pass_to(own)
         return found
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        self._watch.pass_to("draft batch")
+        before, own = self._draft
+        self._watch.pass_to(before)
         found = self._inner.draft(draft_batch)
-        self._watch.pass_to(None)
+        self._watch.pass_to(own)
+        return found
+
+
+class _WatchedAcceptor(DeviceAcceptor):
+    def __init__(self, engines: GpuEngines, max_draft_len: int, watch: Stopwatch) -> None:
+        super().__init__(engines.target, engines.ops, max_draft_len, engines.draft_probs)
+        self._watch = watch
+
+    def load(
+        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> None:
+        self._watch.pass_to("commit")
+        super().load(slots, num_rows, num_tokens, num_drafts)
+        self._watch.pass_to("test")
+
+    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
+        self._watch.pass_to("commit")
+        found = super().run(sampling, logits)
+        self._watch.pass_to("test")
         return found
 
 
 class _WatchedLane(DraftLane):
-    def __init__(self, stage: DraftStage, enter_mode: Callable[[Mode], None], watch: _Stopwatch) -> None:
+    def __init__(self, stage: DraftStage, enter_mode: Callable[[Mode], None], watch: Stopwatch) -> None:
         super().__init__(stage, enter_mode)
         self._watch = watch
 
@@ -148,7 +190,7 @@ class _WatchedLane(DraftLane):
 
 
 class _WatchedPolicy:
-    def __init__(self, inner: Policy, watch: _Stopwatch) -> None:
+    def __init__(self, inner: Policy, watch: Stopwatch) -> None:
         self.name = inner.name
         self._inner = inner
         self._watch = watch
@@ -165,16 +207,17 @@ class _WatchedPolicy:
         self._watch.pass_to("policy")
 
 
-def _open(
+def open_executor(
     system: str,
     num_requests: int,
     costs: CostTable,
-    watch: _Stopwatch,
+    watch: Stopwatch,
     max_new_tokens: int,
     acceptance: float,
     max_draft_len: int,
-    seed: int,
+    seed: int = 0,
 ) -> Executor:
+    """Over watch.engines, for requests with prompts of PROMPT_LEN tokens; arguments as measure_step has them."""
     max_seq_len = PROMPT_LEN + max_new_tokens
     speculation, drafters = split_system(system)
     spec = EngineSpec(
@@ -188,12 +231,25 @@ def _open(
         segments=(0, 1),
     )
     clock = ManualClock()
-    target = PricedEngine(NullEngine(spec, acceptance, seed), costs, clock)
     policy = make_policy(speculation, max_draft_len, costs, num_requests, drafters)
-    draft = None
     is_off = policy.name == "off"
-    if not is_off and DrafterName.MODEL in drafters:
-        draft = target.draft_engine = PricedEngine(NullEngine(spec), costs, clock, "draft")
+    max_draft_len = 0 if is_off else max_draft_len
+    has_draft = not is_off and DrafterName.MODEL in drafters
+    of_target: Engine = NullEngine(spec, acceptance, seed)
+    of_draft: Engine = NullEngine(spec)
+    tester = None
+    resources = ExitStack()
+    if watch.engines == GPU:
+        opened = open_gpu_engines(
+            spec, max_draft_len, watch.clock, resources, drafts=has_draft, acceptance=acceptance, seed=seed
+        )
+        of_target = _WatchedEngine(opened.target, watch, forward=(None, "target engine"))
+        if opened.draft is not None:
+            of_draft = _WatchedEngine(opened.draft, watch, draft=(None, "draft engine"))
+        tester = _WatchedAcceptor(opened, max_draft_len, watch)
+    target, draft = PricedEngine(of_target, costs, clock), None
+    if has_draft:
+        draft = target.draft_engine = PricedEngine(of_draft, costs, clock, "draft")
     return assemble(
         _WatchedEngine(target, watch),
         None if draft is None else _WatchedEngine(draft, watch),
@@ -204,9 +260,11 @@ def _open(
             drafters=None if is_off else drafters,
         ),
         max_seq_len=max_seq_len,
-        max_draft_len=0 if is_off else max_draft_len,
+        max_draft_len=max_draft_len,
         clock=clock,
+        resources=resources,
         enter_mode=stay,
+        device_tester=tester,
         make_lane=lambda stage, enter_mode: _WatchedLane(stage, enter_mode, watch),
     )
 

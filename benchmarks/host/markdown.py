@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from benchmarks.host.host_step import PARTS
+from benchmarks.host.options import GPU, NULL
 from benchmarks.host.report import HostBenchReport
 from faser_trtllm.bench.markdown import table
 from faser_trtllm.bench.stats import summarize
+from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS
+
+_COUNTED = {
+    NULL: "Engines compute nothing and their calls are not counted.",
+    GPU: "Engines and the test are those of a GPU, over an *emulated device*: it computes nothing, and its memory is "
+    "the host's. What their calls do on the host is counted: checks, batches, uploads, reads. Copies are torch's, on "
+    "the CPU, in place of CUDA's, and nothing is launched, so the driver's own time is not in it. What is done in the "
+    f"device's place is not counted; nor are the layers of passes of more than {MAX_GRAPH_ROWS} rows, which the host "
+    "launches one by one, without a graph.",
+}
+"""By engines: what of them is in the times."""
 
 
 def render_markdown(report: HostBenchReport) -> str:
@@ -16,7 +27,7 @@ def render_markdown(report: HostBenchReport) -> str:
         f"`{environment['command_line']}`, {environment['cpu']}, commit {environment['git_commit']}; other processes "
         f"used {environment['other_share']:.0%} of the cores, other machines {environment['steal_share']:.0%}.",
         "",
-        "Times are those that the process had a core. Engines compute nothing and their calls are not counted; all "
+        f"Times are those that the process had a core. {_COUNTED[report.engines]} All "
         "requests decode, prompts are apart, and lanes do not overlap. Policies decide by modelled times "
         f"({report.costs}). Medians over rounds; ratios are to a loop in C that does the same bookkeeping, measured in "
         "turn with them. On a machine that others use too, only ratios tell.",
@@ -36,6 +47,9 @@ def render_markdown(report: HostBenchReport) -> str:
     lines.append(table(["requests", *systems, "loop in C"], rows))
     for system in systems:
         lines += ["", f"## {system}: microseconds by part", ""]
-        rows = [[str(size), *(f"{report.part_us(system, size, part):.0f}" for part in PARTS)] for size in report.sizes]
-        lines.append(table(["requests", *PARTS], rows))
+        rows = [
+            [str(size), *(f"{report.part_us(system, size, part):.0f}" for part in report.parts)]
+            for size in report.sizes
+        ]
+        lines.append(table(["requests", *report.parts], rows))
     return "\n".join(lines) + "\n"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from faser_trtllm.config import DrafterName
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import ConfigError, InvalidArgumentError, install
 
 MAX_REQUESTS = 4096
 REFERENCE_DRAFTS = 4  # of the loop in C, in each step
+ENGINES = NULL, GPU = "null", "gpu"
+"""null: testing/null_engines.py. gpu: those of engine/gpu, on a device that computes nothing."""
 
 
 def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:
@@ -25,7 +28,7 @@ def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:
 @dataclass(frozen=True)
 class HostBenchOptions:
     """num_requests: sizes of the batch. systems: as split_system takes them. num_steps: timed, of each system and size
-    in each round."""
+    in each round. engines: of ENGINES."""
 
     output_dir: Path
     num_requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -34,6 +37,7 @@ class HostBenchOptions:
     num_steps: int = 64
     acceptance: float = 0.7
     max_draft_len: int = 8
+    engines: str = NULL
     command_line: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -49,6 +53,10 @@ class HostBenchOptions:
             raise InvalidArgumentError("policies is empty, name at least one, for instance off")
         for system in self.systems:
             split_system(system)
+        if self.engines not in ENGINES:
+            raise InvalidArgumentError(f"engines is {self.engines!r}, it must be one of {', '.join(ENGINES)}")
+        if self.engines == GPU and find_spec("torch") is None:
+            raise ConfigError(f"engines is {GPU!r}, which needs torch; {install('bench')}")
 
     def quick(self) -> HostBenchOptions:
         """For a first look."""

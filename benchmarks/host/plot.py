@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.host.host_step import PARTS
 from benchmarks.host.report import HostBenchReport
 from faser_trtllm.bench.stats import summarize
 
@@ -27,8 +26,8 @@ def write_plot(report: HostBenchReport, path: Path) -> bool:
     whole.set(title="whole step", xlabel="requests", ylabel="ms", xscale="log", yscale="log")
     whole.legend(fontsize=7)
     for axis, system in zip(by_part, systems, strict=True):
-        parts = [[report.part_us(system, n, part) / n for n in sizes] for part in PARTS]
-        axis.stackplot(sizes, parts, labels=PARTS)
+        parts = [[report.part_us(system, n, part) / n for n in sizes] for part in report.parts]
+        axis.stackplot(sizes, parts, labels=report.parts)
         axis.set(title=system, xlabel="requests", ylabel="us per request", xscale="log", ylim=(0, None))
         axis.legend(fontsize=6)
     figure.suptitle(f"{report.environment['cpu']}", fontsize=10)

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.host.options import NULL
 from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 
 @dataclass(frozen=True)
 class HostStep:
-    """One measurement. reference_us: of the loop in C, just before. parts_us: by benchmarks.host.host_step.PARTS."""
+    """One measurement. reference_us: of the loop in C, just before. parts_us: by benchmarks.host.host_step.PARTS
+    of its engines."""
 
     system: str
     num_requests: int
@@ -21,17 +23,18 @@ class HostStep:
 
     @property
     def us(self) -> float:
-        """Of the whole step, engines left out."""
+        """Of the whole step; of engines their host part at most."""
         return sum(self.parts_us.values())
 
 
 @dataclass(frozen=True)
 class HostBenchReport:
-    """costs: whose modelled times the policies decide by."""
+    """costs: whose modelled times the policies decide by. engines: of benchmarks.host.options.ENGINES."""
 
     environment: Mapping[str, Any]
     costs: str
     steps: Sequence[HostStep]
+    engines: str = NULL
 
     @property
     def systems(self) -> list[str]:
@@ -40,6 +43,10 @@ class HostBenchReport:
     @property
     def sizes(self) -> list[int]:
         return sorted({step.num_requests for step in self.steps})
+
+    @property
+    def parts(self) -> list[str]:
+        return list(dict.fromkeys(part for step in self.steps for part in step.parts_us))
 
     def select(self, system: str, num_requests: int) -> list[HostStep]:
         """By round."""
@@ -60,5 +67,6 @@ class HostBenchReport:
         return {
             "environment": dict(self.environment),
             "costs": self.costs,
+            "engines": self.engines,
             "steps": [asdict(step) | {"us": step.us} for step in self.steps],
         }

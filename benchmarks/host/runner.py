@@ -28,7 +28,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
     """Measure, and write host.json, host.md and (with matplotlib) host.png into options.output_dir."""
     options.check()
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    costs = _costs(max(options.num_requests))
+    costs = modelled_costs(max(options.num_requests))
     environment = describe_environment(options.command_line)
     meter = CpuMeter()
     steps: list[HostStep] = []
@@ -44,9 +44,11 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
                     acceptance=options.acceptance,
                     max_draft_len=options.max_draft_len,
                     seed=number,
+                    engines=options.engines,
                 )
                 steps.append(HostStep(system, num_requests, number, reference_us, parts))
-        report = HostBenchReport(environment | meter.shares(), f"{TARGET} + {DRAFT} on {GPU}", steps)
+        costs_of = f"{TARGET} + {DRAFT} on {GPU}"
+        report = HostBenchReport(environment | meter.shares(), costs_of, steps, options.engines)
         (options.output_dir / JSON_FILE).write_text(json.dumps(report.to_json(), indent=1) + "\n")
         (options.output_dir / TEXT_FILE).write_text(render_markdown(report))
         say(f"round {number + 1} of {options.num_rounds}")
@@ -55,7 +57,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
     return report
 
 
-def _costs(num_requests: int) -> CostTable:
+def modelled_costs(num_requests: int) -> CostTable:
     """Modelled: what price decides by, and how its clock passes. It never lets lanes overlap, since their threads would
     share one stopwatch."""
     pair = Pair(find_gpu(GPU), find_shape(TARGET), find_shape(DRAFT))

@@ -11,7 +11,10 @@ import typer
 from faser_trtllm.commands.checkout import use_benchmarks
 from faser_trtllm.commands.options import numbers
 
-EXAMPLES = "Example: faser bench host --output_dir host_results --requests 32,256 --policies off,price/suffix+model"
+EXAMPLES = (
+    "Examples: faser bench host --output_dir host_results --requests 32,256 --policies off,price/suffix+model; "
+    "faser bench host --output_dir gpu_host --engines gpu"
+)
 
 
 def host(
@@ -22,11 +25,14 @@ def host(
     policies: Annotated[
         str, typer.Option("--policies", help="as --speculation spells them, with /drafters behind")
     ] = "off,fixed:4,price",
+    engines: Annotated[
+        str, typer.Option("--engines", help="null: not counted; gpu: ours, with what they cost the host, without a GPU")
+    ] = "null",
     rounds: Annotated[int, typer.Option("--rounds", help="of all policies and sizes in turn")] = 5,
     steps: Annotated[int, typer.Option("--steps", help="that are timed, of each")] = 64,
     quick: Annotated[bool, typer.Option("--quick", help="a short run for a first look")] = False,
 ) -> None:
-    """Measure what a step costs the host, with engines that cost nothing."""
+    """Measure what a step costs the host, with engines that compute nothing."""
     use_benchmarks()
     from benchmarks.host.options import HostBenchOptions
     from benchmarks.host.runner import TEXT_FILE, run_host_bench
@@ -37,6 +43,7 @@ def host(
         systems=tuple(policies.split(",")),
         num_rounds=rounds,
         num_steps=steps,
+        engines=engines,
         command_line=tuple(sys.argv),
     )
     run_host_bench(options.quick() if quick else options, lambda line: print(line, file=sys.stderr, flush=True))

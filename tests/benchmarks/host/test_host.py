@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.host.host_step import PARTS, measure_reference
 from benchmarks.host.markdown import render_markdown
-from benchmarks.host.options import HostBenchOptions
+from benchmarks.host.options import GPU, NULL, HostBenchOptions
 from benchmarks.host.report import HostBenchReport, HostStep
 from benchmarks.host.runner import JSON_FILE, PLOT_FILE, TEXT_FILE, run_host_bench
 from faser_trtllm.errors import InvalidArgumentError
@@ -17,7 +17,7 @@ ENVIRONMENT = {"command_line": "faser bench host", "cpu": "a cpu", "git_commit":
 
 
 def step(system, num_requests, number, us):
-    parts = dict.fromkeys(PARTS, 0.0) | {"commit": us}
+    parts = dict.fromkeys(PARTS[NULL], 0.0) | {"commit": us}
     return HostStep(system, num_requests, number, 10.0, parts)
 
 
@@ -30,7 +30,7 @@ def test_a_run_measures_every_system_and_size_in_every_round(tmp_path):
     found = sorted((step["num_requests"], step["number"], step["system"]) for step in data["steps"])
     assert found == [(n, number, system) for n in (1, 5) for number in (0, 1) for system in sorted(SYSTEMS)]
     for measured in data["steps"]:
-        assert set(measured["parts_us"]) == set(PARTS)
+        assert set(measured["parts_us"]) == set(PARTS[NULL])
         assert measured["us"] == pytest.approx(sum(measured["parts_us"].values()))
         assert min(measured["parts_us"].values()) >= 0.0 < measured["reference_us"]
         # What cannot be nothing in a step that brings tokens.
@@ -39,6 +39,27 @@ def test_a_run_measures_every_system_and_size_in_every_round(tmp_path):
     for heading in SYSTEMS:
         assert f"## {heading}: microseconds by part" in text
     assert (tmp_path / PLOT_FILE).stat().st_size > 0
+
+
+def test_a_run_over_gpu_engines_has_their_parts_and_its_report_is_what_it_wrote(tmp_path):
+    pytest.importorskip("torch")
+    options = HostBenchOptions(
+        tmp_path, num_requests=(1, 3), systems=("off", "fixed:2"), num_rounds=1, num_steps=3, engines=GPU
+    )
+    report = run_host_bench(options)
+    for measured in report.steps:
+        found = dict(measured.parts_us)
+        assert tuple(found) == PARTS[GPU]
+        assert found.pop("policy") >= 0.0  # its plan holds for more steps than these
+        assert (found.pop("draft engine") > 0.0) == (measured.system == "fixed:2")
+        assert min(found.values()) > 0.0
+    data = json.loads((tmp_path / JSON_FILE).read_text())
+    steps = [HostStep(**{name: value for name, value in step.items() if name != "us"}) for step in data["steps"]]
+    assert HostBenchReport(data["environment"], data["costs"], steps, data["engines"]) == report
+    assert [step["us"] for step in data["steps"]] == [sum(measured.parts_us.values()) for measured in report.steps]
+    text = (tmp_path / TEXT_FILE).read_text()
+    assert "*emulated device*" in text
+    assert f"| requests | {' | '.join(PARTS[GPU])} |" in text
 
 
 def test_the_report_takes_medians_over_rounds_and_ratios_to_the_reference():
@@ -55,11 +76,17 @@ def test_the_report_takes_medians_over_rounds_and_ratios_to_the_reference():
         ({"num_rounds": 0}, "rounds"),
         ({"num_steps": 0}, "steps"),
         ({"systems": ("price/oracle",)}, "policies"),
+        ({"engines": "cuda"}, "engines"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(tmp_path, change, field):
     with pytest.raises(InvalidArgumentError, match=rf"^{field} (is|has) .* must be"):
         run_host_bench(HostBenchOptions(tmp_path, **change))
+
+
+def test_engines_that_do_not_exist_are_refused_with_those_that_do(tmp_path):
+    with pytest.raises(InvalidArgumentError, match=r"^engines is 'cuda', it must be one of null, gpu$"):
+        run_host_bench(HostBenchOptions(tmp_path, engines="cuda"))
 
 
 def test_the_loop_in_c_checks_its_arguments():

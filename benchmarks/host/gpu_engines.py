@@ -1,0 +1,228 @@
+"""GPU engines on a device that computes nothing, so that what is left of their calls is the host's part.
+
+The device's memory is the host's: torch's copies on the CPU stand in for CUDA's. Passes, draft steps and the free test
+are done in the device's place, and HostClock leaves them out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.gpu.batch import DeviceBatch
+from faser_trtllm.engine.gpu.decoder import Bounds
+from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
+from faser_trtllm.engine.gpu.runtime import HostRuntime, Replay, Runtime, Work
+from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.ops.accept import AcceptResult
+from faser_trtllm.ops.cuda.sample import Draws, StopTables
+from faser_trtllm.ops.cuda.take_step import StepInputs
+from faser_trtllm.partition.green_context import GpuPartition
+from faser_trtllm.testing.null_engines import DRAFTED, CoinLogits
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+WHOLE = GpuPartition("whole", 0, 1)
+_CERTAIN = 1e4
+"""A logit so far above 0 that every way of drawing takes its token."""
+
+
+class HostClock:
+    """Seconds that this process had a core, without those in which it was the device."""
+
+    def __init__(self) -> None:
+        self._device_s = 0.0
+
+    def now_s(self) -> float:
+        return time.process_time() - self._device_s
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The process is the device; may be nested."""
+        begun_s = self.now_s()
+        try:
+            yield
+        finally:
+            self._device_s += self.now_s() - begun_s
+
+
+@dataclass(frozen=True)
+class GpuEngines:
+    """What an executor and its DeviceAcceptor are made of. draft, draft_probs: None without a draft model."""
+
+    target: GpuEngine
+    draft: GpuEngine | None
+    ops: Ops
+    draft_probs: DraftProbs | None
+
+
+def open_gpu_engines(
+    spec: EngineSpec,
+    max_draft_len: int,
+    clock: HostClock,
+    stack: ExitStack,
+    *,
+    drafts: bool,
+    acceptance: float,
+    seed: int,
+) -> GpuEngines:
+    """Open the target and, with `drafts`, the draft, and capture their graphs; they close with the stack, until when
+    torch has one thread, since the clock would count all of them.
+
+    spec: of both, one segment. The target's tokens are those of a NullEngine with the same acceptance and seed, however
+    they are drawn. A draft drafts DRAFTED, as often as it is asked to, whatever the stop rule says.
+    """
+    import torch
+
+    stack.callback(torch.set_num_threads, torch.get_num_threads())
+    torch.set_num_threads(1)
+    ops = _DeviceOps(clock)
+    draft_probs = DraftProbs(HostRuntime(), spec.max_batch_size, max_draft_len, spec.vocab_size) if drafts else None
+
+    def open_one(role: str) -> tuple[GpuEngine, _Decoder]:
+        is_draft = role == "draft"
+        limits = GpuLimits(
+            num_blocks=spec.num_blocks,
+            tokens_per_block=spec.tokens_per_block,
+            max_batch_size=spec.max_batch_size,
+            max_num_tokens=spec.max_num_tokens,
+            max_seq_len=spec.max_seq_len,
+            max_logit_rows=spec.max_batch_size * (1 + max_draft_len),
+            max_draft_len=max_draft_len if is_draft else 0,
+        )
+        sizes = {"vocab_size": spec.vocab_size, "num_layers": spec.num_layers, "max_seq_len": spec.max_seq_len}
+        opened = limits.spec(sizes, spec.segments)
+        runtime: Runtime = _DeviceRuntime(clock)
+        decoder = _Decoder(DeviceBatch(runtime, opened), opened, clock)
+        probs = draft_probs if is_draft else None
+        engine = GpuEngine(decoder, opened, ops, runtime, WHOLE, limits, draft_probs=probs, keep_logits=not is_draft)
+        stack.callback(engine.close)
+        engine.capture_graphs((WHOLE,))
+        return engine, decoder
+
+    target, decoder = open_one("target")
+    decoder.coins = CoinLogits(spec.max_num_tokens, spec.vocab_size, acceptance, seed)
+    draft = open_one("draft")[0] if drafts else None
+    if draft_probs is not None:
+        draft_probs.tensor[..., DRAFTED] = 1.0
+    return GpuEngines(target, draft, ops, draft_probs)
+
+
+class _DeviceRuntime(HostRuntime):
+    """A graph is the device's; events say nothing, since a cost table says how long passes take."""
+
+    def __init__(self, clock: HostClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def capture(self, work: Work) -> Replay:
+        return self._on_device(super().capture(work))
+
+    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
+        return self._on_device(super().capture_loop(begin, step, going))
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        return 0.0
+
+    def _on_device(self, replay: Replay) -> Callable[[], None]:
+        def run() -> None:
+            with self._clock.stopped():
+                replay()
+
+        return run
+
+
+class _Decoder:
+    """A Decoder without layers. coins: the logits of its passes; None leaves them as they are."""
+
+    has_fixed_shapes = False
+    weight_bytes = 0
+    has_kv = True
+    is_read = False
+    has_prune_plan = False
+
+    def __init__(self, batch: DeviceBatch, spec: EngineSpec, clock: HostClock) -> None:
+        import torch
+
+        self.batch = batch
+        self.coins: CoinLogits | None = None
+        self._clock = clock
+        self._hidden = torch.zeros((spec.max_num_tokens, 1))
+
+    def hidden(self, segment: int) -> Tensor:
+        return self._hidden
+
+    def query_rows(self, num_query_rows: int, rows: int) -> int:
+        return rows
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+        if logits is None or self.coins is None:
+            return
+        with self._clock.stopped():
+            logits.numpy()[:] = _CERTAIN * self.coins.of_pass(logits.shape[0])
+
+    def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None: ...
+
+    def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
+        raise NotImplementedError("there is one segment")
+
+    def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
+        raise NotImplementedError("there is one segment")
+
+    def copy_kv(self, copies: Tensor) -> None:
+        raise NotImplementedError("there are no branches")
+
+    def close(self) -> None: ...
+
+
+class _DeviceOps(ReferenceOps):
+    """Drafts DRAFTED with a margin of 0; the free test is the native library's."""
+
+    def __init__(self, clock: HostClock) -> None:
+        self._clock = clock
+
+    def accept(
+        self,
+        sampling: Tensor,
+        slots: Tensor,
+        logits: Tensor,
+        vocab_size: int,
+        cu_logit_rows: Tensor,
+        num_tokens: Tensor,
+        num_drafts: Tensor,
+        max_draft_len: int,
+        result: AcceptResult,
+        verdicts: Tensor,
+        edited_logits: Tensor | None,
+    ) -> None:
+        inputs = (sampling, slots, logits, vocab_size, cu_logit_rows, num_tokens, num_drafts, max_draft_len)
+        with self._clock.stopped():
+            super().accept(*inputs, result, verdicts, edited_logits)
+
+    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
+        with self._clock.stopped():
+            is_drawing = draws.remaining.numpy()[:num_requests] > 0
+            if is_drawing.any():
+                draws.tokens.numpy()[int(draws.step), :num_requests][is_drawing] = DRAFTED
+
+    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
+        with self._clock.stopped():
+            known, remaining = (values.numpy()[:num_requests] for values in (draws.known, draws.remaining))
+            is_drawn = remaining > 0
+            known += is_drawn
+            remaining -= is_drawn
+            draws.step.add_(1)
+            stop.num_going[0] = int((remaining > 0).sum())
+
+    def take_step(
+        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
+    ) -> None: ...
