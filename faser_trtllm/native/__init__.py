@@ -42,7 +42,7 @@ __all__ = [
     "FillMasks",
 ]  # of structures; what is defined below is public as well
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 
 FASER_OK = 0
 FASER_BAD_ARGUMENT = -1

@@ -144,6 +144,33 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # out_num_logit_rows
         ],
     ),
+    "faser_pack_sampling": (
+        c_int64,
+        [
+            c_int32,  # num_requests
+            *[c_void_p] * 6,  # slots, sampling, num_tokens, num_drafts, num_rows, branch_tokens
+            c_int32,  # num_branches
+            c_int32,  # vocab_size
+            c_uint64,  # base
+            c_uint64,  # draft_probs
+            c_uint64,  # probs_bytes
+            c_void_p,  # out
+            c_int64,  # capacity
+            c_void_p,  # out_is_edited
+        ],
+    ),
+    "faser_store_drafts": (
+        c_int32,
+        [
+            c_int32,  # num_requests
+            *[c_void_p] * 3,  # slots, sampling, num_known
+            c_int32,  # num_steps
+            c_int32,  # stride
+            *[c_void_p] * 5,  # tokens, margins, candidates, runners_up, out_num_new
+        ],
+    ),
+    "faser_count_tests": (c_int32, [c_int32, *[c_void_p] * 5]),
+    "faser_pending_survival": (c_int32, [c_void_p, c_int32, *[c_void_p] * 5]),
     "faser_check_drafts": (
         c_int32,
         [

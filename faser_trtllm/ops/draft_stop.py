@@ -1,4 +1,4 @@
-"""When drafting stops early: the reference of plugins/cpu/draft.cpp, for engines that draft in Python and for tests.
+"""When drafting stops early: the reference of plugins/cpu/draft.cpp, and the rule as the native library takes it.
 
 The rule is core/decision.py DraftStop: continue only while the next step pays. Sums and products are in float64 and in
 the native library's order, so that both decide the same.
@@ -6,6 +6,7 @@ the native library's order, so that both decide the same.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 
@@ -13,7 +14,73 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int8Array, Int32Array, float32_at, int8_at
+from faser_trtllm.core.sampling_params import NUM_MODES
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Float32Array,
+    Float64Array,
+    Int8Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int8_at,
+)
+
+
+class NativeStop:
+    """A rule as struct faser_draft_stop; the arrays of the last one are kept alive."""
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._max_batch_size = max_batch_size
+        self._stop: DraftStop | None = None
+        self._struct = native.FaserDraftStop()
+
+    def address(self, stop: DraftStop, max_draft_len: int) -> int:
+        """Of the structure, valid until the next call; ValueError for arrays that are too small or not float32."""
+        struct = self._struct
+        if stop is not self._stop:
+            shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+                ("slope", "intercept", "prior", "spread"), (NUM_MODES, max_draft_len)
+            )
+            shapes |= {"row_price": (max_draft_len,), "step_price": (self._max_batch_size + 1,)}
+            for name, shape in shapes.items():
+                array = getattr(stop, name)
+                fits = array.ndim == len(shape) and all(has >= n for has, n in zip(array.shape, shape, strict=True))
+                if array.dtype != np.float32 or not fits or not array.flags.c_contiguous:
+                    raise ValueError(
+                        f"{name} is {array.dtype} {list(array.shape)}, need contiguous float32 {list(shape)}"
+                    )
+                setattr(struct, name, native.address_of_buffer(array))
+            struct.stride = stop.slope.shape[1]
+            if not struct.stride == stop.intercept.shape[1] == stop.prior.shape[1] == stop.spread.shape[1]:
+                raise ValueError("slope, intercept, prior and spread are for different draft lengths")
+            self._stop = stop
+        return ctypes.addressof(struct)
+
+
+def pending_survival(
+    stop_address: int,
+    sampling: SamplingArray,
+    slots: Int32Array,
+    num_tokens: Int32Array,
+    num_drafts: Int32Array,
+    out: Float64Array,
+) -> None:
+    """survival() of the pending drafts, num_drafts [n] behind num_tokens [n], of the requests in slots [n] -> out [n].
+
+    stop_address: of a NativeStop. InvalidArgumentError for a slot with drafts but no margins.
+    """
+    status = native.library().faser_pending_survival(
+        stop_address,
+        slots.size,
+        native.address_of_buffer(slots),
+        address_of(sampling, SAMPLING_DTYPE),
+        native.address_of_buffer(num_tokens),
+        native.address_of_buffer(num_drafts),
+        native.address_of_buffer(out),
+    )
+    native.check(status, f"reading the pending drafts of {slots.size} requests")
 
 
 def acceptance(stop: DraftStop, mode: int, place: int, margin: float) -> float:

@@ -103,6 +103,18 @@ int32_t catch_up(faser_engine* engine, const faser_batch& batch, const faser_sam
 }  // namespace
 }  // namespace faser
 
+int32_t faser_pending_survival(const faser_draft_stop* stop, int32_t num_requests, const int32_t* slots,
+                               const faser_sampling* sampling, const int32_t* num_tokens, const int32_t* num_drafts,
+                               double* out_survival) {
+  for (int32_t i = 0; i < num_requests; ++i) {
+    const faser_sampling& s = sampling[slots[i]];
+    if (num_tokens[i] < 0 || num_drafts[i] > stop->stride) return FASER_BAD_ARGUMENT;
+    if (num_drafts[i] > 0 && s.draft_margins == nullptr) return FASER_BAD_ARGUMENT;
+    out_survival[i] = faser::pending_survival(*stop, s, num_tokens[i], num_drafts[i]);
+  }
+  return FASER_OK;
+}
+
 int32_t faser_draft(faser_engine* engine, faser_pool* pool, const faser_batch* batch, faser_sampling* sampling,
                     const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_new_drafts,
                     int32_t max_draft_len, const faser_draft_stop* stop, float* logits, int32_t* out_num_new) {

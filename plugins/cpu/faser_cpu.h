@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FASER_ABI_VERSION 16
+#define FASER_ABI_VERSION 17
 #define FASER_PANEL 64          // outputs per packed weight panel
 #define FASER_NUM_CANDIDATES 8  // best tokens of the draft model kept per drafted token
 
@@ -284,6 +284,12 @@ typedef struct {
   int32_t stride;                                   // >= max_draft_len
 } faser_draft_stop;
 
+// The survival of the first num_drafts[i] pending drafts behind num_tokens[i] committed tokens, of each request: 1
+// without any. FASER_BAD_ARGUMENT for a slot without margins that has some.
+int32_t faser_pending_survival(const faser_draft_stop* stop, int32_t num_requests, const int32_t* slots,
+                               const faser_sampling* sampling, const int32_t* num_tokens, const int32_t* num_drafts,
+                               double* out_survival);
+
 // Drafting in one call. The batch's rows bring each request's draft KV up to its last known token (committed or pending
 // draft; of a head: the last committed one, behind which it runs the pending drafts itself, from its own output); then
 // request i drafts num_new_drafts[i] >= 0 tokens, appended to sampling[slot].tokens behind num_tokens[i] +
@@ -411,6 +417,34 @@ int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts
                      int32_t stride, const int32_t* num_new, const int32_t* num_accepted, const int32_t* is_carried,
                      const int32_t* num_pruned, int32_t* out_num_new, int32_t* out_end, int32_t* out_due,
                      int32_t* out_tokens);
+
+// Entries of a batch for an engine with memory of its own, and what they point to, as one block of int32 that will be
+// at `base` there: num_requests entries, then their pieces in turn. Addresses of an entry's tokens and sources are
+// those of position 0, wherever the piece begins: the pending drafts num_tokens[i] .. num_tokens[i] + num_drafts[i] -
+// 1, and of requests with penalties or bad words all tokens before them. num_rows: of the masks and sources that a test
+// of so many rows reads; NULL: neither. The last num_branches requests have branch_tokens[k] in the place of their last
+// token. draft_probs: 0, or the address there of slot 0's draft probabilities, probs_bytes apart. Margins and
+// candidates are not packed, end ids only while they are banned. out [capacity]; out_is_edited: whether an entry edits
+// the logits behind its num_tokens[i] tokens. Returns how many int32 that takes: if more than the capacity, out is not
+// complete.
+int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
+                            const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_rows,
+                            const int32_t* branch_tokens, int32_t num_branches, int32_t vocab_size, uint64_t base,
+                            uint64_t draft_probs, uint64_t probs_bytes, int32_t* out, int64_t capacity,
+                            int32_t* out_is_edited);
+
+// Writes what an engine with memory of its own drafted to the requests' memory: the draft model's drafts of step 0, 1,
+// .. behind num_known[i] tokens, up to the first step with token -1. tokens, margins and runners_up (or NULL: none)
+// [num_steps, stride], candidates [num_steps, stride, FASER_NUM_CANDIDATES]. out_num_new: their number. Advances
+// draft_counter.
+int32_t faser_store_drafts(int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
+                           const int32_t* num_known, int32_t num_steps, int32_t stride, const int32_t* tokens,
+                           const float* margins, const int32_t* candidates, const int32_t* runners_up,
+                           int32_t* out_num_new);
+
+// Counts what a test elsewhere found, as faser_accept does by itself.
+int32_t faser_count_tests(int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
+                          const int32_t* num_tokens, const int32_t* num_accepted, const int32_t* outcome);
 
 // The reference of `faser bench host`: num_steps steps of num_requests requests with num_drafts drafts each, of which
 // 70 % pass, and no model: blocks, rows, test, commit and end ids -> committed tokens, or a negative faser_status.

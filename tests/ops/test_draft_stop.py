@@ -8,7 +8,16 @@ import pytest
 from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingMode
-from faser_trtllm.ops.draft_stop import acceptance, goes_on, pending_margins, pending_sources, survival
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.draft_stop import (
+    NativeStop,
+    acceptance,
+    goes_on,
+    pending_margins,
+    pending_sources,
+    pending_survival,
+    survival,
+)
 from tests.support.sampling_slots import Slots
 
 GREEDY, SEEDED, SAMPLED = SamplingMode
@@ -122,3 +131,24 @@ def test_margins_and_sources_are_read_from_the_slot():
     assert pending_sources(slots.array[1], 5, 3).tolist() == [native.BY_MODEL, native.BY_SUFFIX, native.BY_MODEL]
     slots.set(1, draft_sources=0)
     assert pending_sources(slots.array[1], 5, 3).size == 0
+
+
+def test_the_native_survival_of_pending_drafts_is_the_references():
+    rule = stop(slope=(1.0, 0.5, 2.0), intercept=(0.25, -0.5, 0.0))
+    slots = Slots(3, 4, 3)
+    kept = np.random.default_rng(3).normal(size=(3, 64)).astype(np.float32)
+    slots.draft_sources[1, 5:8] = 0, 1, 0
+    for slot, mode in enumerate((GREEDY, GREEDY, SEEDED)):
+        slots.set(slot, mode=mode, draft_margins=kept[slot].ctypes.data)
+    known, pending = np.array([4, 5, 6], np.int32), np.array([0, 3, 2], np.int32)
+    order, out = np.array([0, 1, 2], np.int32), np.zeros(3)
+    native_stop = NativeStop(3)
+    pending_survival(native_stop.address(rule, 3), slots.array, order, known, pending, out)
+    wanted = [
+        survival(rule, int(entry["mode"]), pending_margins(entry, n, count), pending_sources(entry, n, count))
+        for entry, n, count in zip(slots.array, known.tolist(), pending.tolist(), strict=True)
+    ]
+    assert out.tolist() == wanted
+    slots.array[2]["draft_margins"] = 0
+    with pytest.raises(InvalidArgumentError, match="reading the pending drafts of 3 requests failed"):
+        pending_survival(native_stop.address(rule, 3), slots.array, order, known, pending, out)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 MAX_DRAFT_LEN, HEAD_DIM = 4, 64
 NUM_CALLS = pick(6, 60)
-DRAFTS, STOP = "engine/gpu/sampler/draft_state:read", "engine/gpu/sampler/stop:num_going"
+DRAFTS, STOP = "engine/gpu/sampler/draft_state:read", "engine/gpu/sampler/draft_state:num_going"
 PROBS = "engine/gpu/sampler/draft:_copy_probs_to_host"  # of unseeded drafts, where no test runs on the device
 REFUSALS = [
     {"LIBCUDA_FAILS": "cuGraphInstantiateWithFlags"},

@@ -13,11 +13,10 @@ import numpy.typing as npt
 from faser_trtllm import native
 from faser_trtllm.builder.engine_file import EngineFile, scheme_of
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.quantized_weight import Scheme
+from faser_trtllm.ops.draft_stop import NativeStop
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.partition.core_set import CoreSet
 
@@ -68,8 +67,7 @@ class CpuEngine(HostPruning):
         self._sampling_at = 0
         self._batch = native.FaserBatch()
         self._batch_address = ctypes.addressof(self._batch)
-        self._stop: DraftStop | None = None
-        self._stop_struct = native.FaserDraftStop()
+        self._stop = NativeStop(spec.max_batch_size)
         self._block_table: npt.NDArray[np.int32] | None = None
 
     @classmethod
@@ -231,7 +229,7 @@ class CpuEngine(HostPruning):
             native.address_of_buffer(num_drafts),
             native.address_of_buffer(num_new_drafts),
             max_draft_len,
-            None if stop is None else self._stop_address(stop, max_draft_len),
+            None if stop is None else self._stop.address(stop, max_draft_len),
             self._logits_address,
             self._num_new_address,
         )
@@ -280,27 +278,6 @@ class CpuEngine(HostPruning):
         if sampling is not self._sampling:  # the table never moves; numpy is slow to give its address
             self._sampling, self._sampling_at = sampling, int(sampling.ctypes.data)
         return self._sampling_at
-
-    def _stop_address(self, stop: DraftStop, max_draft_len: int) -> int:
-        struct = self._stop_struct
-        if stop is not self._stop:
-            shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-                ("slope", "intercept", "prior", "spread"), (NUM_MODES, max_draft_len)
-            )
-            shapes |= {"row_price": (max_draft_len,), "step_price": (self._spec.max_batch_size + 1,)}
-            for name, shape in shapes.items():
-                array = getattr(stop, name)
-                fits = array.ndim == len(shape) and all(has >= n for has, n in zip(array.shape, shape, strict=True))
-                if array.dtype != np.float32 or not fits or not array.flags.c_contiguous:
-                    raise ValueError(
-                        f"{name} is {array.dtype} {list(array.shape)}, need contiguous float32 {list(shape)}"
-                    )
-                setattr(struct, name, native.address_of_buffer(array))
-            struct.stride = stop.slope.shape[1]
-            if not struct.stride == stop.intercept.shape[1] == stop.prior.shape[1] == stop.spread.shape[1]:
-                raise ValueError("slope, intercept, prior and spread are for different draft lengths")
-            self._stop = stop  # keeps the arrays alive
-        return ctypes.addressof(struct)
 
     def _set_batch(self, batch: RaggedBatch) -> None:
         self._open_handle()

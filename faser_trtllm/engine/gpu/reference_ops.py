@@ -8,7 +8,6 @@ import numpy as np
 
 from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.engine.gpu.fp8 import scaled_linear_reference
-from faser_trtllm.engine.gpu.sampler.table import has_edits
 from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
@@ -29,6 +28,7 @@ from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
+from faser_trtllm.ops.device.pack_sampling import has_edits
 from faser_trtllm.ops.probs import edited_logits as edit
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 

@@ -15,16 +15,16 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.engine.gpu.sampler.probs import ProbsParameters, log_probs
-from faser_trtllm.engine.gpu.sampler.table import PackedSampling, has_edits
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.device.count_tests import count_tests
+from faser_trtllm.ops.device.pack_sampling import ENTRY_INTS, SamplingPacker, has_edits
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
 _TOKENS_PER_REQUEST = 64  # initial capacity per request of the upload buffer, which grows on demand
 _LOG_PROB_ROWS = 32  # at once, since a row takes some 50 bytes for each token of the vocabulary
 
@@ -52,8 +52,8 @@ class DeviceAcceptor:
         batch = spec.num_slots
         counts = [np.zeros(size, np.int32) for size in (batch, batch + 1, batch, batch)]
         self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts = counts
-        self._packed = PackedSampling(spec.max_batch_size, spec.vocab_size)
-        size = batch * (_ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
+        self._packer = SamplingPacker(spec.vocab_size)
+        size = batch * (ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
         with runtime.on(engine.partition):
             self._staging = Staging(runtime, size)
             self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
@@ -101,26 +101,16 @@ class DeviceAcceptor:
         slots = self._slots[:n]
         engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
         with runtime.on(engine.partition), torch.no_grad():
-            num_rows = np.diff(self._cu_logit_rows[: n + 1])
-            counts = (self._num_tokens[:n], self._num_drafts[:n], num_rows)
-            packed_size = self._packed.gather(sampling, slots, *counts, self._branch_tokens)
-            is_edited = bool(self._packed.entries["masks"].any())
-            is_edited |= bool(has_edits(self._packed.entries, self._num_tokens[:n]).any())
-            start = -(-packed_size // 4) * 4
-            self._grow(start + 3 * n + 1, rows, is_edited)
-            filled, device = self._staging.fill(), self._staging.device
-            addresses = None if self._draft_probs is None else self._draft_probs.address(slots)
-            self._packed.place(filled[:packed_size], device.data_ptr(), addresses)
-            sections: list[Tensor] = []
-            end = start
-            for array in (self._cu_logit_rows[: n + 1], self._num_tokens[:n], self._num_drafts[:n]):
-                filled[end : end + array.size] = array
-                sections.append(device[end : end + array.size])
-                end += array.size
-            self._staging.send(end)
-            cu_logit_rows, num_tokens, num_drafts = sections
+            (cu_logit_rows, num_tokens, num_drafts), is_edited = self._upload(sampling, n)
+            device = self._staging.device
+            if rows > self._verdicts.shape[0]:
+                self._verdicts = torch.zeros((2 * rows, 3), dtype=torch.int32, device=runtime.device)
+            if is_edited and (self._edited is None or rows > self._edited.shape[0]):
+                self._edited = None  # the old rows first, since these may be a gigabyte
+                shape = (1 << (rows - 1).bit_length(), self._vocab_size)
+                self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
             self._ops.accept(
-                device[: n * _ENTRY_INTS].view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
+                device[: n * ENTRY_INTS].view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
                 self._iota[:n],
                 logits.tensor[:rows],
                 self._vocab_size,
@@ -139,19 +129,9 @@ class DeviceAcceptor:
         found = _split(self._host_result.numpy(), n, self._max_draft_len)
         if self._branch_tokens:
             found, self._behind = (_part(found, part) for part in (slice(num_tested), slice(num_tested, n)))
-        self._count(sampling, slots[:num_tested], found)
+        tested = (slots[:num_tested], self._num_tokens[:num_tested])
+        count_tests(sampling, *tested, found.num_accepted, found.outcome)
         return found
-
-    def _count(self, sampling: npt.NDArray[np.void], slots: npt.NDArray[np.int32], found: AcceptResult) -> None:
-        """Add what was tested to the slots' counts, by who drafted it, as the native library does."""
-        passed = found.num_accepted
-        tested = passed + (found.outcome == native.RECOVERED)
-        for name, counts in (("num_tested", tested), ("num_passed", passed)):
-            by_source = np.zeros((slots.size, native.NUM_SOURCES), np.int64)
-            by_source[:, native.BY_MODEL] = counts
-            for i, sources in self._packed.sources.items():
-                by_source[i] = np.bincount(list(sources[: counts[i]]), minlength=native.NUM_SOURCES)
-            sampling[name][slots] += by_source
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
         """As Acceptor.take."""
@@ -211,20 +191,37 @@ class DeviceAcceptor:
     def _views(self, n: int) -> AcceptResult:
         return _split(self._result, n, self._max_draft_len)
 
-    def _grow(self, size: int, rows: int, is_edited: bool) -> None:
-        """Grow the buffers for a larger call."""
-        import torch
-
-        runtime = self._engine.runtime
-        if size > self._staging.size:
-            runtime.wait()
-            self._staging = Staging(runtime, max(size, 2 * self._staging.size))
-        if rows > self._verdicts.shape[0]:
-            self._verdicts = torch.zeros((2 * rows, 3), dtype=torch.int32, device=runtime.device)
-        if is_edited and (self._edited is None or rows > self._edited.shape[0]):
-            self._edited = None  # the old rows first, since these may be a gigabyte
-            shape = (1 << (rows - 1).bit_length(), self._vocab_size)
-            self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
+    def _upload(self, sampling: npt.NDArray[np.void], n: int) -> tuple[list[Tensor], bool]:
+        """Send what n requests' tests read, entries first -> cu_logit_rows, num_tokens and num_drafts on the device,
+        and whether somebody edits logits."""
+        known, pending = self._num_tokens[:n], self._num_drafts[:n]
+        num_rows = np.diff(self._cu_logit_rows[: n + 1])
+        while True:
+            filled, device = self._staging.fill(), self._staging.device
+            size, is_edited = self._packer.pack(
+                sampling,
+                self._slots[:n],
+                known,
+                pending,
+                filled,
+                device.data_ptr(),
+                num_rows=num_rows,
+                branch_tokens=self._branch_tokens,
+                draft_probs=None if self._draft_probs is None else self._draft_probs.address,
+            )
+            end = -(-size // 4) * 4
+            needed = end + 3 * n + 1
+            if needed <= self._staging.size:
+                break
+            self._engine.runtime.wait()
+            self._staging = Staging(self._engine.runtime, max(needed, 2 * self._staging.size))
+        sections = []
+        for array in (self._cu_logit_rows[: n + 1], known, pending):
+            filled[end : end + array.size] = array
+            sections.append(device[end : end + array.size])
+            end += array.size
+        self._staging.send(end)
+        return sections, is_edited
 
 
 def _part(found: AcceptResult, part: slice) -> AcceptResult:

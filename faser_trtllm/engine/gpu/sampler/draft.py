@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,19 @@ import numpy.typing as npt
 from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
-from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.batch import PassInputs
 from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime, Work
+from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
-from faser_trtllm.engine.gpu.sampler.stop import StopRule
-from faser_trtllm.engine.gpu.sampler.table import has_edits
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops import draft_stop
-from faser_trtllm.ops.arrays import float32_at, int8_at, int32_at
+from faser_trtllm.ops.device.pack_sampling import DraftProbsAddress
+from faser_trtllm.ops.device.store_drafts import DraftStore
 from faser_trtllm.ops.sample import draft_probs_row
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -50,7 +48,7 @@ class DraftProbs:
     """The probabilities that pending unseeded drafts were drawn from, on the device.
 
     tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. The draft of slot s at a position is in row [s, position %
-    max_draft_len].
+    max_draft_len]. address: of it, as an upload of sampling entries takes it.
     """
 
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
@@ -59,24 +57,7 @@ class DraftProbs:
         shape = (max_batch_size, max_draft_len, vocab_size)
         self.tensor = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
 
-    def address(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Device addresses [n] of the slots' probabilities."""
-        stride = self.tensor.stride(0) * self.tensor.element_size()
-        addresses: npt.NDArray[np.uint64] = np.uint64(self.tensor.data_ptr()) + slots.astype(np.uint64) * np.uint64(
-            stride
-        )
-        return addresses
-
-
-class _Call(NamedTuple):
-    """The requests that draft in one call, arrays [num_requests]: known tokens (committed and pending)."""
-
-    entries: npt.NDArray[np.void]
-    slots: Int32Array
-    known: Int32Array
-    wanted: Int32Array
-    num_tokens: Int32Array
-    pending: Int32Array
+        self.address = DraftProbsAddress(self.tensor.data_ptr(), self.tensor.stride(0) * self.tensor.element_size())
 
 
 class DraftLoop:
@@ -119,7 +100,7 @@ class DraftLoop:
         self._spec = spec
         self._probs_stay = draft_probs is not None
         self._draft_probs = draft_probs or DraftProbs(runtime, spec.max_batch_size, max_draft_len, spec.vocab_size)
-        self._stop = StopRule(runtime, spec.max_batch_size, max_draft_len)
+        self._store = DraftStore(spec.max_batch_size)
         self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
@@ -134,7 +115,7 @@ class DraftLoop:
                 self._graphs.capture(("step", size, partition), functools.partial(self._run_step, size))
             self._state.clear()
             draw, step = functools.partial(self._draw, size), functools.partial(self._draw_next, size)
-            if not self._graphs.capture_loop(("drafts", size, partition), draw, step, self._stop.tables.num_going):
+            if not self._graphs.capture_loop(("drafts", size, partition), draw, step, self._state.stop.num_going):
                 self._graphs.capture(("draw", size, partition), draw)
                 self._graphs.capture(("draw next", size, partition), step)
 
@@ -153,32 +134,34 @@ class DraftLoop:
         engine.run_rows(first)
         if active.size:
             slots = batch.slots[active]
-            call = _Call(sampling[slots], slots, known[active], wanted[active], num_tokens[active], num_drafts[active])
-            is_edited = bool(has_edits(call.entries, call.known).any())
-            if is_edited:
-                entries = self._edits.upload(sampling, slots, call.known, call.wanted)
-            else:
-                entries = self._state.without_edits(call.entries)
+            call = DraftCall(
+                sampling,
+                slots,
+                known[active],
+                wanted[active],
+                num_tokens[active],
+                num_drafts[active],
+                sampling["mode"][slots],
+            )
             num_blocks = -(-int((call.known + call.wanted).max()) // self._spec.tokens_per_block)
-            self._state.upload(entries, slots, call.known, call.wanted, batch.block_table[:, :num_blocks][slots])
-            self._upload_stop(call, draft_batch.stop)
+            blocks = batch.block_table[:, :num_blocks][slots]
+            is_edited = self._state.upload(call, blocks, draft_batch.stop, self._edits)
             if self._pending is not None:
                 size = self._size(slots.size)
-                for step in self._pending.upload(call.entries, call.known, call.pending):
+                for step in self._pending.upload(call):
                     self._state.give_tokens(self._batch, self._ops, size, step)
                     engine.run_step(size)
             if is_edited:
                 self._edited_loop(engine, call, draft_batch.stop)
             else:
                 self._loop(engine.partition.name, call, draft_batch.stop)
-            drafted[active] = self._read(call)
-            is_sampled = call.entries["mode"] == native.SAMPLED
-            sampling["draft_counter"][slots[is_sampled]] += drafted[active][is_sampled].astype(np.uint64)
+            read = self._state.read(int(call.wanted.max()))
+            drafted[active] = self._store.store(sampling, slots, call.known, *read)
             if not self._probs_stay:
                 self._copy_probs_to_host(call, drafted[active], max_draft_len)
         return drafted
 
-    def _loop(self, partition: str, call: _Call, stop: DraftStop | None) -> None:
+    def _loop(self, partition: str, call: DraftCall, stop: DraftStop | None) -> None:
         """Draw the drafts of a call, as its stop rule has it."""
         size = self._size(call.slots.size)
 
@@ -189,7 +172,7 @@ class DraftLoop:
         if not self._graphs.replay(("drafts", size, partition)):
             self._one_by_one(call, stop, lambda: run("draw", self._draw), lambda: run("draw next", self._draw_next))
 
-    def _edited_loop(self, engine: Passes, call: _Call, stop: DraftStop | None) -> None:
+    def _edited_loop(self, engine: Passes, call: DraftCall, stop: DraftStop | None) -> None:
         """As _loop with logit edits: only the passes are graphs."""
         size = self._size(call.slots.size)
 
@@ -200,22 +183,13 @@ class DraftLoop:
 
         self._one_by_one(call, stop, lambda: self._draw(size, self._edits), step)
 
-    def _one_by_one(self, call: _Call, stop: DraftStop | None, draw: Work, step: Work) -> None:
+    def _one_by_one(self, call: DraftCall, stop: DraftStop | None, draw: Work, step: Work) -> None:
         draw()
         for _ in range(1, int(call.wanted.max())):
             # A step that nobody wants costs more than the wait for one number.
-            if stop is not None and not self._stop.num_going():
+            if stop is not None and not self._state.num_going():
                 break
             step()
-
-    def _upload_stop(self, call: _Call, stop: DraftStop | None) -> None:
-        survival = np.ones(call.slots.size)
-        if stop is not None:
-            for i in np.flatnonzero(call.pending):
-                pending = call.entries[i], int(call.num_tokens[i]), int(call.pending[i])
-                margins, sources = draft_stop.pending_margins(*pending), draft_stop.pending_sources(*pending)
-                survival[i] = draft_stop.survival(stop, int(call.entries["mode"][i]), margins, sources)
-        self._stop.upload(stop, call.entries["mode"].astype(np.int32), call.pending, survival)
 
     def _draw_next(self, size: int) -> None:
         self._state.give_to(self._batch, self._ops, size)
@@ -226,31 +200,10 @@ class DraftLoop:
         """Draw the next token of the first `size` requests from logits [size, vocab_size]."""
         draws, logits = self._state.draws, self._logits[:size]
         self._ops.sample(draws, logits, size, None if edits is None else edits.scratch())
-        self._ops.advance(draws, self._stop.tables, size, has_history=edits is not None)
+        self._ops.advance(draws, self._state.stop, size, has_history=edits is not None)
 
-    def _read(self, call: _Call) -> Int32Array:
-        """Write tokens and what is known of them to the requests' memory -> number of drafts per request."""
-        tokens, margins, candidates, runners_up = self._state.read(int(call.wanted.max()), call.slots.size)
-        is_drawn = tokens >= 0
-        for i, entry in enumerate(call.entries):
-            n = int(is_drawn[:, i].sum())
-            if n == 0:
-                continue
-            start = int(call.known[i])
-            int32_at(int(entry["tokens"]), start + n)[start:] = tokens[:n, i]
-            float32_at(int(entry["draft_margins"]), start + n)[start:] = margins[:n, i]
-            int8_at(int(entry["draft_sources"]), start + n)[start:] = native.BY_MODEL
-            kept = int32_at(int(entry["draft_candidates"]), (start + n) * NUM_CANDIDATES)
-            if kept.size:
-                kept.reshape(-1, NUM_CANDIDATES)[start:] = candidates[:n, i]
-            others = int32_at(int(entry["draft_runners_up"]), start + n)
-            if others.size:
-                others[start:] = -1 if runners_up is None else runners_up[:n, i]
-        counts: Int32Array = is_drawn.sum(0).astype(np.int32)
-        return counts
-
-    def _copy_probs_to_host(self, call: _Call, drafted: Int32Array, max_draft_len: int) -> None:
-        for i, entry in enumerate(call.entries):
+    def _copy_probs_to_host(self, call: DraftCall, drafted: Int32Array, max_draft_len: int) -> None:
+        for i, entry in enumerate(call.sampling[call.slots]):
             if entry["mode"] != native.SAMPLED:
                 continue
             for position in range(int(call.known[i]), int(call.known[i] + drafted[i])):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from faser_trtllm.engine.gpu.runtime import Runtime
-from faser_trtllm.engine.gpu.sampler.table import PackedSampling
+from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import Int32Array
+from faser_trtllm.ops.device.pack_sampling import ENTRY_INTS, SamplingPacker
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,25 +22,24 @@ class DraftEdits:
         self._runtime = runtime
         self._max_batch_size = max_batch_size
         self._vocab_size = vocab_size
-        self._packed = PackedSampling(max_batch_size, vocab_size)
+        self._packer = SamplingPacker(vocab_size)
         self._staging = Staging(runtime, 4)
         self._logits: Tensor | None = None
 
-    def upload(
-        self, sampling: npt.NDArray[np.void], slots: Int32Array, known: Int32Array, wanted: Int32Array
-    ) -> npt.NDArray[np.void]:
-        """Send the lists of the slots [n] and their `known` tokens [n], with room for `wanted` [n] more.
+    def upload(self, call: DraftCall) -> Int32Array:
+        """Send the lists of the call's requests [n] and their known tokens, with room for those that they want.
 
-        -> their entries [n] with device addresses; valid until the next call.
+        -> their entries [n * ENTRY_INTS] with device addresses; valid until the next call.
         """
-        size = self._packed.gather(sampling, slots, known, wanted)
-        if size > self._staging.size:
+        while True:
+            filled, base = self._staging.fill(), self._staging.device.data_ptr()
+            size, _ = self._packer.pack(call.sampling, call.slots, call.known, call.wanted, filled, base)
+            if size <= self._staging.size:
+                break
             self._runtime.wait()
             self._staging = Staging(self._runtime, 2 * size)
-        self._packed.place(self._staging.fill()[:size], self._staging.device.data_ptr(), None)
-        entries: npt.NDArray[np.void] = self._packed.entries
         self._staging.send(size)
-        return entries
+        return filled[: call.slots.size * ENTRY_INTS]
 
     def scratch(self) -> Tensor:
         """fp32 [max_batch_size, vocab_size]: for the edited logits."""

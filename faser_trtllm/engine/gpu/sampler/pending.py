@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import int32_at
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Int32Array = npt.NDArray[np.int32]
 
 
 class PendingSteps:
@@ -25,19 +23,18 @@ class PendingSteps:
         self._shape = (max_draft_len, 3, -(-max_batch_size // 4) * 4)
         self._staging = Staging(runtime, int(np.prod(self._shape)))
 
-    def upload(
-        self, entries: npt.NDArray[np.void], known: Int32Array, pending: Int32Array
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The steps of requests with `pending` drafts behind which they have `known` tokens -> newest, known and
-        remaining of each, as take_step has them."""
-        num_steps = int(pending.max(initial=0))
+    def upload(self, call: DraftCall) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The steps of a call's requests -> newest, known and remaining of each, as take_step has them."""
+        num_steps = int(call.pending.max(initial=0))
         if not num_steps:
             return
         filled = self._staging.fill().reshape(self._shape)
         filled[:num_steps] = 0
-        for i, (entry, count, drafts) in enumerate(zip(entries, known.tolist(), pending.tolist(), strict=True)):
+        addresses = call.sampling["tokens"][call.slots]
+        columns = (addresses, call.known, call.pending)
+        for i, (address, count, drafts) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             steps = slice(num_steps - drafts, num_steps)
-            filled[steps, 0, i] = int32_at(int(entry["tokens"]), count)[count - drafts :]
+            filled[steps, 0, i] = int32_at(address, count)[count - drafts :]
             filled[steps, 1, i] = np.arange(count - drafts, count) + 1
             filled[steps, 2, i] = 1
         self._staging.send(num_steps * self._shape[1] * self._shape[2])

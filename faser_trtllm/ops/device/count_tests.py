@@ -1,0 +1,37 @@
+"""Drafts tested on a device, counted in their slots by who proposed them; the native test does that by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of, int8_at
+
+
+def count_tests(
+    sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_accepted: Int32Array, outcome: Int32Array
+) -> None:
+    """Arrays [n] int32. num_tokens: committed before the test; num_accepted, outcome: as ops.accept.AcceptResult."""
+    status = native.library().faser_count_tests(
+        slots.size,
+        address_of(slots, np.int32),
+        address_of(sampling, SAMPLING_DTYPE),
+        address_of(num_tokens, np.int32),
+        address_of(num_accepted, np.int32),
+        address_of(outcome, np.int32),
+    )
+    native.check(status, "counting tested drafts")
+
+
+def count_tests_reference(
+    sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array, num_accepted: Int32Array, outcome: Int32Array
+) -> None:
+    """count_tests in plain loops."""
+    for slot, known, accepted, how in zip(slots, num_tokens, num_accepted, outcome, strict=True):
+        entry = sampling[slot]
+        num_tested = int(accepted) + (int(how) == native.RECOVERED)
+        sources = int8_at(int(entry["draft_sources"]), int(known) + num_tested)[int(known) :]
+        for place in range(num_tested):
+            source = int(sources[place]) if sources.size else native.BY_MODEL
+            entry["num_tested"][source] += 1
+            entry["num_passed"][source] += place < accepted

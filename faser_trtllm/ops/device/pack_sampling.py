@@ -1,0 +1,187 @@
+"""Sampling entries of a batch with what they point to, as one block for an engine with memory of its own.
+
+Packed per call from the host's table, so that there is no second copy of a request's state to keep up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm import native
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of, int8_at, int32_at
+
+ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
+_ADDRESSES = (
+    "tokens",
+    "draft_probs",
+    "draft_margins",
+    "draft_candidates",
+    "draft_sources",
+    "end_ids",
+    "bias_ids",
+    "bias_values",
+    "bad_words",
+    "cu_bad_words",
+    "masks",
+    "fill_masks",
+    "draft_runners_up",
+)
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Packed(NamedTuple):
+    """size: int32 values of the block. is_edited: logits of some request are edited behind its known tokens."""
+
+    size: int
+    is_edited: bool
+
+
+class DraftProbsAddress(NamedTuple):
+    """Where the engine keeps the distributions of unseeded drafts: of slot 0, and the bytes from slot to slot."""
+
+    address: int
+    slot_bytes: int
+
+
+def needs_history(entries: Any) -> BoolArray:
+    """Which entries [n] have penalties or bad words, so that the next token depends on the tokens before it."""
+    found: BoolArray = (entries["repetition_penalty"] != 1) | (entries["presence_penalty"] != 0)
+    found |= (entries["frequency_penalty"] != 0) | (entries["num_bad_words"] > 0)
+    return found
+
+
+def has_edits(entries: Any, num_known: Int32Array) -> BoolArray:
+    """Which entries [n] edit logits before temperature after num_known [n] tokens; masks of guides not counted."""
+    found: BoolArray = (entries["num_end_ids"] > 0) & (num_known - entries["prompt_len"] < entries["min_tokens"])
+    found |= needs_history(entries) | (entries["num_bias"] > 0)
+    return found
+
+
+class SamplingPacker:
+    """Packs what the slots of a batch need.
+
+    Of a request's tokens only the pending drafts are packed, unless its distribution needs the history. Kernels index
+    tokens and sources by position, so their addresses are those of position 0, wherever the packed piece starts.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._is_edited = np.zeros(1, np.int32)
+        self._is_edited_view = self._is_edited.data
+        self._is_edited_address = address_of(self._is_edited, np.int32)
+        self._sampling: SamplingArray | None = None
+        self._sampling_address = 0
+
+    def pack(
+        self,
+        sampling: SamplingArray,
+        slots: Int32Array,
+        num_tokens: Int32Array,
+        num_drafts: Int32Array,
+        out: Int32Array,
+        base: int,
+        *,
+        num_rows: Int32Array | None = None,
+        branch_tokens: Sequence[int] = (),
+        draft_probs: DraftProbsAddress | None = None,
+    ) -> Packed:
+        """Write the entries [n] and then what they point to; `out` will be at `base` on the device. Arrays [n], int32.
+
+        num_rows: for a test of so many rows, num_drafts pending drafts behind num_tokens tokens: their masks and
+        sources are packed as well. branch_tokens: of the last so many entries, the token in the place of the slot's
+        own last one. The block is not complete if its size exceeds out's. InvalidArgumentError for a slot without
+        tokens or a guided request without rows.
+        """
+        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
+            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
+        branches = np.array(branch_tokens, np.int32) if branch_tokens else None
+        at_probs, slot_bytes = draft_probs or (0, 0)
+        size = native.library().faser_pack_sampling(
+            slots.size,
+            native.address_of_buffer(slots),
+            self._sampling_address,
+            native.address_of_buffer(num_tokens),
+            native.address_of_buffer(num_drafts),
+            None if num_rows is None else native.address_of_buffer(num_rows),
+            None if branches is None else native.address_of_buffer(branches),
+            len(branch_tokens),
+            self._vocab_size,
+            base,
+            at_probs,
+            slot_bytes,
+            native.address_of_buffer(out),
+            out.size,
+            self._is_edited_address,
+        )
+        if size < 0:
+            native.check(size, f"packing the sampling parameters of {slots.size} requests")
+        return Packed(size, bool(self._is_edited_view[0]))
+
+
+def pack_sampling_reference(
+    sampling: SamplingArray,
+    slots: Int32Array,
+    num_tokens: Int32Array,
+    num_drafts: Int32Array,
+    base: int,
+    vocab_size: int,
+    *,
+    num_rows: Int32Array | None = None,
+    branch_tokens: Sequence[int] = (),
+    draft_probs: DraftProbsAddress | None = None,
+) -> tuple[Int32Array, bool]:
+    """SamplingPacker.pack in plain loops -> the block, and whether there are edits."""
+    entries = sampling[slots]
+    needed = has_edits(entries, num_tokens)
+    is_edited = bool(needed.any())
+    for name in _ADDRESSES:
+        entries[name] = 0
+    pieces: list[Int32Array] = []
+
+    def add(piece: npt.NDArray[Any]) -> int:
+        at = base + 4 * (entries.size * ENTRY_INTS + sum(each.size for each in pieces))
+        pieces.append(piece.view(np.int32))
+        return at
+
+    for i, slot in enumerate(slots.tolist()):
+        own, entry = sampling[slot], entries[i]
+        known, pending = int(num_tokens[i]), int(num_drafts[i])
+        first = 0 if needs_history(own) else known
+        tokens = int32_at(int(own["tokens"]), known + pending)[first:].copy()
+        branch = i - (slots.size - len(branch_tokens))
+        if branch >= 0 and first < known:
+            tokens[known - 1 - first] = branch_tokens[branch]
+        entry["tokens"] = add(tokens) - 4 * first
+        if known - int(own["prompt_len"]) < own["min_tokens"]:
+            if own["num_end_ids"]:
+                entry["end_ids"] = add(int32_at(int(own["end_ids"]), int(own["num_end_ids"])))
+        else:
+            entry["num_end_ids"] = 0
+        for name in ("bias_ids", "bias_values"):
+            if own["num_bias"]:
+                entry[name] = add(int32_at(int(own[name]), int(own["num_bias"])))
+        if own["num_bad_words"]:
+            ends = int32_at(int(own["cu_bad_words"]), int(own["num_bad_words"]) + 1)
+            entry["cu_bad_words"] = add(ends)
+            entry["bad_words"] = add(int32_at(int(own["bad_words"]), int(ends[-1])))
+        if num_rows is not None:
+            sources = int8_at(int(own["draft_sources"]), known + pending)[known:]
+            if sources.any():
+                padded = np.zeros(-(-pending // 4) * 4, np.int8)
+                padded[:pending] = sources
+                entry["draft_sources"] = add(padded) - known
+            if own["masks"]:
+                rows, num_kept, num_words = int(num_rows[i]), int(own["num_mask_rows"]), -(-vocab_size // 32)
+                kept = int32_at(int(own["masks"]), num_kept * num_words).reshape(num_kept, num_words)
+                # The mask of position p is where p % rows finds it.
+                positions = known + (np.arange(rows) - known) % rows
+                entry["masks"], entry["num_mask_rows"] = add(kept[positions % num_kept].reshape(-1)), rows
+                is_edited = True
+        if draft_probs is not None and own["mode"] == native.SAMPLED:
+            entry["draft_probs"] = draft_probs.address + slot * draft_probs.slot_bytes
+    return np.concatenate([entries.view(np.int32), *pieces]), is_edited

@@ -1,0 +1,96 @@
+"""Drafts that were made on a device, written to the memory of their requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.core.request import NUM_CANDIDATES
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Float32Array,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    float32_at,
+    int8_at,
+    int32_at,
+)
+
+
+class DraftStore:
+    """Stores drafts of the draft model; its result is valid until the next call."""
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._num_new = np.zeros(max_batch_size, np.int32)
+        self._num_new_address = address_of(self._num_new, np.int32)
+        self._sampling: SamplingArray | None = None
+        self._sampling_address = 0
+
+    def store(
+        self,
+        sampling: SamplingArray,
+        slots: Int32Array,
+        num_known: Int32Array,
+        tokens: Int32Array,
+        margins: Float32Array,
+        candidates: Int32Array,
+        runners_up: Int32Array | None,
+    ) -> Int32Array:
+        """What steps drew for the requests in slots [n] behind num_known [n] tokens -> number of drafts [n].
+
+        tokens, margins, runners_up [num_steps, at least n], candidates [num_steps, at least n, NUM_CANDIDATES]: of the
+        first n columns, up to the first token -1. runners_up None: nobody has any. Advances draft_counter.
+        """
+        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
+            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
+        num_steps, stride = tokens.shape
+        if margins.shape != tokens.shape or candidates.shape != (num_steps, stride, NUM_CANDIDATES):
+            raise ValueError(f"margins {margins.shape} and candidates {candidates.shape} are not of {tokens.shape}")
+        status = native.library().faser_store_drafts(
+            slots.size,
+            native.address_of_buffer(slots),
+            self._sampling_address,
+            native.address_of_buffer(num_known),
+            num_steps,
+            stride,
+            address_of(tokens, np.int32),
+            address_of(margins, np.float32),
+            address_of(candidates, np.int32),
+            None if runners_up is None else address_of(runners_up, np.int32),
+            self._num_new_address,
+        )
+        native.check(status, f"storing the drafts of {slots.size} requests")
+        return self._num_new[: slots.size]
+
+
+def store_drafts_reference(
+    sampling: SamplingArray,
+    slots: Int32Array,
+    num_known: Int32Array,
+    tokens: Int32Array,
+    margins: Float32Array,
+    candidates: Int32Array,
+    runners_up: Int32Array | None,
+) -> Int32Array:
+    """DraftStore.store in plain loops."""
+    counts = np.zeros(slots.size, np.int32)
+    for i, (slot, start) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
+        entry = sampling[slot]
+        n = int(np.cumprod(tokens[:, i] >= 0).sum())
+        memories = (
+            (int32_at, "tokens", tokens[:n, i]),
+            (float32_at, "draft_margins", margins[:n, i]),
+            (int8_at, "draft_sources", native.BY_MODEL),
+            (int32_at, "draft_runners_up", -1 if runners_up is None else runners_up[:n, i]),
+        )
+        for view, name, values in memories:
+            if entry[name]:
+                view(int(entry[name]), start + n)[start:] = values
+        if entry["draft_candidates"]:
+            kept = int32_at(int(entry["draft_candidates"]), (start + n) * NUM_CANDIDATES).reshape(-1, NUM_CANDIDATES)
+            kept[start:] = candidates[:n, i]
+        if entry["mode"] == native.SAMPLED:
+            entry["draft_counter"] += np.uint64(n)
+        counts[i] = n
+    return counts
