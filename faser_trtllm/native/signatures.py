@@ -159,6 +159,22 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
             c_void_p,  # out_is_edited
         ],
     ),
+    "faser_fill_inputs": (
+        c_int32,
+        [
+            c_void_p,  # limits
+            c_int32,  # num_requests
+            c_int32,  # num_rows
+            *[c_void_p] * 4,  # slots, cu_rows, token_ids, positions
+            c_int32,  # num_logit_rows
+            *[c_void_p] * 2,  # logit_rows, block_table
+            c_int32,  # num_slots
+            c_int32,  # num_columns
+            c_void_p,  # branch_parents
+            c_int32,  # num_branches
+            *[c_void_p] * 2,  # out, starts
+        ],
+    ),
     "faser_store_drafts": (
         c_int32,
         [

@@ -197,3 +197,18 @@ class FaserTexts(Structure):
     """struct faser_texts: where a slot's tokens and end ids are."""
 
     _fields_ = [("tokens", c_void_p), ("end_ids", c_void_p), ("num_end_ids", c_int64)]
+
+
+class FaserPassLimits(Structure):
+    """struct faser_pass_limits: of an engine with memory of its own."""
+
+    _fields_ = [
+        ("vocab_size", c_int32),
+        ("max_seq_len", c_int32),
+        ("tokens_per_block", c_int32),
+        ("num_blocks", c_int32),
+        ("max_num_requests", c_int32),
+        ("max_num_rows", c_int32),
+        ("max_num_branches", c_int32),
+        ("max_blocks_per_seq", c_int32),
+    ]

@@ -433,6 +433,22 @@ int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const fa
                             uint64_t draft_probs, uint64_t probs_bytes, int32_t* out, int64_t capacity,
                             int32_t* out_is_edited);
 
+// The inputs of a pass of such an engine, from a batch. Sections of out, each where starts[k] says: cu_q_lens
+// [max_num_requests + 1], kv_lens [max_num_requests], token_ids, positions, logit_rows [max_num_rows], first_branch
+// [max_num_requests + 1; starts < 0: none], and last a row of block_table [num_requests, max_blocks_per_seq] for each
+// request, whose blocks behind its batch's last position are not written. What no row uses is 0, first_branch its last
+// value. num_slots, num_columns: of the batch's block table.
+typedef struct {
+  int32_t vocab_size, max_seq_len, tokens_per_block, num_blocks, max_num_requests, max_num_rows, max_num_branches,
+      max_blocks_per_seq;
+} faser_pass_limits;
+#define FASER_NUM_PASS_INPUTS 7
+int32_t faser_fill_inputs(const faser_pass_limits* limits, int32_t num_requests, int32_t num_rows, const int32_t* slots,
+                          const int32_t* cu_rows, const int32_t* token_ids, const int32_t* positions,
+                          int32_t num_logit_rows, const int32_t* logit_rows, const int32_t* block_table,
+                          int32_t num_slots, int32_t num_columns, const int32_t* branch_parents, int32_t num_branches,
+                          int32_t* out, const int64_t* starts);
+
 // Writes what an engine with memory of its own drafted to the requests' memory: the draft model's drafts of step 0, 1,
 // .. behind num_known[i] tokens, up to the first step with token -1. tokens, margins and runners_up (or NULL: none)
 // [num_steps, stride], candidates [num_steps, stride, FASER_NUM_CANDIDATES]. out_num_new: their number. Advances

@@ -1,0 +1,159 @@
+"""The inputs of a pass for an engine with memory of its own, from a batch: filled natively for one upload."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from faser_trtllm import native
+from faser_trtllm.core.batch import Int32Array, RaggedBatch
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.arrays import address_of
+
+SECTIONS = ("cu_q_lens", "kv_lens", "token_ids", "positions", "logit_rows", "first_branch", "block_table")
+
+
+class PassLimits:
+    """What a batch must keep to, and where its sections are: starts [7] of SECTIONS, that of first_branch -1 for an
+    engine without branches. max_num_requests: branches included; num_blocks: KV blocks, those of branches too."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        tokens_per_block: int,
+        num_blocks: int,
+        max_num_requests: int,
+        max_num_rows: int,
+        max_num_branches: int,
+        max_blocks_per_seq: int,
+        starts: Sequence[int],
+    ) -> None:
+        self.vocab_size, self.max_seq_len, self.tokens_per_block = vocab_size, max_seq_len, tokens_per_block
+        self.num_blocks, self.max_num_requests, self.max_num_rows = num_blocks, max_num_requests, max_num_rows
+        self.max_num_branches, self.max_blocks_per_seq = max_num_branches, max_blocks_per_seq
+        self.starts = np.array(starts, np.int64)
+        self._struct = native.FaserPassLimits(
+            vocab_size,
+            max_seq_len,
+            tokens_per_block,
+            num_blocks,
+            max_num_requests,
+            max_num_rows,
+            max_num_branches,
+            max_blocks_per_seq,
+        )
+        self.address = ctypes.addressof(self._struct)
+        self.starts_address = address_of(self.starts, np.int64)
+
+
+def fill_inputs(batch: RaggedBatch, limits: PassLimits, out: Int32Array) -> None:
+    """Write the sections of a batch to `out`, at limits.starts: cu_q_lens [max_num_requests + 1], kv_lens
+    [max_num_requests], token_ids, positions and logit_rows [max_num_rows], first_branch [max_num_requests + 1], and of
+    block_table [max_num_requests, max_blocks_per_seq] the requests' rows as far as the batch reaches. What no row uses
+    is 0, cu_q_lens and first_branch go on with their last value. InvalidArgumentError for a batch that cannot be.
+    """
+    parents = batch.branch_parents
+    num_branches = 0 if parents is None else parents.size
+    status = native.library().faser_fill_inputs(
+        limits.address,
+        batch.slots.size,
+        batch.token_ids.size,
+        native.address_of_buffer(batch.slots),
+        native.address_of_buffer(batch.cu_rows),
+        native.address_of_buffer(batch.token_ids),
+        native.address_of_buffer(batch.positions),
+        batch.logit_rows.size,
+        native.address_of_buffer(batch.logit_rows),
+        native.address_of_buffer(batch.block_table),
+        *batch.block_table.shape,
+        native.address_of_buffer(parents) if parents is not None and num_branches else None,
+        num_branches,
+        native.address_of_buffer(out),
+        limits.starts_address,
+    )
+    if status != native.FASER_OK:
+        check_batch(batch, limits)
+        native.check(status, f"filling the inputs of {batch.num_rows} rows of {batch.num_requests} requests")
+
+
+def fill_inputs_reference(batch: RaggedBatch, limits: PassLimits, out: Int32Array) -> None:
+    """fill_inputs in numpy."""
+    check_batch(batch, limits)
+    n, num_rows = batch.num_requests, batch.num_rows
+    counts = np.diff(batch.cu_rows)
+    starts = limits.starts.tolist()
+
+    def put(name: str, values: Int32Array, size: int, rest: int = 0) -> None:
+        section = out[starts[SECTIONS.index(name)] :][:size]
+        section[: values.size], section[values.size :] = values, rest
+
+    put("cu_q_lens", batch.cu_rows, limits.max_num_requests + 1, num_rows)
+    put("kv_lens", batch.positions[batch.cu_rows[:-1]] + counts, limits.max_num_requests)
+    for name in ("token_ids", "positions", "logit_rows"):
+        put(name, getattr(batch, name), limits.max_num_rows)
+    if starts[SECTIONS.index("first_branch")] >= 0:
+        parents = np.zeros(0, np.int32) if batch.branch_parents is None else batch.branch_parents
+        num_parents = n - parents.size
+        first_branch = num_parents + np.searchsorted(parents, np.arange(num_parents))
+        put("first_branch", first_branch.astype(np.int32), limits.max_num_requests + 1, n)
+    width = int(batch.positions.max(initial=-1)) // limits.tokens_per_block + 1
+    table = out[starts[-1] :][: n * limits.max_blocks_per_seq].reshape(n, limits.max_blocks_per_seq)
+    table[:, :width] = batch.block_table[batch.slots, :width]
+
+
+def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
+    """Raise InvalidArgumentError for a batch that the limits rule out: kernels skip invalid blocks, so that a wrong id
+    would silently give wrong results."""
+    if batch.num_rows > limits.max_num_rows or batch.num_requests > limits.max_num_requests:
+        raise InvalidArgumentError(
+            f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
+            f"{limits.max_num_rows} rows of {limits.max_num_requests}"
+        )
+    if batch.num_requests and (batch.slots.min() < 0 or batch.slots.max() >= batch.block_table.shape[0]):
+        raise InvalidArgumentError(f"slots are not all within 0 to {batch.block_table.shape[0] - 1}")
+    if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= limits.vocab_size):
+        raise InvalidArgumentError(f"token_ids are not all within 0 to {limits.vocab_size - 1}")
+    if batch.block_table.shape[1] > limits.max_blocks_per_seq:
+        raise InvalidArgumentError(
+            f"block_table has {batch.block_table.shape[1]} blocks per request, max_seq_len "
+            f"{limits.max_seq_len} needs {limits.max_blocks_per_seq}"
+        )
+    _check_positions(batch, limits.max_seq_len)
+    if batch.num_rows:
+        last = batch.positions[batch.cu_rows[1:] - 1] // limits.tokens_per_block
+        table = batch.block_table[batch.slots]
+        is_used = np.arange(table.shape[1]) <= last[:, None]
+        is_wrong = (table < 0) | (table >= limits.num_blocks)
+        if (last >= table.shape[1]).any() or (is_used & is_wrong).any():
+            raise InvalidArgumentError(f"block ids are not all within 0 to {limits.num_blocks - 1}")
+    parents = batch.branch_parents
+    if parents is None:
+        return
+    num_parents, num_rows = batch.num_requests - parents.size, np.diff(batch.cu_rows)
+    if parents.size > limits.max_num_branches or (num_rows[num_parents:] != 1).any():
+        raise InvalidArgumentError(
+            f"branches have {num_rows[num_parents:].tolist()} rows, the engine allows "
+            f"{limits.max_num_branches} branches of one row"
+        )
+    if parents.size and (parents.min() < 0 or parents.max() >= num_parents or (np.diff(parents) < 0).any()):
+        raise InvalidArgumentError(
+            f"branch_parents is {parents.tolist()}, it must be ascending and within 0 to {num_parents - 1}"
+        )
+
+
+def _check_positions(batch: RaggedBatch, max_seq_len: int) -> None:
+    counts = np.diff(batch.cu_rows)
+    if counts.size and counts.min() < 1:
+        raise InvalidArgumentError(f"cu_rows is {batch.cu_rows.tolist()}, every request must have rows")
+    firsts = np.repeat(batch.positions[batch.cu_rows[:-1]] - batch.cu_rows[:-1], counts)
+    if not np.array_equal(firsts + np.arange(batch.num_rows), batch.positions):
+        raise InvalidArgumentError(f"positions are {batch.positions.tolist()}, a request's rows must be consecutive")
+    if batch.num_rows and (batch.positions.min() < 0 or batch.positions.max() >= max_seq_len):
+        raise InvalidArgumentError(
+            f"positions reach from {batch.positions.min()} to {batch.positions.max()}, allowed is 0 to "
+            f"{max_seq_len - 1}"
+        )
