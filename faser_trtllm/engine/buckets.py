@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from dataclasses import dataclass
 
 MAX_GRAPH_ROWS = 512
@@ -24,16 +25,26 @@ class Buckets:
 
     def sizes(self) -> tuple[int, ...]:
         """Of passes with a graph."""
-        return (*(size for size in (*_SIZES, *_COARSE) if size < self.limit), self.limit)
+        return _sizes(self.limit)
 
     def large_sizes(self) -> tuple[int, ...]:
         """Of padded passes without a graph."""
-        if self.largest <= self.limit:
-            return ()
-        doublings = range(1, (self.largest // self.limit).bit_length())
-        return (*(self.limit << n for n in doublings if self.limit << n < self.largest), self.largest)
+        return _large_sizes(self.limit, self.largest)
 
     def rows(self, num_rows: int) -> int:
         """The bucket for a number of rows, which is at least 1."""
         sizes = self.sizes() if num_rows <= self.limit else self.large_sizes()
         return sizes[bisect.bisect_left(sizes, max(num_rows, 1))] if sizes else num_rows
+
+
+@functools.cache
+def _sizes(limit: int) -> tuple[int, ...]:
+    return (*(size for size in (*_SIZES, *_COARSE) if size < limit), limit)
+
+
+@functools.cache
+def _large_sizes(limit: int, largest: int) -> tuple[int, ...]:
+    if largest <= limit:
+        return ()
+    doublings = range(1, (largest // limit).bit_length())
+    return (*(limit << n for n in doublings if limit << n < largest), largest)

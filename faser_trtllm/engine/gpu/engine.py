@@ -298,7 +298,8 @@ class GpuEngine(HostPruning):
             raise InvalidArgumentError(f"logits of {num_logits} rows, the engine was opened for {self._max_logit_rows}")
         if batch.num_rows == 0:
             return
-        widest, rows = int(np.diff(batch.cu_rows).max()), self._buckets.rows(batch.num_rows)
+        widest = int((batch.cu_rows[1:] - batch.cu_rows[:-1]).max())  # np.diff takes three times as long
+        rows = self._buckets.rows(batch.num_rows)
         query_rows = self._decoder.query_rows(widest, rows)
         with self.runtime.on(self.partition), torch.no_grad():
             # Segments of one pass share a batch; a new pass may reuse the same arrays with new contents.

@@ -65,6 +65,7 @@ class DeviceAcceptor:
         self.pass_ms = 0.0
         self._num_requests = self._num_rows = 0
         self._behind: AcceptResult | None = None
+        self._result_views: tuple[int, AcceptResult, AcceptResult] | None = None
 
     def load(
         self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
@@ -99,7 +100,8 @@ class DeviceAcceptor:
         if logits.shape[0] < rows:
             raise ValueError(f"{rows} rows were loaded, logits has {logits.shape[0]}")
         slots = self._slots[:n]
-        engine, runtime, result = self._engine, self._engine.runtime, self._views(n)
+        engine, runtime, used = self._engine, self._engine.runtime, n * (self._max_draft_len + 5)
+        result, on_host = self._results(n)
         with runtime.on(engine.partition), torch.no_grad():
             (cu_logit_rows, num_tokens, num_drafts), is_edited = self._upload(sampling, n)
             device = self._staging.device
@@ -122,11 +124,10 @@ class DeviceAcceptor:
                 self._verdicts[:rows],
                 self._edited[:rows] if is_edited and self._edited is not None else None,
             )
-            used = n * (self._max_draft_len + 5)
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
         self.pass_ms = engine.pass_ms()
-        found = _split(self._host_result.numpy(), n, self._max_draft_len)
+        found = on_host
         if self._branch_tokens:
             found, self._behind = (_part(found, part) for part in (slice(num_tested), slice(num_tested, n)))
         tested = (slots[:num_tested], self._num_tokens[:num_tested])
@@ -188,14 +189,20 @@ class DeviceAcceptor:
             self._draft_probs.tensor[slot].copy_(parked)
             self._engine.runtime.wait()
 
-    def _views(self, n: int) -> AcceptResult:
-        return _split(self._result, n, self._max_draft_len)
+    def _results(self, n: int) -> tuple[AcceptResult, AcceptResult]:
+        """Of n requests, on the device and on the host; kept, since most steps are of as many as the last one."""
+        if self._result_views is None or self._result_views[0] != n:
+            on_device, on_host = (
+                _split(flat, n, self._max_draft_len) for flat in (self._result, self._host_result.numpy())
+            )
+            self._result_views = n, on_device, on_host
+        return self._result_views[1:]
 
     def _upload(self, sampling: npt.NDArray[np.void], n: int) -> tuple[list[Tensor], bool]:
         """Send what n requests' tests read, entries first -> cu_logit_rows, num_tokens and num_drafts on the device,
         and whether somebody edits logits."""
         known, pending = self._num_tokens[:n], self._num_drafts[:n]
-        num_rows = np.diff(self._cu_logit_rows[: n + 1])
+        num_rows = self._cu_logit_rows[1 : n + 1] - self._cu_logit_rows[:n]
         while True:
             filled, device = self._staging.fill(), self._staging.device
             size, is_edited = self._packer.pack(
