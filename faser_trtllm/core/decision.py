@@ -100,8 +100,15 @@ class Exits(Protocol):
     @property
     def boundaries(self) -> Sequence[int]: ...
 
-    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
-        """For the first num_drafts[i] pending drafts of each decoding request."""
+    def rule(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_drafts: Sequence[int],
+        boundary: int,
+    ) -> PruneRule:
+        """For the first num_drafts[i] pending drafts of each decoding request, behind num_tokens[i] committed ones."""
 
 
 class TestedDrafts(Protocol):

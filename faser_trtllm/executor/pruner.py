@@ -14,13 +14,16 @@ from faser_trtllm.core.decision import Exits
 from faser_trtllm.core.plan import SchedulerOutput
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows
+from faser_trtllm.ops.requests.exit_drafts import exit_drafts
+from faser_trtllm.sampling.table import SamplingTable
 
 
 class Pruner:
     """Runs a pass segment by segment."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, sampling: SamplingTable) -> None:
         self._engine = engine
+        self._sampling = sampling
 
     def forward(
         self, plan: SchedulerOutput, batch: RaggedBatch, frontiers: list[int]
@@ -49,26 +52,22 @@ class Pruner:
         plan: SchedulerOutput,
         exits: Exits,
         batch: RaggedBatch,
-        entries: list[int],
+        entries: npt.NDArray[np.intp],
         frontiers: list[int],
         num_pruned: list[int],
         boundary: int,
     ) -> RaggedBatch:
-        requests = plan.view.decoding
+        rows, sampling = plan.scheduled, self._sampling.array
+        slots, num_tokens = [rows.slots[i] for i in plan.verified], [rows.num_tokens[i] for i in plan.verified]
+        candidates, places = exit_drafts(sampling, slots, num_tokens, frontiers)
         counts, starts = np.diff(batch.cu_rows), batch.cu_rows[:-1]
-        candidates, places = [], []
-        for request, length in zip(requests, frontiers, strict=True):
-            first = request.num_tokens
-            ids = request.draft_candidates[first : first + length]
-            candidates.append(ids)
-            places.append((ids == request.tokens[first : first + length, None]).argmax(1))
         boundary_batch = PruneBatch(
             starts[entries],
             1 + np.array(frontiers, np.int32),
-            np.concatenate(candidates),
-            np.concatenate(places).astype(np.int32),
+            candidates,
+            places,
             batch.num_rows,
-            exits.rule(requests, frontiers, boundary),
+            exits.rule(sampling, slots, num_tokens, frontiers, boundary),
         )
         kept = self._engine.prune(boundary_batch)
         dropped = boundary_batch.num_rows - kept
@@ -81,8 +80,8 @@ class Pruner:
         return keep_rows(batch, kept_rows(boundary_batch, kept), counts.tolist())
 
 
-def _batch_entries(plan: SchedulerOutput) -> list[int]:
+def _batch_entries(plan: SchedulerOutput) -> npt.NDArray[np.intp]:
     """Entry k is the batch entry of plan.view.decoding[k]; requests without rows have none."""
-    with_rows = [index for index, scheduled in enumerate(plan.scheduled) if scheduled.num_new_tokens]
-    entries = {index: entry for entry, index in enumerate(with_rows)}
-    return [entries[index] for index in plan.verified]
+    has_rows = np.array(plan.scheduled.num_new_tokens) > 0
+    entries: npt.NDArray[np.intp] = (np.cumsum(has_rows) - 1)[list(plan.verified)]
+    return entries

@@ -66,7 +66,7 @@ class Verifier:
         self._max_draft_len = max_draft_len
         self._clock = clock
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
-        self._pruner = Pruner(engine)
+        self._pruner = Pruner(engine, sampling)
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
         self._device_tester = device_tester

@@ -127,6 +127,8 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "faser_log_odds": (c_int32, [c_void_p, c_double, c_int32, *[c_void_p] * 5]),
+    "faser_exit_drafts": (c_int32, [c_int32, *[c_void_p] * 6]),
     "faser_fill_rows": (
         c_int32,
         [

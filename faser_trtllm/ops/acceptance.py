@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
     Float32Array,
-    Float64Array,
-    Int8Array,
     SamplingArray,
     address_of,
     float32_at,
@@ -45,14 +46,39 @@ class AcceptanceModel:
     def max_draft_len(self) -> int:
         return int(self.slope.shape[1])
 
-    def log_odds(self, mode: int, margins: Float32Array, sources: Int8Array) -> Float64Array:
-        """Of a request's first pending drafts, by their margins and sources [n] (core/request.py) -> [n], at most
-        MAX_LOG_ODDS from 0."""
-        n = margins.size
-        logits = self.slope[mode, :n] * np.minimum(margins, MAX_MARGIN).astype(np.float64) + self.intercept[mode, :n]
-        own = np.where(sources == native.BY_MODEL, logits, margins)
-        odds: Float64Array = np.clip(own, -MAX_LOG_ODDS, MAX_LOG_ODDS)
+    def log_odds(
+        self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> Float32Array:
+        """Of the first num_drafts[i] drafts behind num_tokens[i] tokens, of all requests in turn [num_drafts in all],
+        at most MAX_LOG_ODDS from 0. InvalidArgumentError for a slot with drafts but no margins."""
+        columns = array("i", slots), array("i", num_tokens), array("i", num_drafts)
+        at_slots, *at_counts = [column.buffer_info()[0] for column in columns]
+        odds: Float32Array = np.zeros(sum(num_drafts), np.float32)
+        status = native.library().faser_log_odds(
+            self.address,
+            MAX_LOG_ODDS,
+            len(slots),
+            at_slots,
+            address_of(sampling, SAMPLING_DTYPE),
+            *at_counts,
+            address_of(odds, np.float32),
+        )
+        native.check(status, f"reading the margins of {len(slots)} requests")
         return odds
+
+    def log_odds_reference(
+        self, sampling: SamplingArray, slots: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> Float32Array:
+        """log_odds in plain loops."""
+        odds: list[float] = []
+        for slot, first, count in zip(slots, num_tokens, num_drafts, strict=True):
+            mode = int(sampling[slot]["mode"])
+            margins = float32_at(int(sampling[slot]["draft_margins"]), first + count)[first:].tolist()
+            for place, margin in enumerate(margins):
+                own = float(self.slope[mode, place]) * min(margin, MAX_MARGIN) + float(self.intercept[mode, place])
+                own = margin if is_certain(sampling[slot], first + place) else own
+                odds.append(min(max(own, -MAX_LOG_ODDS), MAX_LOG_ODDS))
+        return np.array(odds, np.float32)
 
     def at(self, mode: int, place: int, margin: float) -> float:
         """In the native library's order of operations; margin at most MAX_MARGIN."""

@@ -85,8 +85,9 @@ def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
 def kept_rows(batch: PruneBatch, kept: Int32Array) -> Int32Array:
     """The rows of the pass that stay, ascending."""
     stays = np.ones(batch.num_hidden, bool)
-    for start, num_rows, count in zip(batch.starts.tolist(), batch.num_rows.tolist(), kept.tolist(), strict=True):
-        stays[start + count : start + num_rows] = False
+    counts = batch.num_rows - kept
+    firsts = batch.starts + kept - (np.cumsum(counts) - counts)
+    stays[np.repeat(firsts, counts) + np.arange(counts.sum())] = False
     return np.flatnonzero(stays).astype(np.int32)
 
 

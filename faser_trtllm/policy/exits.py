@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.core.cost_table import CostTable, ExitModel
 from faser_trtllm.core.decision import PruneRule
-from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.policy.base import PlanStats
@@ -30,15 +30,17 @@ class ExitRule:
     least: Mapping[int, float]
     acceptance: AcceptanceModel
 
-    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
+    def rule(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_drafts: Sequence[int],
+        boundary: int,
+    ) -> PruneRule:
         model = self.models[boundary]
-        pending = [(r, r.num_tokens, r.num_tokens + n) for r, n in zip(decoding, num_drafts, strict=True)]
-        before = [
-            self.acceptance.log_odds(r.sampling_mode, r.draft_margins[first:end], r.draft_sources[first:end])
-            for r, first, end in pending
-        ]
         return PruneRule(
-            np.concatenate(before).astype(np.float32),
+            self.acceptance.log_odds(sampling, slots, num_tokens, num_drafts),
             model.rank,
             model.gap,
             model.survival,

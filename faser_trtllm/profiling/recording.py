@@ -47,9 +47,16 @@ class RecordingPolicy(StatelessPolicy):
     def plan(self, view: StepView) -> Decision:
         return Decision([self.num_draft_tokens] * len(view.decoding), exits=self, tested=self)
 
-    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
+    def rule(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_drafts: Sequence[int],
+        boundary: int,
+    ) -> PruneRule:
         """Drops nothing, and writes down what is seen."""
-        self._slots = [request.slot for request in decoding]
+        self._slots = list(slots)
         ends = np.cumsum(num_drafts)[:-1]
 
         def record(rank: npt.NDArray[np.int32], gap: npt.NDArray[np.float32]) -> None:

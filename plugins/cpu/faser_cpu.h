@@ -344,6 +344,18 @@ int32_t faser_pick_branches(int32_t num_requests, const int32_t* slots, const fa
                             const faser_acceptance* acceptance, int32_t trades, double min_worth, int32_t max_branches,
                             int32_t max_num, int32_t* out_requests, int32_t* out_places, int32_t* out_tokens);
 
+// Log-odds that the first num_drafts[i] pending drafts of each request are accepted, of all requests in turn, at most
+// max_log_odds from 0: out [sum of num_drafts].
+int32_t faser_log_odds(const faser_acceptance* acceptance, double max_log_odds, int32_t num_requests,
+                       const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
+                       const int32_t* num_drafts, float* out);
+
+// What the rows of those drafts are asked at a segment boundary: out_candidates [sum of num_drafts,
+// FASER_NUM_CANDIDATES], and out_places [sum of num_drafts] of the drafts among them, 0 for one that is not there.
+int32_t faser_exit_drafts(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
+                          const int32_t* num_tokens, const int32_t* num_drafts, int32_t* out_candidates,
+                          int32_t* out_places);
+
 // Sums over tested drafts, for a fit of faser_acceptance: p is the estimate before the test, y 1 if it passed and 0 if
 // not, m the margin, w = p (1 - p).
 typedef struct {

@@ -217,7 +217,8 @@ def test_a_doubted_draft_loses_its_row_and_all_behind_it_and_none_before():
 
     def kept():
         places, starts = np.zeros(32, np.int32), np.arange(0, 40, 5, dtype=np.int32)
-        rule = exits.rule(world.requests, [4] * 8, 1)
+        slots, known = [r.slot for r in world.requests], [r.num_tokens for r in world.requests]
+        rule = exits.rule(world.sampling.array, slots, known, [4] * 8, 1)
         batch = PruneBatch(starts, np.full(8, 5, np.int32), np.zeros((32, 10), np.int32), places, 40, rule)
         return prune_rows_reference(scores.reshape(32, 10), batch).tolist()
 

@@ -90,7 +90,7 @@ class ErraticPolicy:
             lengths.append(length)
         return lengths
 
-    def rule(self, decoding, num_drafts, boundary):
+    def rule(self, sampling, slots, num_tokens, num_drafts, boundary):
         """Up to the first draft that is not the best candidate, or anything shorter or longer now and then."""
         if self._random.random() < 0.8:
             return PruneRule(np.full(sum(num_drafts), 9.0, np.float32), rank=-99.0, survival=1.0, least=0.5)

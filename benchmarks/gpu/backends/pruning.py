@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.core.decision import Decision, Mode, PruneRule, StepView
-from faser_trtllm.core.request import Request
 from faser_trtllm.policy.base import StatelessPolicy
 
 LIKELY = 10.0  # log-odds
@@ -25,7 +25,14 @@ class PruningPolicy(StatelessPolicy):
     def plan(self, view: StepView) -> Decision:
         return Decision([self._num_draft_tokens] * len(view.decoding), exits=self, mode=self._mode)
 
-    def rule(self, decoding: Sequence[Request], num_drafts: Sequence[int], boundary: int) -> PruneRule:
+    def rule(
+        self,
+        sampling: npt.NDArray[np.void],
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        num_drafts: Sequence[int],
+        boundary: int,
+    ) -> PruneRule:
         before = np.full(sum(num_drafts), LIKELY, np.float32)
         before[[end - 1 for end, count in zip(np.cumsum(num_drafts), num_drafts, strict=True) if count]] = -LIKELY
         return PruneRule(before, rank=-2 * LIKELY, survival=1.0, least=0.5)

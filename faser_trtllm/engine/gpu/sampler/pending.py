@@ -10,7 +10,7 @@ import numpy as np
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.staging import Staging
-from faser_trtllm.ops.arrays import int32_at
+from faser_trtllm.ops.fill_rows import RowFiller
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,8 @@ class PendingSteps:
     def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int) -> None:
         self._shape = (max_draft_len, 3, -(-max_batch_size // 4) * 4)
         self._staging = Staging(runtime, int(np.prod(self._shape)))
+        no_blocks = np.zeros((max_batch_size, 0), np.int32)
+        self._rows = RowFiller(max_batch_size, max_batch_size * max_draft_len, no_blocks)
 
     def upload(self, call: DraftCall) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The steps of a call's requests -> newest, known and remaining of each, as take_step has them."""
@@ -30,13 +32,14 @@ class PendingSteps:
             return
         filled = self._staging.fill().reshape(self._shape)
         filled[:num_steps] = 0
-        addresses = call.sampling["tokens"][call.slots]
-        columns = (addresses, call.known, call.pending)
-        for i, (address, count, drafts) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            steps = slice(num_steps - drafts, num_steps)
-            filled[steps, 0, i] = int32_at(address, count)[count - drafts :]
-            filled[steps, 1, i] = np.arange(count - drafts, count) + 1
-            filled[steps, 2, i] = 1
+        found = np.flatnonzero(call.pending)
+        slots, first, end = (column[found].tolist() for column in (call.slots, call.num_tokens, call.known))
+        rows = self._rows.fill(call.sampling, slots, first, end, [0] * len(slots))
+        requests = np.repeat(found, call.pending[found])
+        steps = num_steps + rows.positions - call.known[requests]
+        filled[steps, 0, requests] = rows.token_ids
+        filled[steps, 1, requests] = rows.positions + 1
+        filled[steps, 2, requests] = 1
         self._staging.send(num_steps * self._shape[1] * self._shape[2])
         for step in self._staging.device.view(self._shape)[:num_steps]:
             yield step[0], step[1], step[2]
