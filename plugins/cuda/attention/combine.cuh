@@ -36,12 +36,13 @@ __device__ void combine(const AttentionArguments& args, const T* whole, int head
   }
   total = warp_sum(total);
   const float normalise = total > 0.0f ? 1.0f / total : 0.0f;
+  const float shift = highest > -INFINITY ? highest : 0.0f;  // so that what was not visible weighs 0 and not NaN
   for (int column = 2 * lane; column < head_dim; column += 2 * kWarpSize) {
     float low = 0.0f, high = 0.0f;
+    // Without a branch, so that the loads of several chunks are under way at a time.
+#pragma unroll 8
     for (int c = 0; c < num_chunks; c++) {
-      const float log2_sum = log2_sums[c * args.num_heads];
-      if (log2_sum == -INFINITY) continue;
-      const float weight = exp2_approx(log2_sum - highest);
+      const float weight = exp2_approx(log2_sums[c * args.num_heads] - shift);
       const int64_t slot = static_cast<int64_t>(c) * args.num_heads * head_dim;
       const float2 pair = *reinterpret_cast<const float2*>(partial + slot + column);
       low += pair.x * weight;
