@@ -1,4 +1,4 @@
-"""Network inputs for a ragged batch, in numpy; shared by the interpreter and the GPU."""
+"""Inputs of a network of the native flavour for a ragged batch, in numpy; shared by the interpreter and the GPU."""
 
 from __future__ import annotations
 
@@ -57,21 +57,6 @@ def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: in
         "logit_rows": network_row[batch.logit_rows],
     }
     return NetworkInputs(arrays, order)
-
-
-def plugin_inputs(batch: RaggedBatch, max_seq_len: int) -> NetworkInputs:
-    """Inputs of a network of the plugin flavour: rows unchanged, one block table row per request."""
-    counts = np.diff(batch.cu_rows)
-    return NetworkInputs(
-        {
-            "token_ids": batch.token_ids,
-            "positions": batch.positions,
-            "cu_q_lens": batch.cu_rows,
-            "kv_lens": (_past(batch, counts, max_seq_len) + counts).astype(np.int32),
-            "block_table": batch.block_table[batch.slots],
-            "logit_rows": batch.logit_rows,
-        }
-    )
 
 
 def _past(batch: RaggedBatch, counts: Int32Array, max_seq_len: int) -> Int32Array:

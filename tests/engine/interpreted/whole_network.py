@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from faser_trtllm.builder.network.float8 import Float8Layers
-from faser_trtllm.builder.network.inputs import native_inputs, plugin_inputs
+from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.engine.interpreted.interpreter import Interpreter
@@ -66,8 +66,20 @@ class Whole:
 
     def _logits(self, batch: RaggedBatch) -> np.ndarray:
         if self._is_plugin:
-            inputs = plugin_inputs(batch, MAX_SEQ_LEN)
+            arrays = plugin_inputs(batch)
         else:
-            inputs = native_inputs(batch, batch.block_table[batch.slots, 0], SLOTS, MAX_SEQ_LEN)
-        feeds = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.arrays.items()}
+            arrays = native_inputs(batch, batch.block_table[batch.slots, 0], SLOTS, MAX_SEQ_LEN).arrays
+        feeds = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         return self.interpreter.run(feeds | self.caches)["logits"].numpy()
+
+
+def plugin_inputs(batch: RaggedBatch) -> dict[str, np.ndarray]:
+    """Inputs of a network of the plugin flavour: rows unchanged, one block table row per request."""
+    return {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "cu_q_lens": batch.cu_rows,
+        "kv_lens": batch.positions[batch.cu_rows[1:] - 1] + 1,
+        "block_table": batch.block_table[batch.slots],
+        "logit_rows": batch.logit_rows,
+    }

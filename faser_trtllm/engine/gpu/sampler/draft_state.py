@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.staging import Staging
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Float64Array
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.device.pack_sampling import ENTRY_INTS, SamplingPacker
 from faser_trtllm.ops.draft_stop import NativeStop, pending_survival
@@ -29,9 +30,9 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class DraftState:
-    """The requests of one draft call and what each step drew. Of at most max_batch_size.
+    """The requests of a draft call, its stop rule, and what each step drew. Of at most max_batch_size.
 
-    draws: ops/cuda/sample.py.
+    draws, stop: ops/cuda/sample.py, whose advance() decides when drafting ends, as ops/draft_stop.py has it.
     """
 
     def __init__(
@@ -49,52 +50,39 @@ class DraftState:
         self._runtime = runtime
         self._width = max_draft_len + 1
         batch, device = spec.max_batch_size, runtime.device
-        shapes = (
-            (batch * ENTRY_INTS,),
-            *[(batch,)] * 5,  # known, remaining, slots, modes, pending
-            (1,),  # step
-            (max_draft_len * batch,),  # tokens
-            (2 * batch,),  # survival, float64
-            (4 * NUM_MODES * self._width,),  # slope, intercept, prior, spread
-            (self._width,),  # row_price
-            (batch + 1,),  # step_price
-            (batch * max_blocks_per_seq,),  # last, so that only the rows of a call's requests are sent
-        )
-        sizes = [size for (size,) in shapes]
-        ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()
-        self._sections = [(end - -(-size // 4) * 4, size) for end, size in zip(ends, sizes, strict=True)]
-        self._staging = Staging(runtime, ends[-1])
-        views = [self._staging.device[start : start + size] for start, size in self._sections]
-        (
-            entries,
-            known,
-            remaining,
-            slots,
-            modes,
-            pending,
-            step,
-            tokens,
-            survival,
-            tables,
-            row_price,
-            step_price,
-            table,
-        ) = views
-        self._block_table = table.view(batch, max_blocks_per_seq)
+        sizes = {
+            "entries": batch * ENTRY_INTS,
+            **dict.fromkeys(("known", "remaining", "slots", "modes", "pending"), batch),
+            "step": 1,
+            "tokens": max_draft_len * batch,
+            "survival": 2 * batch,  # float64
+            "tables": 4 * NUM_MODES * self._width,  # slope, intercept, prior, spread
+            "row_price": self._width,
+            "step_price": batch + 1,
+            "block_table": batch * max_blocks_per_seq,  # last, so that only the rows of a call's requests are sent
+        }
+        self._parts: dict[str, slice] = {}
+        end = 0
+        for name, size in sizes.items():
+            self._parts[name] = slice(end, end + size)
+            end += -(-size // 4) * 4
+        self._staging = Staging(runtime, end)
+        parts = {name: self._staging.device[part] for name, part in self._parts.items()}
+        self._block_table = parts["block_table"].view(batch, max_blocks_per_seq)
         shape = (max_draft_len, batch)
-        tokens = tokens.view(shape)
+        tokens = parts["tokens"].view(shape)
         margins = torch.zeros(shape, dtype=torch.float32, device=device)
         candidates = torch.zeros((*shape, NUM_CANDIDATES), dtype=torch.int32, device=device)
         runners_up = torch.zeros(shape, dtype=torch.int32, device=device) if keeps_runners_up else None
         self._outputs = (tokens, margins, candidates, *(() if runners_up is None else (runners_up,)))
         self._host = [runtime.host_tensor(tuple(output.shape), output.dtype) for output in self._outputs]
         self.draws = Draws(
-            entries=entries.view(torch.uint8).view(batch, SAMPLING_DTYPE.itemsize),
-            known=known,
-            remaining=remaining,
-            slots=slots,
+            entries=parts["entries"].view(torch.uint8).view(batch, SAMPLING_DTYPE.itemsize),
+            known=parts["known"],
+            remaining=parts["remaining"],
+            slots=parts["slots"],
             newest=torch.zeros(batch, dtype=torch.int32, device=device),
-            step=step,
+            step=parts["step"],
             tokens=tokens,
             margins=margins,
             candidates=candidates,
@@ -102,12 +90,12 @@ class DraftState:
             runners_up=runners_up,
         )
         self.stop = StopTables(
-            modes,
-            tables.view(torch.float32).view(4, NUM_MODES, self._width),
-            row_price.view(torch.float32),
-            step_price.view(torch.float32),
-            pending,
-            survival.view(torch.float64),
+            parts["modes"],
+            parts["tables"].view(torch.float32).view(4, NUM_MODES, self._width),
+            parts["row_price"].view(torch.float32),
+            parts["step_price"].view(torch.float32),
+            parts["pending"],
+            parts["survival"].view(torch.float64),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
         self._host_num_going = runtime.host_tensor((1,), torch.int32)
@@ -123,23 +111,25 @@ class DraftState:
     def upload(self, call: DraftCall, block_table: Int32Array, stop: DraftStop | None, edits: DraftEdits) -> bool:
         """Load the requests of a call, in the order of their logits -> whether some edit their logits; `edits` has what
         those read. block_table [n, any number of columns that their tokens fit]. stop: None lets everybody go on."""
-        n = call.slots.size
+        n, width = call.slots.size, self._block_table.shape[1]
         filled = self._staging.fill()
-        first_row, _ = self._sections[-1]
+        first_row = self._parts["block_table"].start
         filled[:first_row] = 0
-        sections = [filled[start : start + size] for start, size in self._sections]
-        place, known, remaining, slots, modes, pending, _, tokens, survival, *rule, table = sections
+        parts = {name: filled[part] for name, part in self._parts.items()}
+        entries = parts["entries"][: n * ENTRY_INTS]
         none, at = self._none_pending[:n], self._staging.device.data_ptr()
-        packed = self._packer.pack(call.sampling, call.slots, call.known, none, place[: n * ENTRY_INTS], at)
+        packed = self._packer.pack(call.sampling, call.slots, call.known, none, entries, at)
         if packed.is_edited:
-            place[: n * ENTRY_INTS] = edits.upload(call)
-        known[:] = 1
-        known[:n], remaining[:n], slots[:n] = call.known, call.wanted, call.slots
-        modes[:n], pending[:n] = call.modes, call.pending
-        tokens[:] = -1  # steps that are not run have drawn nothing
-        self._fill_stop(call, stop, survival.view(np.float64)[:n], rule)
-        table.reshape(self._block_table.shape)[:n, : block_table.shape[1]] = block_table
-        self._staging.send(first_row + n * self._block_table.shape[1])
+            entries[:] = edits.upload(call)
+        parts["known"][n:] = 1
+        columns = {"known": call.known, "remaining": call.wanted, "slots": call.slots}
+        columns |= {"modes": call.modes, "pending": call.pending}
+        for name, column in columns.items():
+            parts[name][:n] = column
+        parts["tokens"][:] = -1  # steps that are not run have drawn nothing
+        parts["block_table"].reshape(-1, width)[:n, : block_table.shape[1]] = block_table
+        self._fill_stop(call, stop, parts)
+        self._staging.send(first_row + n * width)
         return packed.is_edited
 
     def num_going(self) -> int:
@@ -167,21 +157,18 @@ class DraftState:
         tokens, margins, candidates, *others = (host.numpy()[:count] for host in self._host)
         return tokens, margins, candidates, others[0] if others else None
 
-    def _fill_stop(
-        self, call: DraftCall, stop: DraftStop | None, survival: Float64Array, rule: list[Int32Array]
-    ) -> None:
-        """survival [n]: of the drafts that are pending already."""
+    def _fill_stop(self, call: DraftCall, stop: DraftStop | None, parts: Mapping[str, Int32Array]) -> None:
+        survival = parts["survival"].view(np.float64)[: call.slots.size]
         survival[:] = 1.0
-        tables, row_price, step_price = (section.view(np.float32) for section in rule)
         if stop is None:
-            step_price[:] = -np.inf
+            parts["step_price"].view(np.float32)[:] = -np.inf
             return
         if call.pending.any():
             address = self._native_stop.address(stop, self._width - 1)
             pending_survival(address, call.sampling, call.slots, call.num_tokens, call.pending, survival)
-        floats = tables.reshape(4, NUM_MODES, self._width)
-        for table, values in zip(floats, (stop.slope, stop.intercept, stop.prior, stop.spread), strict=True):
+        tables = parts["tables"].view(np.float32).reshape(4, NUM_MODES, self._width)
+        for table, values in zip(tables, (stop.slope, stop.intercept, stop.prior, stop.spread), strict=True):
             table[:, : values.shape[1]] = values
-        row_price[: stop.row_price.size] = stop.row_price
-        count = min(stop.step_price.size, step_price.size)
-        step_price[:count] = stop.step_price[:count]
+        for name, values in (("row_price", stop.row_price), ("step_price", stop.step_price)):
+            prices = parts[name].view(np.float32)[: values.size]
+            prices[:] = values[: prices.size]
