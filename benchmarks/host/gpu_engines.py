@@ -37,13 +37,35 @@ _CERTAIN = 1e4
 
 
 class HostClock:
-    """Seconds that this process had a core, without those in which it was the device."""
+    """Seconds that this process had a core, without those in which it was the device.
+
+    idle_s: of these, in which the device had nothing to do; whatever is launched counts as longer than what the host
+    does behind it.
+    """
 
     def __init__(self) -> None:
+        self.idle_s = 0.0
         self._device_s = 0.0
+        self._idle_from_s: float | None = None
 
     def now_s(self) -> float:
         return time.process_time() - self._device_s
+
+    def clear(self) -> None:
+        """Count idle_s from now on."""
+        self.idle_s = 0.0
+        if self._idle_from_s is not None:
+            self._idle_from_s = self.now_s()
+
+    def launched(self) -> None:
+        """The device has something to do."""
+        if self._idle_from_s is not None:
+            self.idle_s += self.now_s() - self._idle_from_s
+            self._idle_from_s = None
+
+    def awaited(self) -> None:
+        """The device has done all of it."""
+        self._idle_from_s = self.now_s()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -118,7 +140,8 @@ def open_gpu_engines(
 
 
 class _DeviceRuntime(HostRuntime):
-    """A graph is the device's; events say nothing, since a cost table says how long passes take."""
+    """A graph is the device's; events say nothing, since a cost table says how long passes take. wait() is for results:
+    nobody waits for a copy to the device, which is over long before its memory is filled again."""
 
     def __init__(self, clock: HostClock) -> None:
         super().__init__()
@@ -130,11 +153,18 @@ class _DeviceRuntime(HostRuntime):
     def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
         return self._on_device(super().capture_loop(begin, step, going))
 
+    def wait(self) -> None:
+        self._clock.awaited()
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
     def ms_between(self, begin: Any, end: Any) -> float:
         return 0.0
 
     def _on_device(self, replay: Replay) -> Callable[[], None]:
         def run() -> None:
+            self._clock.launched()
             with self._clock.stopped():
                 replay()
 
@@ -165,6 +195,7 @@ class _Decoder:
         return rows
 
     def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+        self._clock.launched()
         if logits is None or self.coins is None:
             return
         with self._clock.stopped():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,13 @@ PROMPT_LEN, TOKENS_PER_BLOCK = 32, 32
 WARM_UP_STEPS = 40  # price has learnt, and caches are warm
 
 
+class StepCosts(NamedTuple):
+    """Microseconds by part, and in which the device of GPU engines has nothing to do; None for other engines."""
+
+    parts_us: Mapping[str, float]
+    idle_us: float | None
+
+
 def measure_step(
     system: str,
     num_requests: int,
@@ -56,8 +63,8 @@ def measure_step(
     max_draft_len: int,
     seed: int = 0,
     engines: str = NULL,
-) -> dict[str, float]:
-    """Microseconds of a step by its parts, the mean over num_steps steps in which num_requests requests decode.
+) -> StepCosts:
+    """Of a step, the mean over num_steps steps in which num_requests requests decode.
 
     system: as benchmarks.host.options.split_system takes it. engines: of benchmarks.host.options.ENGINES.
 
@@ -71,14 +78,15 @@ def measure_step(
             executor.submit(str(number), [0] * PROMPT_LEN, params, watch.sink)
         for _ in range(WARM_UP_STEPS):
             executor.step()
-        watch.clear()
         with _without_collector():
+            watch.clear()
             for _ in range(num_steps):
                 watch.begin()
                 executor.step()
                 watch.end()
         assert executor.stats()["num_scheduled"] == num_requests, "a request ended while it was measured"
-    return {part: 1e6 * seconds / num_steps for part, seconds in watch.seconds.items()}
+    parts_us = {part: 1e6 * seconds / num_steps for part, seconds in watch.seconds.items()}
+    return StepCosts(parts_us, 1e6 * watch.clock.idle_s / num_steps if engines == GPU else None)
 
 
 def measure_reference(num_requests: int, num_drafts: int, num_steps: int) -> float:
@@ -106,6 +114,7 @@ class Stopwatch:
 
     def clear(self) -> None:
         self.seconds = dict.fromkeys(PARTS[self.engines], 0.0)
+        self.clock.clear()
 
     def begin(self) -> None:
         self._has_output = False

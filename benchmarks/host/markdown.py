@@ -45,6 +45,14 @@ def render_markdown(report: HostBenchReport) -> str:
         ]
         rows.append([str(size), *cells, f"{1e-3 * reference:.4f}"])
     lines.append(table(["requests", *systems, "loop in C"], rows))
+    idle = {size: [report.idle_us(system, size) for system in systems] for size in report.sizes}
+    if any(us is not None for found in idle.values() for us in found):
+        lines += ["", "## Milliseconds per step in which the GPU has nothing to do", ""]
+        lines += ["What the host does behind a launch is not in it: passes are taken to be longer.", ""]
+        rows = [
+            [str(size), *("" if us is None else f"{1e-3 * us:.3f}" for us in found)] for size, found in idle.items()
+        ]
+        lines.append(table(["requests", *systems], rows))
     for system in systems:
         lines += ["", f"## {system}: microseconds by part", ""]
         rows = [

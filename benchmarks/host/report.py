@@ -12,14 +12,15 @@ from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 @dataclass(frozen=True)
 class HostStep:
-    """One measurement. reference_us: of the loop in C, just before. parts_us: by benchmarks.host.host_step.PARTS
-    of its engines."""
+    """One measurement. reference_us: of the loop in C, just before. parts_us: by benchmarks.host.host_step.PARTS of its
+    engines. idle_us: in which a GPU has nothing to do; None for other engines."""
 
     system: str
     num_requests: int
     number: int  # of its round
     reference_us: float
     parts_us: Mapping[str, float]
+    idle_us: float | None = None
 
     @property
     def us(self) -> float:
@@ -62,6 +63,11 @@ class HostBenchReport:
 
     def part_us(self, system: str, num_requests: int, part: str) -> float:
         return summarize([step.parts_us[part] for step in self.select(system, num_requests)]).median
+
+    def idle_us(self, system: str, num_requests: int) -> float | None:
+        """None where there is no GPU."""
+        found = [step.idle_us for step in self.select(system, num_requests) if step.idle_us is not None]
+        return summarize(found).median if found else None
 
     def to_json(self) -> dict[str, Any]:
         return {

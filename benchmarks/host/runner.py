@@ -36,7 +36,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
         for num_requests in options.num_requests:
             reference_us = measure_reference(num_requests, REFERENCE_DRAFTS, REFERENCE_STEPS * options.num_steps)
             for system in options.systems:
-                parts = measure_step(
+                costs_us = measure_step(
                     system,
                     num_requests,
                     costs,
@@ -46,7 +46,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
                     seed=number,
                     engines=options.engines,
                 )
-                steps.append(HostStep(system, num_requests, number, reference_us, parts))
+                steps.append(HostStep(system, num_requests, number, reference_us, *costs_us))
         costs_of = f"{TARGET} + {DRAFT} on {GPU}"
         report = HostBenchReport(environment | meter.shares(), costs_of, steps, options.engines)
         (options.output_dir / JSON_FILE).write_text(json.dumps(report.to_json(), indent=1) + "\n")

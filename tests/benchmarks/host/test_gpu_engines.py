@@ -5,7 +5,7 @@ import time
 import pytest
 
 from benchmarks.host.gpu_engines import HostClock
-from benchmarks.host.host_step import PROMPT_LEN, Stopwatch, open_executor
+from benchmarks.host.host_step import PROMPT_LEN, Stopwatch, measure_step, open_executor
 from benchmarks.host.options import GPU, NULL
 from benchmarks.host.runner import modelled_costs
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -96,3 +96,35 @@ def test_the_clock_leaves_out_the_device_once(monkeypatch):
             now[0] += 8.0
         now[0] += 16.0
     assert clock.now_s() - begun == 34.0
+
+
+def test_the_device_is_idle_from_a_wait_to_the_next_launch(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
+    clock = HostClock()
+
+    def passes(seconds):
+        now[0] += seconds
+
+    clock.awaited()
+    passes(1.0)
+    clock.clear()
+    passes(2.0)
+    clock.launched()
+    with clock.stopped():
+        passes(4.0)
+    passes(8.0)
+    clock.launched()
+    passes(16.0)
+    clock.awaited()
+    passes(32.0)
+    clock.launched()
+    assert clock.idle_s == 34.0
+
+
+@pytest.mark.parametrize("system", ["off", "fixed:4"])
+def test_the_device_is_idle_for_a_part_of_the_host_s_time(costs, system):
+    sizes = {"num_steps": 10, "acceptance": ACCEPTANCE, "max_draft_len": MAX_DRAFT_LEN}
+    found = measure_step(system, 4, costs, engines=GPU, **sizes)
+    assert 0 < found.idle_us < sum(found.parts_us.values())
+    assert measure_step(system, 4, costs, engines=NULL, **sizes).idle_us is None
