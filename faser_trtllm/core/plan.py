@@ -139,10 +139,13 @@ class SchedulerOutput:
 
     @property
     def verified(self) -> Sequence[int]:
-        """Indices of view.decoding in scheduled."""
-        if len(self.view.decoding) == len(self.scheduled):
-            return range(len(self.scheduled))
-        return [i for i, s in enumerate(self.scheduled) if s.num_new_tokens == 1 and s.request.is_decoding]
+        """Indices of view.decoding in scheduled, by the counts of the time when the step was scheduled: `update` changes
+        those of the requests, and a prompt that has ended decodes from then on."""
+        rows = self.scheduled
+        if len(self.view.decoding) == len(rows):
+            return range(len(rows))
+        columns = zip(rows.num_new_tokens, rows.num_computed, rows.num_tokens, strict=True)
+        return [i for i, (new, computed, known) in enumerate(columns) if new == 1 and computed == known - 1]
 
 
 @value

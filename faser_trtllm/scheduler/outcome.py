@@ -1,4 +1,4 @@
-"""The outcome of a step per request, for reports; gathered before the step's tokens are committed."""
+"""The outcome of a step per request, for reports: the same before and after the step's tokens are committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def step_outcome(plan: SchedulerOutput, drafts: DraftResult, result: VerifyResul
     columns: list[Sequence[int]] = [num_pending, result.num_tokens, result.carried]
     columns += [result.num_accepted, result.num_verified, num_pruned]
     if len(verified) < len(scheduled):
-        num_context_rows = sum(s.num_new_tokens for s in scheduled if not s.request.is_decoding)
+        num_context_rows = sum(scheduled.num_new_tokens) - len(verified)
         columns = [[column[i] for i in verified] for column in columns]
     pending, num_tokens, carried, num_accepted, num_verified, num_pruned = columns
     decoding = plan.view.decoding

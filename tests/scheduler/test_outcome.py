@@ -1,4 +1,4 @@
-"""What a step found, for reports: only of the requests that decode."""
+"""What a step found, for reports: only of the requests that decode, and the rows of prompts in the same pass."""
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,7 @@ from faser_trtllm.core.plan import DraftResult, ScheduledRequest, ScheduledReque
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.scheduler.outcome import step_outcome
+from tests.support.executor_harness import Setup, run
 
 COLUMNS = ("decoding", "num_pending", "num_verified", "num_pruned", "num_tested", "num_accepted")
 
@@ -73,3 +74,43 @@ def test_a_rejected_draft_was_tested_too(ending, num_accepted, tested):
     outcome = step_outcome(*make_step([(True, 4, 4, num_accepted, 0, ending)], pruned=False))
     assert outcome.num_tested == [tested]
     assert list(outcome.num_pruned) == [0]
+
+
+class Watched(Setup):
+    """Keeps the outcome of every step that decodes, as a watcher sees it: after the step's tokens are committed."""
+
+    def open(self, trace=None):
+        self.outcomes = []
+        executor = super().open(trace)
+        executor.watch(self)
+        return executor
+
+    def step(self, plan, drafts, result, times_s):
+        if plan.view.decoding:
+            self.outcomes.append(step_outcome(plan, drafts, result))
+
+    def finished(self, request):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_num_tokens", "length", "chunks"),
+    [
+        ("off", 16, 10, [10]),
+        ("off", 16, 18, [15, 3]),
+        ("off", 16, 16, [15]),  # a token that is left alone is a frontier of its own
+        ("off", 2, 4, [1, 1, 1]),
+        ("fixed:2", 16, 10, [10]),
+        ("fixed:2", 16, 16, [13, 3]),
+    ],
+)
+def test_a_prompt_counts_all_its_rows_in_the_step_in_which_it_ends(policy, max_num_tokens, length, chunks):
+    """A request decodes, and a prompt joins it, of which a step runs what the other one leaves."""
+    setup = Watched(policy=policy, max_batch_size=2, max_num_tokens=max_num_tokens, chunk_unit_size=1, reuse=False)
+    first, second = SamplingParams(max_tokens=30), SamplingParams(max_tokens=2)
+    collector = run(setup, [([1, 2], first), ([3] * length, second)], arrivals=[0, 4])
+    assert {key: len(tokens) for key, tokens in collector.tokens.items()} == {"0": 30, "1": 2}
+    assert [o.num_context_rows for o in setup.outcomes if o.num_context_rows] == chunks
+    for outcome in setup.outcomes:
+        assert outcome.num_rows == outcome.num_context_rows + len(outcome.decoding) + sum(outcome.num_verified)
+        assert len(outcome.num_accepted) == len(outcome.decoding)
