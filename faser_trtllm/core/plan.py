@@ -139,8 +139,8 @@ class SchedulerOutput:
 
     @property
     def verified(self) -> Sequence[int]:
-        """Indices of view.decoding in scheduled, by the counts of the time when the step was scheduled: `update` changes
-        those of the requests, and a prompt that has ended decodes from then on."""
+        """Indices of view.decoding in scheduled, by the counts from when the step was scheduled: `update` changes the
+        requests' own, and a prompt that has ended decodes from then on."""
         rows = self.scheduled
         if len(self.view.decoding) == len(rows):
             return range(len(rows))

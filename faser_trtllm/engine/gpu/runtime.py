@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Work = Callable[[], None]
 Replay = Callable[[], None]
-MIN_TORCH = (2, 13)  # mm with both out_dtype and out
+MIN_TORCH = (2, 11)  # mm with both out_dtype and out
 
 
 class Runtime(Protocol):

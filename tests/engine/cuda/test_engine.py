@@ -451,6 +451,6 @@ def test_faser_check_tells_what_a_directory_holds(pair) -> None:
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.12.1+cu130")
-    with pytest.raises(ConfigError, match=r"^torch 2\.12\.1\+cu130 is too old, GPU backends need 2\.13 or newer"):
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu130")
+    with pytest.raises(ConfigError, match=r"^torch 2\.10\.1\+cu130 is too old, GPU backends need 2\.11 or newer"):
         CudaRuntime()
