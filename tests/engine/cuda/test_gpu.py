@@ -1,4 +1,4 @@
-"""The cuda engine on a GPU: `pytest -m gpu tests/engine`. Not run yet: no GPU was at hand.
+"""The cuda engine on a GPU: `pytest -m gpu tests/engine`.
 
 Needs a CUDA build of torch, cuda-python and nvcc (or cubins compiled before in build/cuda).
 """
@@ -20,11 +20,12 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.gpu.device import CudaGpu
-from faser_trtllm.engine.gpu.fp8 import check_capability
+from faser_trtllm.engine.gpu.fp8 import check_capability, scaled_linear, scaled_linear_reference
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.executor.factory import assemble
+from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
 from faser_trtllm.policy.static import FixedPolicy
 from tests.engine.cuda.harness import build_pair, open_engine, random_tokens, reference_logits
 from tests.support.engine_harness import Harness
@@ -67,12 +68,29 @@ def test_passes_with_and_without_graphs_are_near_the_reference(gpu: CudaGpu, eng
                 assert np.abs(logits - wanted[begin:end]).max() < TOLERANCE * wanted.std()
 
 
-def test_fp8_is_near_its_reference(gpu: CudaGpu, engines) -> None:
-    """On the host with exact sums: what is left is bf16's rounding, and e4m3's steps where that crosses one."""
+@pytest.fixture(scope="module")
+def fp8(gpu: CudaGpu) -> None:
     try:
         check_capability(torch.cuda.get_device_capability(), torch.cuda.get_device_name())
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 79, 320])
+def test_an_fp8_product_is_near_that_with_exact_sums(fp8: None, num_rows: int) -> None:
+    """bf16's rounding of the result is 1.1e-3 of it, and the sums of an H100 added as much (2026-11-26)."""
+    generator = torch.Generator("cuda").manual_seed(num_rows)
+    x, weight = (torch.randn(n, 1024, generator=generator, device="cuda").bfloat16() for n in (num_rows, 512))
+    scaled = quantize_rows(weight)
+    wanted = scaled_linear_reference(x.float(), scaled, None)
+    found = scaled_linear(x, scaled, None).float()
+    assert torch.linalg.norm(found - wanted) < 3e-3 * torch.linalg.norm(wanted)
+
+
+def test_fp8_is_near_its_reference(fp8: None, gpu: CudaGpu, engines) -> None:
+    """On the host with exact sums. What is left is bf16's rounding, the fp8 unit's sums, and a step of e4m3 wherever
+    one of them crosses it: if a share p of the roundings falls on the other side, the difference is sqrt(12 p) of what
+    fp8 changes. 2.4 % did on an H100 (2026-11-26), which is 0.54; 5.3 % are 0.8."""
     tokens = random_tokens(40)
     with open_engine(engines.target_path, ReferenceOps(), torch.bfloat16, quantization=Quantization.FP8) as engine:
         wanted = Harness(engine).run([(1, tokens, 0, 40)])[0]
@@ -82,7 +100,7 @@ def test_fp8_is_near_its_reference(gpu: CudaGpu, engines) -> None:
         opened = open_cuda_engines(request, gpu, stack)
         batch = Harness(opened.target).batch([(1, tokens, 0, 40)])
         found = opened.target.forward(batch)[:]
-    assert np.linalg.norm(found - wanted) < 0.4 * np.linalg.norm(found - plain)
+    assert np.linalg.norm(found - wanted) < 0.8 * np.linalg.norm(found - plain)
 
 
 @pytest.mark.parametrize("policy", ["erratic", *Mode])
