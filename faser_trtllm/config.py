@@ -65,6 +65,11 @@ class Quantization(str, enum.Enum):
     FP8 = "fp8"
 
 
+class GpuPartitioning(str, enum.Enum):
+    GREEN_CONTEXTS = "green_contexts"
+    STREAMS = "streams"
+
+
 class KvCacheConfig(_Strict):
     max_tokens: int | None = Field(
         None, ge=1, description="KV capacity in tokens; default: max_batch_size x max_seq_len, as far as memory allows"
@@ -111,6 +116,10 @@ class ExecutorConfig(_Strict):
     quantization: Quantization = Field(
         Quantization.NONE,
         description="fp8: layer matrices in e4m3, quantized at load time; cuda engines on compute capability 8.9+",
+    )
+    gpu_partitions: GpuPartitioning = Field(
+        GpuPartitioning.GREEN_CONTEXTS,
+        description="of overlapped modes on a GPU: green_contexts, SMs for each lane; streams: all SMs for both",
     )
     synthetic_acceptance: float | tuple[float, ...] | None = Field(
         None,

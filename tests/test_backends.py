@@ -50,6 +50,10 @@ def test_what_a_backend_cannot_do_is_refused_by_name(engine_dir: Path) -> None:
         open_executor(engine_dir, ExecutorConfig(), interpretation=Interpretation(engine_dir))
     with pytest.raises(ConfigError, match=r"holds cpu engines, .* build with --backend cuda"):
         open_executor(engine_dir, ExecutorConfig(quantization="fp8"))
+    with pytest.raises(
+        ConfigError, match=r"^gpu_partitions is streams, .* holds cpu engines, which run on cores; leave it out"
+    ):
+        open_executor(engine_dir, ExecutorConfig(gpu_partitions="streams"))
     relabel(engine_dir, "tensorrt")
     with pytest.raises(ConfigError, match=r"holds tensorrt engines, .* build with --quantization FP8"):
         open_executor(engine_dir, ExecutorConfig(quantization="fp8"))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from faser_trtllm.backends import Backend, find_backend, names_with
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
-from faser_trtllm.config import KvCacheDtype, Quantization
+from faser_trtllm.config import GpuPartitioning, KvCacheDtype, Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
@@ -42,7 +42,7 @@ class OpenRequest:
     quantization: of both models. ordinal: the GPU of a draft alone (open_draft); engines of ours run on the first.
     kv_memory_fraction: on a GPU fewer blocks will do, as many as fit this share of the memory that weights and buffers
     leave free; None: num_blocks must fit. kv_dtype: of the KV caches of both models. num_branches: of each request of a
-    pass; for engines that give a copy_kv.
+    pass; for engines that give a copy_kv. gpu_partitions: of engines on a GPU.
     """
 
     engines: EngineDir
@@ -56,12 +56,18 @@ class OpenRequest:
     kv_memory_fraction: float | None = None
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
     num_branches: int = 0
+    gpu_partitions: GpuPartitioning = GpuPartitioning.GREEN_CONTEXTS
 
     @property
     def paths(self) -> dict[str, Path]:
         """The engine files to open, by role."""
         paths = {"target": self.engines.target_path}
         return paths | {"draft": self.engines.draft_path} if self.drafting else paths
+
+    @property
+    def plain_streams(self) -> bool:
+        """In place of green contexts."""
+        return self.gpu_partitions is GpuPartitioning.STREAMS
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -133,6 +139,11 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
         raise ConfigError(
             f"num_branches is {request.num_branches}, {path} holds {backend.name} engines, whose passes have chains "
             f"only; set it to 0 or build with --backend {names_with(lambda b: b.has_branches)}"
+        )
+    if request.plain_streams and backend.on_cpu:
+        raise ConfigError(
+            f"gpu_partitions is {request.gpu_partitions.value}, {path} holds {backend.name} engines, which run on "
+            f"cores; leave it out or build with --backend {names_with(lambda b: not b.on_cpu)}"
         )
     if request.interpretation is not None and not backend.can_interpret:
         raise ConfigError(

@@ -134,6 +134,7 @@ def open_executor(
                 kv_memory_fraction=config.kv_cache_config.free_gpu_memory_fraction,
                 kv_dtype=config.kv_cache_config.dtype,
                 num_branches=min(config.num_branches, max_draft_len),  # one in the place of each draft, at most
+                gpu_partitions=config.gpu_partitions,
             ),
             stack,
         )

@@ -1,8 +1,8 @@
-"""Partitions of a GPU: SMs in green contexts, one split for both sides, each with its own stream.
+"""Partitions of a GPU: SMs in green contexts, one split for both sides, each with its own stream; or two plain streams.
 
 A green context is a mask of SMs over the primary context: memory, modules and events are shared, and work on its
-streams stays on its SMs. To move to another partition, enqueue on its stream. Not run on a GPU; the
-calls are tested through cuda-python's bindings over a stand-in driver.
+streams stays on its SMs. To move to another partition, enqueue on its stream. Splits were granted as asked on an H100
+(2026-11-26); the calls are tested through cuda-python's bindings over a stand-in driver.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GpuPartition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPair:
-    """A draft's and a target's share of one GPU: disjoint SMs, or, without green contexts, two priorities."""
+    """A draft's and a target's share of one GPU: disjoint SMs, or on plain streams every SM for both."""
 
     draft: GpuPartition
     target: GpuPartition
@@ -62,14 +62,20 @@ class GpuPartitions:
     """The whole GPU, and pairs that divide it between a draft and a target; all created up front, none while serving.
 
     whole: a stream of the primary context. pairs[i]: for draft_sms[i], with the counts that the driver granted. kind:
-    "green", or "priority" where the driver has no green contexts: then both sides of the one pair have every SM, and
-    the draft's blocks go first, since a draft step is short. Use a `with` block, or close().
+    "green", or "streams" where those are asked for or the driver has no green contexts: then both sides of the one pair
+    have every SM. Use a `with` block, or close().
     """
 
     def __init__(
-        self, draft_sms: Sequence[int] | None = None, ordinal: int = 0, *, require_green: bool = False
+        self,
+        draft_sms: Sequence[int] | None = None,
+        ordinal: int = 0,
+        *,
+        require_green: bool = False,
+        plain_streams: bool = False,
     ) -> None:
-        """draft_sms: default default_draft_sms(). require_green: FaserError instead of the fallback.
+        """draft_sms: default default_draft_sms(). require_green: FaserError instead of the fallback. plain_streams: no
+        green contexts, whatever the driver has.
 
         Raises ConfigError if cuda-python or a driver is missing, or if the GPU cannot be divided this way.
         """
@@ -88,9 +94,9 @@ class GpuPartitions:
             ensure_context(self._driver)
             self._device = self._call("cuDeviceGet", ordinal)
             self.whole = GpuPartition("whole", self._stream("cuStreamCreate", _NON_BLOCKING), self.num_sms)
-            self.pairs: tuple[PartitionPair, ...] = self._green_pairs(counts, require_green)
+            self.pairs: tuple[PartitionPair, ...] = () if plain_streams else self._green_pairs(counts, require_green)
             if not self.pairs and counts:
-                self.kind, self.pairs = "priority", (self._priority_pair(),)
+                self.kind, self.pairs = "streams", (self._stream_pair(),)
             guard.pop_all()
 
     @property
@@ -126,7 +132,7 @@ class GpuPartitions:
             raise FaserError(f"green contexts cannot be made: {reason}; a driver for CUDA 12.4 or newer has them")
         if reason:
             log.warning(
-                "green contexts cannot be made (%s): draft and target share all %d SMs, on streams of two priorities",
+                "green contexts cannot be made (%s): draft and target share all %d SMs, on two streams",
                 reason,
                 self.num_sms,
             )
@@ -156,12 +162,11 @@ class GpuPartitions:
             log.warning("partition %s was granted %d SMs, %d were asked for", name, granted, resource.sm.smCount)
         return GpuPartition(name, int(stream), granted)
 
-    def _priority_pair(self) -> PartitionPair:
-        least, greatest = self._call("cuCtxGetStreamPriorityRange")
-        draft = self._stream("cuStreamCreateWithPriority", _NON_BLOCKING, greatest)
-        target = self._stream("cuStreamCreateWithPriority", _NON_BLOCKING, least)
+    def _stream_pair(self) -> PartitionPair:
+        """Without priorities: on an H100 one for the draft's stream changed no time (2026-11-26)."""
+        draft, target = (self._stream("cuStreamCreate", _NON_BLOCKING) for _ in range(2))
         return PartitionPair(
-            GpuPartition("draft first", draft, self.num_sms), GpuPartition("target behind", target, self.num_sms)
+            GpuPartition("draft stream", draft, self.num_sms), GpuPartition("target stream", target, self.num_sms)
         )
 
     def _stream(self, create: str, *arguments: Any) -> int:

@@ -65,12 +65,12 @@ def generate_texts(
     return Generated([list(tokens) for tokens in found], stats, Counters.now().since(before))
 
 
-def generate_requests(path: Path, policy: str, requests: Any, seed: int = 0) -> Generated:
-    """By a policy of the tests (tests/engine/cuda/host_executor.py). seed: of the order of work. Counted from the first
-    request on."""
+def generate_requests(path: Path, policy: str, requests: Any, seed: int = 0, **config: Any) -> Generated:
+    """By a policy of the tests (tests/engine/cuda/host_executor.py). seed: of the order of work. config: keys of
+    ExecutorConfig. Counted from the first request on."""
     driver().seed(seed)
     collector = Collector()
-    config = ExecutorConfig(speculation="off" if policy == "off" else "fixed:1")  # opens the draft or not
+    config = ExecutorConfig(speculation="off" if policy == "off" else "fixed:1", **config)  # opens the draft or not
     with open_executor(path, config, wrap_policy=lambda _: make(policy)) as executor:
         before = Counters.now()
         for index, (prompt, params) in enumerate(requests):

@@ -15,6 +15,7 @@ from tests.engine.cuda.harness import build_pair
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.executor_harness import Collector
 from tests.virtual_gpu.generation import generate_cuda
+from tests.virtual_gpu.plan_engines import generate_requests
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 pytestmark = pytest.mark.slow
@@ -69,6 +70,17 @@ def test_speculation_changes_no_token(
         assert found.stats["num_pruned_rows"] > 0
         assert {"prune_rows", "compact_rows"} <= both[1].keys() | found.counters.kernels("whole").keys()
         assert min(found.stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")) > 0
+
+
+def test_lanes_on_plain_streams_change_no_token(
+    gpu: VirtualGpuProcess, engines: EngineDir, alone: list[list[int]]
+) -> None:
+    """In every mode, with rows pruned, in a random order of work; both lanes have every SM."""
+    found = gpu.run(generate_requests, engines.path, "erratic", REQUESTS, seed=1, gpu_partitions="streams")
+    assert found.tokens == alone
+    assert set(found.counters.work) == {"whole"}
+    assert found.stats["num_pruned_rows"] > 0
+    assert min(found.stats[f"num_steps_{mode}"] for mode in ("serial", "draft_ahead", "ping_pong")) > 0
 
 
 # Short prompts again; their outputs repeat themselves.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     """As engine.opening.open_engines, on the first GPU."""
-    return open_cuda_engines(request, stack.enter_context(CudaGpu()), stack)
+    return open_cuda_engines(request, stack.enter_context(CudaGpu(plain_streams=request.plain_streams)), stack)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:

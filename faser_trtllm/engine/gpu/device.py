@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -50,26 +51,29 @@ class Gpu(Protocol):
 
 
 class CudaGpu:
-    """A GPU, its partitions and the kernels compiled for it. Not run on a GPU yet.
+    """A GPU, its partitions and the kernels compiled for it.
 
-    draft_sms: SMs for the draft's side, in order of preference; the first pair is the one used. Use a `with` block.
-    Raises ConfigError if torch's CUDA, cuda-python, a driver or nvcc is missing or too old.
+    draft_sms: SMs for the draft's side, in order of preference; the first pair is the one used. plain_streams: in place
+    of green contexts, draft and target each have a stream with every SM. Use a `with` block. Raises ConfigError if
+    torch's CUDA, cuda-python, a driver or nvcc is missing or too old.
     """
 
     weights_dtype: torch.dtype | None = None
     collectives = "nccl"
 
-    def __init__(self, ordinal: int = 0, draft_sms: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, ordinal: int = 0, draft_sms: Sequence[int] | None = None, *, plain_streams: bool = False
+    ) -> None:
         from faser_trtllm.builder.plan_file import arch_capability
         from faser_trtllm.engine.gpu.runtime import CudaRuntime
         from faser_trtllm.ops.cuda.compiler import check_driver
         from faser_trtllm.ops.cuda.module import device_arch, driver_version
 
-        self._ordinal = ordinal
+        self._ordinal, self._plain_streams = ordinal, plain_streams
         CudaRuntime(ordinal)  # reports what is missing, and creates the context that green contexts need
         check_driver(driver_version())
         self.compute_capability = arch_capability(device_arch(ordinal))
-        self.partitions = GpuPartitions(draft_sms or None, ordinal)
+        self.partitions = GpuPartitions(draft_sms or None, ordinal, plain_streams=plain_streams)
         self.whole, self.pair = self.partitions.whole, self.partitions.pairs[0]
         self._modules = ExitStack()
 
@@ -89,7 +93,8 @@ class CudaGpu:
                 f"{count}, or use a machine with more"
             )
         seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-        return CudaGpu, {"CUDA_VISIBLE_DEVICES": seen.split(",")[rank].strip()}
+        make = functools.partial(CudaGpu, plain_streams=self._plain_streams)
+        return make, {"CUDA_VISIBLE_DEVICES": seen.split(",")[rank].strip()}
 
     def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
         from faser_trtllm.engine.gpu.fp8 import check_capability, check_product

@@ -46,7 +46,7 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
 
 
 def _on_gpu(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    trt, gpu = _gpu(request.engines, stack)
+    trt, gpu = _gpu(request.engines, stack, plain_streams=request.plain_streams)
     return open_plans(request, trt, gpu, stack)
 
 
@@ -69,11 +69,11 @@ def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> Op
     return open_pair(request, gpu, stack, open_one)
 
 
-def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0) -> tuple[Any, Gpu]:
+def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0, *, plain_streams: bool = False) -> tuple[Any, Gpu]:
     from faser_trtllm.engine.gpu.device import CudaGpu
 
     try:
-        return load_tensorrt(engines.backend), stack.enter_context(CudaGpu(ordinal))
+        return load_tensorrt(engines.backend), stack.enter_context(CudaGpu(ordinal, plain_streams=plain_streams))
     except ConfigError as error:
         raise ConfigError(
             f"{engines.path} holds {engines.backend} engines, which run on an NVIDIA GPU, and {error}; without one, "
