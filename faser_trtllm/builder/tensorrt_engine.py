@@ -25,7 +25,7 @@ from faser_trtllm.builder.network.float8 import FLOAT8, BlankLayers, CheckpointL
 from faser_trtllm.builder.network.float8_recipe import Float8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
-from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
+from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger, rtx_refusal
 from faser_trtllm.builder.options import BuildOptions, float8_roles
 from faser_trtllm.builder.plan_file import (
     EARLY_EXIT,
@@ -40,7 +40,7 @@ from faser_trtllm.builder.plan_file import (
 )
 from faser_trtllm.builder.source import Source
 from faser_trtllm.core.request import NUM_CANDIDATES
-from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from faser_trtllm.models.calibration import calibration_text
 from faser_trtllm.models.weights import expected_shapes
 
@@ -303,10 +303,35 @@ class TensorRTBackend:
 
 
 def open_builder(options: BuildOptions) -> TensorRTBackend:
-    """The builder of both TensorRT backends; raises as TensorRTBackend.load."""
+    """The builder of both TensorRT backends; raises as TensorRTBackend.load, and ConfigError for a GPU of this machine
+    that TensorRT for RTX refuses, unless the build is for others."""
+    if options.backend == "tensorrt_rtx":
+        _check_rtx_gpus(options.compute_capabilities)
     roles = float8_roles(options)
     float8 = Float8Recipe(roles, calibration_text(options.calib_dataset)) if roles else Float8Recipe()
     return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities, float8)
+
+
+def _check_rtx_gpus(asked: Sequence[str]) -> None:
+    """Before anything is imported or built."""
+    from faser_trtllm.ops.cuda.module import device_arch, device_name
+
+    for capability in asked:
+        if refusal := rtx_refusal(capability):
+            raise InvalidArgumentError(
+                f"compute_capability has {capability}, and {refusal}; use --backend cuda or tensorrt for it"
+            )
+    if asked:
+        return
+    try:
+        capability, name = arch_capability(device_arch()), device_name()
+    except ConfigError:  # no GPU here: plans are for another machine
+        return
+    if refusal := rtx_refusal(capability):
+        raise ConfigError(
+            f"the GPU here, {name}, has compute capability {capability}, and {refusal}; use --backend cuda, or say "
+            "which other GPUs it is for, as in --compute_capability 8.9"
+        )
 
 
 def _enum_name(capability: str) -> str:

@@ -16,6 +16,9 @@ MODULES = {
     "tensorrt_rtx": "pip install 'tensorrt_rtx_cu13==1.7.1.116' (it builds without a GPU)",
     "tensorrt": "pip install 'tensorrt>=10.13' on a machine with an NVIDIA driver",
 }
+RTX_GPUS = "Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0"
+"""TensorRT for RTX 1.7.1 about itself, when it was asked to load plans on an H100 (2026-11-26)."""
+_RTX_GAP = (9, 0), (11, 99)  # Hopper and what came between it and 12.0, all of it missing there
 # Every failed call on a machine without a driver also logs this; it says nothing about the network.
 _NO_DRIVER = "CUDA driver version is insufficient"
 
@@ -29,6 +32,14 @@ def load_tensorrt(name: str) -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{name} cannot be imported ({reason}); install it with {MODULES[name]}") from error
+
+
+def rtx_refusal(capability: str) -> str:
+    """Why TensorRT for RTX does not run on a GPU of this compute capability, such as "9.0"; empty where it may."""
+    first, last = _RTX_GAP
+    if not first <= tuple(map(int, capability.split("."))) <= last:
+        return ""
+    return f'TensorRT for RTX refuses such GPUs in its own words: "{RTX_GPUS}"'
 
 
 @functools.lru_cache

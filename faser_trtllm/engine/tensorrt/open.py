@@ -13,8 +13,8 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.network.float8 import CheckpointLayers
 from faser_trtllm.builder.network.float8_recipe import Float8Recipe, recorded_scales
 from faser_trtllm.builder.network.options import NetworkOptions
-from faser_trtllm.builder.network.vendor import load_tensorrt
-from faser_trtllm.builder.plan_file import PlanFile
+from faser_trtllm.builder.network.vendor import load_tensorrt, rtx_refusal
+from faser_trtllm.builder.plan_file import PlanFile, arch_capability
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
 from faser_trtllm.engine.cuda.open import check_no_head, head_buffers, open_cuda_draft_file, open_hidden_rows
@@ -73,12 +73,26 @@ def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0, *, plain_stream
     from faser_trtllm.engine.gpu.device import CudaGpu
 
     try:
+        if engines.backend == "tensorrt_rtx":
+            _check_rtx_gpu(engines, ordinal)
         return load_tensorrt(engines.backend), stack.enter_context(CudaGpu(ordinal, plain_streams=plain_streams))
     except ConfigError as error:
         raise ConfigError(
             f"{engines.path} holds {engines.backend} engines, which run on an NVIDIA GPU, and {error}; without one, "
             "faser generate --interpret runs a tensorrt_rtx engine's networks on the CPU"
         ) from error
+
+
+def _check_rtx_gpu(engines: EngineDir, ordinal: int) -> None:
+    """EngineFileError, before a plan is loaded, if TensorRT for RTX refuses the GPU; ConfigError without one."""
+    from faser_trtllm.ops.cuda.module import device_arch, device_name
+
+    capability = arch_capability(device_arch(ordinal))
+    if refusal := rtx_refusal(capability):
+        raise EngineFileError(
+            f"{engines.path} holds tensorrt_rtx engines, {device_name(ordinal)} has compute capability {capability}, "
+            f"and {refusal}; build with --backend cuda"
+        )
 
 
 def _open(

@@ -39,7 +39,7 @@ from tests.virtual_gpu.device.library import driver
 from tests.virtual_gpu.device.streams import enqueue
 
 VERSION = "0 (a stand-in for tests)"
-CAPABILITY = "9.0"  # driver/partition.cpp
+CAPABILITY = "12.0"  # driver/partition.cpp
 
 
 @functools.cache

@@ -42,9 +42,10 @@ CALL(cuDeviceGetName, char* name, int size, int) {
   return kDone;
 }
 CALL(cuDeviceTotalMem, size_t* total, int) { return *total = total_bytes(), kDone; }
-// 16: multiprocessors, 75 and 76: compute capability 9.0.
+// 16: multiprocessors, 75 and 76: compute capability 12.0, which every backend runs on, or of LIBCUDA_MAJOR.
 CALL(cuDeviceGetAttribute, int* value, int attribute, int) {
-  *value = attribute == 16 ? kNumSms : attribute == 75 ? 9 : 0;
+  const char* major = std::getenv("LIBCUDA_MAJOR");
+  *value = attribute == 16 ? kNumSms : attribute == 75 ? (major != nullptr ? std::atoi(major) : 12) : 0;
   return attribute == 16 || attribute == 75 || attribute == 76 ? kDone : kNotSupported;
 }
 CALL(cuCtxGetCurrent, void** context) { return *context = reinterpret_cast<void*>(kPrimaryContext), kDone; }
