@@ -1,7 +1,9 @@
 """`python -m benchmarks.replay TABLE...`: price against off, all fixed lengths and schedule, simulated by load.
 
-A table is a cost table's JSON file (a profile.json, or one that was modelled). Every policy meets the same requests;
-the rival is the one with the highest mean rate of all rounds of its load. Errors are standard errors over the rounds.
+A table is a cost table's JSON file (a profile.json, or one that was modelled), which time and policies both follow; or
+h100-measured: then time follows what was measured on an H100, and policies believe a quick profile of it, with noise of
+its own in each round. Every policy meets the same requests; the rival is the one with the highest mean rate of all
+rounds of its load. Errors are standard errors over the rounds.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.replay.recording import Recording, record
-from benchmarks.replay.simulate import simulate
+from benchmarks.replay.recording import NUM_OUTPUT, Recording, record
+from benchmarks.replay.simulate import OUTPUTS, Machine, simulate
 from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
+from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_DRAFT_LEN = 8
@@ -24,17 +28,51 @@ NEAR = 0.975  # of the best rival of the first round: whoever is below does not 
 
 
 def measure(
-    recording: Recording, table: CostTable, policy: str, load: int, rounds: int, slowdown: float
+    recording: Recording,
+    machine: Callable[[int], Machine],
+    policy: str,
+    load: int,
+    rounds: int,
+    slowdown: float = 1.0,
+    outputs: tuple[int, int] = OUTPUTS,
 ) -> dict[str, list[float]]:
-    """Rates by policy and round; slow rivals have the first round only."""
+    """Rates by policy and round; slow rivals have the first round only. machine: of a round."""
     rivals = ("off", *FIXED, "schedule")
-    found = {p: [simulate(recording, table, p, load, 0, slowdown)] for p in (*rivals, policy)}
+
+    def rate(spelling: str, seed: int) -> float:
+        return simulate(recording, machine(seed), spelling, load, seed, slowdown, outputs)
+
+    found = {p: [rate(p, 0)] for p in (*rivals, policy)}
     least = NEAR * max(found[p][0] for p in rivals)
     for seed in range(1, rounds):
         for p, rates in found.items():
             if p in (policy, "off") or rates[0] >= least:
-                rates.append(simulate(recording, table, p, load, seed, slowdown))
+                rates.append(rate(p, seed))
     return found
+
+
+def open_machine(table: str, noise: float) -> Callable[[int], Machine]:
+    """By round: a cost table's file, or a measured GPU whose profile has another noise in each."""
+    if table not in NAMES:
+        machine = Machine.of_table(CostTable.from_json(json.loads(Path(table).read_text())))
+        return lambda seed: machine
+    gpu = MeasuredGpu(table)
+    machines: dict[int, Machine] = {}
+
+    def of_round(seed: int) -> Machine:
+        if seed not in machines:
+            machines[seed] = Machine.of_gpu(gpu, synthetic_profile(gpu, noise=noise, seed=seed))
+        return machines[seed]
+
+    return of_round
+
+
+def parse_outputs(text: str) -> tuple[int, int]:
+    """ "32,96": output tokens of a request, at least and at most."""
+    least, _, most = text.partition(",")
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= NUM_OUTPUT):
+        raise argparse.ArgumentTypeError(f"outputs is {text!r}, it must be LEAST,MOST of 1 to {NUM_OUTPUT} tokens")
+    return int(least), int(most)
 
 
 def ratio(rates: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
@@ -54,7 +92,7 @@ def row(policy: str, found: dict[str, list[float]]) -> tuple[str, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
-    parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("tables", nargs="+", help=f"files, or one of: {', '.join(NAMES)}")
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
     parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
     parser.add_argument("--recording", type=Path, help="kept here, and used again if it is there")
@@ -64,6 +102,8 @@ def main() -> None:
     parser.add_argument(
         "--slowdown", type=float, default=1.0, help="the machine is up to so many times slower at times"
     )
+    parser.add_argument("--outputs", type=parse_outputs, default=OUTPUTS, help="tokens: LEAST,MOST")
+    parser.add_argument("--noise", type=float, default=0.01, help="of the points of a measured GPU's profile")
     parser.add_argument("--json", type=Path, help="write the rates here, too")
     given = parser.parse_args()
     if given.recording is not None and given.recording.exists():
@@ -74,13 +114,13 @@ def main() -> None:
             recording.save(given.recording)
     rates: dict[str, dict[str, dict[str, list[float]]]] = {}
     print("SIMULATED. Ratio to the best rival in % (against off), by requests in flight\n")
-    for path in given.tables:
-        table = CostTable.from_json(json.loads(path.read_text()))
-        print(f"| {path.stem} | best rival | against it | against off |\n|---|---|---|---|", flush=True)
+    for name in given.tables:
+        machine, stem = open_machine(name, given.noise), Path(name).stem
+        print(f"| {stem} | best rival | against it | against off |\n|---|---|---|---|", flush=True)
         against_off = []
         for load in map(int, given.loads.split(",")):
-            found = measure(recording, table, given.policy, load, given.rounds, given.slowdown)
-            rates.setdefault(path.stem, {})[str(load)] = found
+            found = measure(recording, machine, given.policy, load, given.rounds, given.slowdown, given.outputs)
+            rates.setdefault(stem, {})[str(load)] = found
             best, mean, error = row(given.policy, found)
             against_off.append(ratio(found[given.policy], found["off"])[0])
             print(

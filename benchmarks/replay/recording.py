@@ -26,7 +26,7 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
 
-NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUT = 48, 64, 160  # as in `faser bench policies`
+NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUT = 48, 128, 192  # as in `faser bench gpu`
 NUM_SEEDED = 3  # texts per prompt that are sampled with a seed, beside the greedy one
 TEMPERATURE = 0.8
 TOKENS_PER_BLOCK = 16

@@ -12,20 +12,22 @@ from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, TEMPERATURE, Rec
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.costmodel.measured import MeasuredGpu
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.testing.simulation.lanes import SimulatedLane
+from faser_trtllm.testing.simulation.pass_times import PassTimes
 from faser_trtllm.testing.simulation.priced_engine import PricedEngine
 from faser_trtllm.testing.simulation.varying_clock import ChangingClock
 
-MIN_OUTPUT = 32
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default
+OUTPUTS = (32, NUM_OUTPUT)  # tokens of a request, at least and at most
 
 
 @dataclass(frozen=True)
@@ -35,26 +37,49 @@ class Job:
     seed: int | None
 
 
-def draw_jobs(recording: Recording, num_jobs: int, seed: int) -> list[Job]:
-    """Texts at random, half of them greedy; lengths uniform from MIN_OUTPUT to what was recorded."""
+@dataclass(frozen=True)
+class Machine:
+    """times: those that the clock follows. host_ms: of a step, besides. believed: the policy's cost table."""
+
+    times: PassTimes
+    host_ms: Callable[[SchedulerOutput], float]
+    believed: CostTable
+
+    @staticmethod
+    def of_table(table: CostTable) -> Machine:
+        """A machine that is just as its cost table says."""
+        return Machine(table, lambda plan: table.overhead_ms, table)
+
+    @staticmethod
+    def of_gpu(gpu: MeasuredGpu, believed: CostTable) -> Machine:
+        return Machine(gpu, lambda plan: _host_ms(gpu, plan), believed)
+
+
+def _host_ms(gpu: MeasuredGpu, plan: SchedulerOutput) -> float:
+    num_decoding = len(plan.view.decoding)
+    return gpu.host_ms(num_decoding, len(plan.scheduled) - num_decoding, plan.runs_draft_model)
+
+
+def draw_jobs(recording: Recording, num_jobs: int, seed: int, outputs: tuple[int, int] = OUTPUTS) -> list[Job]:
+    """Texts at random, half of them greedy; lengths are uniform."""
     rng = np.random.default_rng(seed)
     greedy, seeded = np.flatnonzero(~recording.is_seeded), np.flatnonzero(recording.is_seeded)
-    lengths = rng.integers(MIN_OUTPUT, NUM_OUTPUT + 1, num_jobs).tolist()
+    lengths = rng.integers(outputs[0], outputs[1] + 1, num_jobs).tolist()
     return [
         Job(int(rng.choice(seeded if i % 2 else greedy)), length, i if i % 2 else None)
         for i, length in enumerate(lengths)
     ]
 
 
-def open_replay(recording: Recording, table: CostTable, spelling: str, load: int, clock: ManualClock) -> Executor:
-    """An executor over replayed engines whose passes take the table's time on the clock."""
+def open_replay(recording: Recording, machine: Machine, spelling: str, load: int, clock: ManualClock) -> Executor:
+    """An executor over replayed engines whose passes take the machine's time on the clock."""
     max_seq_len = PROMPT_LEN + NUM_OUTPUT + recording.max_draft_len + 1
     num_blocks = load * -(-max_seq_len // TOKENS_PER_BLOCK) + load
     spec = EngineSpec(VOCAB_SIZE, max_seq_len, 1, num_blocks, TOKENS_PER_BLOCK, MAX_NUM_TOKENS, load, (0, 1))
-    policy = make_policy(spelling, recording.max_draft_len, table, load)
-    engines: dict[str, PricedEngine] = {"target": PricedEngine(ReplayedTarget(spec), table, clock)}
+    policy = make_policy(spelling, recording.max_draft_len, machine.believed, load)
+    engines: dict[str, PricedEngine] = {"target": PricedEngine(ReplayedTarget(spec), machine.times, clock)}
     if policy.name != "off":
-        engines["draft"] = PricedEngine(ReplayedDraft(spec, recording), table, clock)
+        engines["draft"] = PricedEngine(ReplayedDraft(spec, recording), machine.times, clock)
         engines["target"].draft_engine = engines["draft"]
     return assemble(
         engines["target"],
@@ -65,7 +90,7 @@ def open_replay(recording: Recording, table: CostTable, spelling: str, load: int
         max_draft_len=recording.max_draft_len,
         clock=clock,
         enter_mode=stay,
-        make_lane=lambda stage, enter_mode: SimulatedLane(stage, engines, table, clock),
+        make_lane=lambda stage, enter_mode: SimulatedLane(stage, engines, machine.times, clock, machine.host_ms),
     )
 
 
@@ -102,11 +127,19 @@ def run_closed_loop(
             begun = now_s(), num_tokens
 
 
-def simulate(recording: Recording, table: CostTable, spelling: str, load: int, seed: int, slowdown: float) -> float:
+def simulate(
+    recording: Recording,
+    machine: Machine,
+    spelling: str,
+    load: int,
+    seed: int,
+    slowdown: float = 1.0,
+    outputs: tuple[int, int] = OUTPUTS,
+) -> float:
     """Output tokens per second of a policy; slowdown: as ChangingClock has it, and left out of the rate."""
     num_warm_up, num_measured = 2 * load + 16, max(320, 6 * load)
-    jobs = draw_jobs(recording, num_warm_up + num_measured, seed)
+    jobs = draw_jobs(recording, num_warm_up + num_measured, seed, outputs)
     clock = ChangingClock(slowdown, seed) if slowdown > 1.0 else ManualClock()
     now_s = clock.nominal_s if isinstance(clock, ChangingClock) else clock.now_s
-    with open_replay(recording, table, spelling, load, clock) as executor:
+    with open_replay(recording, machine, spelling, load, clock) as executor:
         return run_closed_loop(executor, now_s, jobs, load, num_warm_up)

@@ -186,7 +186,7 @@ def test_a_step_of_two_lanes_ends_with_the_later_one():
             engines["draft"]._take(4.0)
             return DraftResult((), ())
 
-    lane = SimulatedLane(Stage(), engines, table, clock)
+    lane = SimulatedLane(Stage(), engines, table, clock, lambda plan: 0.0)
     # 2 ms take 2.5 beside the draft, of whose 4 ms 1.67 are then done; of 8 ms 4.8 are done when 4 took 6.
     for verify_ms, expected_ms in ((2.0, 2.5 + 4.0 - 2.5 / 1.5), (8.0, 6.0 + 8.0 - 6.0 / 1.25)):
         start_s = clock.now_s()

@@ -113,7 +113,7 @@ class _Lane(SimulatedLane):
         clock: ManualClock,
         process: AcceptanceProcess,
     ) -> None:
-        super().__init__(stage, engines, costs, clock)
+        super().__init__(stage, engines, costs, clock, lambda plan: costs.overhead_ms)
         self._process = process
 
     def draft(self, plan: SchedulerOutput) -> Drafting:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.core.traffic import Lane, side_by_side
 from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
 from faser_trtllm.policy.modes import DRAFT, VERIFY
+from faser_trtllm.testing.simulation.pass_times import PassTimes
 from faser_trtllm.testing.simulation.priced_engine import PricedEngine
 
 
@@ -16,24 +19,26 @@ class SimulatedLane(DraftLane):
     """An overlapped draft does not depend on the concurrent verification, so it can run before it.
 
     engines: by role, "target" and "draft"; the lane selects the partition of their costs, and both are slowed while the
-    other one runs: by what they draw from memory if the table knows it, else by its interference.
+    other one runs: by what they draw from memory if the table knows it, else by its interference. host_ms: of a step,
+    besides drafting and the pass.
     """
 
     def __init__(
         self,
         stage: DraftStage,
         engines: dict[str, PricedEngine],
-        costs: CostTable,
+        costs: PassTimes,
         clock: ManualClock,
+        host_ms: Callable[[SchedulerOutput], float],
     ) -> None:
         super().__init__(stage)
-        self._overhead_s = 1e-3 * costs.overhead_ms
+        self._host_ms = host_ms
         self._engines = engines
         self._costs = costs
         self._clock = clock
 
     def draft(self, plan: SchedulerOutput) -> Drafting:
-        self._clock.advance(self._overhead_s)  # every step takes the host's time
+        self._clock.advance(1e-3 * self._host_ms(plan))
         if "draft" not in self._engines:
             return super().draft(plan)
         target, draft = self._engines["target"], self._engines["draft"]
@@ -54,7 +59,7 @@ class SimulatedLane(DraftLane):
 class RunningLane:
     """What is left of the draft lane's work while the target runs passes beside it."""
 
-    def __init__(self, work: Lane, costs: CostTable) -> None:
+    def __init__(self, work: Lane, costs: PassTimes) -> None:
         self.rest = work
         self._costs = costs
 

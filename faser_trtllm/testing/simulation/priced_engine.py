@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.core.traffic import Lane
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.testing.delegating_engine import DelegatingEngine
+from faser_trtllm.testing.simulation.pass_times import PassTimes
 
 
 class OtherLane(Protocol):
@@ -28,7 +29,7 @@ class PricedEngine(DelegatingEngine):
     The lanes of an overlapped step set both, and read what was taken.
     """
 
-    def __init__(self, inner: Engine, costs: CostTable, clock: ManualClock, role: str = "target") -> None:
+    def __init__(self, inner: Engine, costs: PassTimes, clock: ManualClock, role: str = "target") -> None:
         super().__init__(inner)
         self._role = role
         self._costs = costs

@@ -50,6 +50,6 @@ def open_simulation(
         return engines[role]
 
     def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
-        return SimulatedLane(stage, engines, costs, clock)
+        return SimulatedLane(stage, engines, costs, clock, lambda plan: costs.overhead_ms)
 
     return open_executor(engine_dir, config, clock, wrap_policy, Simulation(price, make_lane, believed or costs))

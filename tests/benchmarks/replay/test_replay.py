@@ -6,7 +6,7 @@ import pytest
 from benchmarks.replay.__main__ import ratio, row
 from benchmarks.replay.engines import ReplayedDraft, prompt_of
 from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, Recording
-from benchmarks.replay.simulate import draw_jobs, open_replay, run_closed_loop
+from benchmarks.replay.simulate import Machine, draw_jobs, open_replay, run_closed_loop
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
@@ -42,7 +42,7 @@ class Watch:
 
 def run(recording, spelling, watch=None):
     jobs, clock = draw_jobs(recording, 20, seed=1), ManualClock()
-    with open_replay(recording, toy_costs(), spelling, 3, clock) as executor:
+    with open_replay(recording, Machine.of_table(toy_costs()), spelling, 3, clock) as executor:
         if watch is not None:
             executor.watch(watch)
         rate = run_closed_loop(executor, clock.now_s, jobs, 3, num_warm_up=4)

@@ -1,0 +1,126 @@
+"""Passes that were measured on a GPU, put together from their parts.
+
+A pass is its matrix products by rows, and per layer attention, append_kv, the gated activation and the merging of
+chunks, each as its kernel was measured. So its shape shares nothing with the curves that a profile fits, and a policy
+can be tested on times that its table does not describe exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.core.cost_table import ALL, Interference
+from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
+from faser_trtllm.errors import ConfigError
+
+H100 = "h100-measured"
+NAMES = (H100,)
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """A time that grows with a number of rows or requests: straight lines between what was measured, and beyond."""
+
+    at: tuple[float, ...]
+    times: tuple[float, ...]
+
+    def __call__(self, n: float) -> float:
+        at, times = self.at, self.times
+        if n > at[-1]:
+            return times[-1] + (n - at[-1]) * (times[-1] - times[-2]) / (at[-1] - at[-2])
+        return float(np.interp(n, at, times))
+
+
+class MeasuredGpu:
+    """The times of one pair on one GPU, in ms. Raises ConfigError for a name that is none of NAMES.
+
+    is_padded: passes above MAX_GRAPH_ROWS are padded as the engines do now; on the day of the measurements they were
+    not.
+    """
+
+    traffic = None
+    num_segments = 0
+
+    def __init__(self, name: str = H100, *, is_padded: bool = True) -> None:
+        if name not in NAMES:
+            raise ConfigError(f"the measured table is {name!r}, it must be one of: {', '.join(NAMES)}")
+        path = files("faser_trtllm.costmodel") / "data" / f"{name.replace('-', '_')}.json"
+        self.data: Mapping[str, Any] = json.loads(path.read_text())
+        self.name = name
+        self._is_padded = is_padded
+        self._gemm_ms = self._by_rows("gemm_ms", "rows", "ms")
+        self._us_per_layer = [self._by_rows(kernel, "rows", "us") for kernel in ("gated_silu_us", "append_kv_us")]
+        self._combine_us = self._by_rows("combine_us", "rows", "us")
+        self._pass_us = self._by_rows("pass_us", "rows", "us")
+        self._step_ms = self._by_rows("draft_step_ms", "requests", "ms")
+        self._rows_ms = self._by_rows("draft_rows_ms", "rows", "ms")
+
+    def verify_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
+        """A pass of the target with its acceptance test."""
+        rows = self._padded(num_rows)
+        layer_us = sum(time(rows) for time in self._us_per_layer) + self._combine_us(num_rows)
+        layer_us += self._attention_us(num_rows, num_requests, context_len)
+        test_ms = float(self.data["drafts_test_ms"]["ms"]) if num_rows > num_requests else 0.0
+        return self._gemm_ms(rows) + 1e-3 * (self.data["num_layers"] * layer_us + self._pass_us(rows)) + test_ms
+
+    def decode_ms(self, num_requests: int, context_len: float) -> float:
+        """A GPU's caches hold no weights from pass to pass, so drafting between passes changes nothing."""
+        return self.verify_ms(num_requests, num_requests, context_len)
+
+    def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
+        """One step of a draft call."""
+        given = self.data["draft_step_ms"]
+        per_position_us = given["us_per_position"] + given["us_per_request_position"] * num_requests
+        return self._step_ms(num_requests) + 1e-3 * per_position_us * (context_len - given["context"])
+
+    def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
+        """The first step of a draft call, over all rows that the draft model has not seen."""
+        given = self.data["draft_step_ms"]
+        few = min(num_rows, num_requests)
+        per_position_us = given["us_per_position"] + given["us_per_request_position"] * few
+        context = given["context"] if num_rows > MAX_GRAPH_ROWS else context_len
+        return self._rows_ms(self._padded(num_rows)) + 1e-3 * per_position_us * (context - given["context"])
+
+    def host_ms(self, num_requests: int, num_joining: int, is_drafting: bool) -> float:
+        """What a step takes besides its passes, with so many requests that decode and so many whose prompts run."""
+        given = self.data["host_ms"]
+        once, per_request = given["drafting" if is_drafting else "off"]
+        return float(once + per_request * num_requests + given["per_joining"] * num_joining)
+
+    def segment_ms(self, segment: int, num_rows: int, num_requests: int, context_len: float) -> float:
+        raise ConfigError(f"{self.name} has no segments: their passes were not measured one by one")
+
+    def exit_ms(self, boundary: int, num_rows: int) -> float:
+        return 0.0
+
+    def interference_of(self, draft_partition: str, verify_partition: str) -> Interference | None:
+        given = self.data["interference"]
+        return Interference(draft_partition, verify_partition, given["draft"], given["verify"])
+
+    def _attention_us(self, num_rows: int, num_requests: int, context_len: float) -> float:
+        """A block walks a chunk, however few there are; many requests are bound by the cache's bytes."""
+        given = self.data["attention"]
+        floor_us = given["floor_us"] + given["us_per_position"] * min(context_len, given["chunk"])
+        gb = 1e-9 * num_requests * context_len * self.data["kv_bytes_per_token"]
+        bytes_us = 1e3 * gb / given["tb_per_s"] * (given["rows_factor"] if num_rows > num_requests else 1.0)
+        return float(np.hypot(floor_us, bytes_us))
+
+    def _padded(self, num_rows: int) -> int:
+        if num_rows <= MAX_GRAPH_ROWS or not self._is_padded:
+            return Buckets(MAX_GRAPH_ROWS).rows(num_rows)
+        return padded_rows(num_rows)
+
+    def _by_rows(self, key: str, at: str, times: str) -> ByRows:
+        given = self.data[key]
+        return ByRows(tuple(map(float, given[at])), tuple(map(float, given[times])))
+
+
+def padded_rows(num_rows: int) -> int:
+    unit = 64 if num_rows <= 1024 else 128
+    return -(-num_rows // unit) * unit
