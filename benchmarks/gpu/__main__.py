@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.options import GpuBenchOptions
+from benchmarks.gpu.options import FORMS, GpuBenchOptions
 from benchmarks.gpu.report.failures import failures
 from benchmarks.gpu.runner import run_gpu_bench
 from faser_trtllm.errors import FaserError
@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
     parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
     parser.add_argument("--sections", default="", help="names separated by commas; default: all")
-    parser.add_argument("--forms", default="8B,1B,32B")
+    parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--dry_run", action="store_true")
     given = parser.parse_args()

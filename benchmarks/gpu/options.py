@@ -11,7 +11,10 @@ from typing import Any
 from faser_trtllm.errors import InvalidArgumentError
 
 # Target shape -> draft shape, both from benchmarks/gpu/models/enlarge.py: about a twentieth of the target's matrices.
-DRAFT_OF = {"1B": "0.1B", "8B": "0.3B", "32B": "1B"}
+DRAFT_OF = {"1B": "0.1B", "8B": "0.3B", "8B-128k": "0.3B-128k", "32B": "1B"}
+# The first has a real model's vocabulary, whose LM head, test and draws are a good part of a step.
+FORMS = ("8B-128k", "8B", "1B", "32B")
+CONCURRENCY = (16, 64, 1, 256, 4, 128, 8, 32, 2)
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class GpuBenchOptions:
     output_dir: Path
     sections: tuple[str, ...] = ()
     minutes: float = 25.0
-    forms: tuple[str, ...] = ("8B", "1B", "32B")
-    concurrency: tuple[int, ...] = (1, 16, 64, 4, 256, 8, 32, 2, 128)
+    forms: tuple[str, ...] = FORMS
+    concurrency: tuple[int, ...] = CONCURRENCY
     fixed: tuple[int, ...] = (2, 4, 6, 8)
     prompt_len: int = 128
     max_tokens: int = 96

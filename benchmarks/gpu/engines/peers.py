@@ -136,7 +136,7 @@ def _model(bench: Bench, directory: Any, shape_name: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     trained = load_model_config(directory)
-    shape = dry_shape(trained) if bench.is_dry else shape_named(shape_name)
+    shape = dry_shape(trained, shape_named(shape_name)) if bench.is_dry else shape_named(shape_name)
     with CheckpointWeights(directory) as weights:
         made = EnlargedWeights(weights, trained, shape, bench.options.seed, bench.machine.device)
         config = made.config

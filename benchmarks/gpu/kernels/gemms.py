@@ -19,7 +19,11 @@ def run(bench: Bench) -> None:
     rows = DRY_ROWS if dry else ROWS
     times: dict[str, dict[float, float]] = {}
     shares: dict[str, dict[float, float]] = {}
+    seen: set[DecoderShape] = set()
     for name in bench.options.forms:
+        if SHAPES[name].layers in seen:  # with another vocabulary
+            continue
+        seen.add(SHAPES[name].layers)
         shape = DRY_SHAPE if dry else SHAPES[name]
         measured = bench.record.attempt(f"{name} matrices", lambda s=shape: layer_times(bench, s, rows))  # type: ignore[misc]
         if measured is None:

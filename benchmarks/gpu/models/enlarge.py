@@ -10,8 +10,11 @@ weights are folded into the matrices after it, and mean(square(P x)) = h / H mea
 in between have zero keys; queries are multiplied by sqrt(m) to undo the change of score scale.
 - Added layers are dense and cancel themselves: heads and neurons come in pairs that compute the same and are added with
 opposite signs, up to rounding of a partial sum.
+- Added tokens have the LM head's rows of trained ones, but for one dimension that no layer writes to. It carries a
+constant c from the embedding to the LM head, and there takes LOGIT_GAP from an added token's logit at a hidden row of
+twice the usual size, and more at a smaller one: none is ever the most probable, and 31 times as many as trained ones
+  have together a probability of 1e-7. c^2 / H is taken out of the norms' epsilon, so that they compute what they did.
 
-The vocabulary stays the tokenizer's, so the LM head is smaller than in real models of these shapes.
 Only time and memory change; measurements on an enlarged model must say so.
 """
 
@@ -29,6 +32,7 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import Bfloat16Array, Float32Array, Weights, bfloat16_from_float32, expected_shapes
 
 if TYPE_CHECKING:
@@ -36,11 +40,13 @@ if TYPE_CHECKING:
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _ROPES = ("default", "linear", "llama3")  # frequencies depend only on a pair's relative position in the head
+LOGIT_GAP = 20.0
+NUM_PROBED_TOKENS = 128  # random ones, to see how large the trained model's last hidden rows are
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The sizes of a decoder that determine the cost of a pass, without its vocabulary."""
+    """The sizes of a decoder that determine the cost of a pass. vocab_size: 0 for the trained one's."""
 
     hidden_size: int
     intermediate_size: int
@@ -48,6 +54,12 @@ class DecoderShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    vocab_size: int = 0
+
+    @property
+    def layers(self) -> DecoderShape:
+        """This shape with the trained vocabulary."""
+        return dataclasses.replace(self, vocab_size=0)
 
 
 SHAPES = {
@@ -57,6 +69,8 @@ SHAPES = {
     "8B": DecoderShape(4096, 14336, 32, 32, 8, 128),  # Llama 3.1 8B
     "32B": DecoderShape(5120, 25600, 64, 64, 8, 128),  # Qwen3 32B, without its norms of queries and keys
 }
+# With Llama 3's vocabulary.
+SHAPES |= {f"{name}-128k": dataclasses.replace(SHAPES[name], vocab_size=128_256) for name in ("0.3B", "8B")}
 
 
 def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
@@ -92,17 +106,39 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
         raise InvalidArgumentError(
             f"num_heads is {shape.num_heads}, it leaves {fewest} for the {group} query heads of a trained KV head"
         )
+    vocab_size = shape.vocab_size or config.vocab_size
+    if vocab_size < config.vocab_size:
+        raise InvalidArgumentError(
+            f"vocab_size is {vocab_size}, it must be at least the trained model's {config.vocab_size}, or 0 for that"
+        )
+    epsilon = config.rms_norm_eps * config.hidden_size
+    if vocab_size > config.vocab_size:
+        if shape.hidden_size == config.hidden_size:
+            raise InvalidArgumentError(
+                f"hidden_size is {shape.hidden_size}, it must be more than the trained model's for vocab_size "
+                f"{vocab_size}: added tokens need a dimension of their own"
+            )
+        epsilon -= _constant(config) ** 2
     return dataclasses.replace(
         config,
+        vocab_size=vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        rms_norm_eps=config.rms_norm_eps * config.hidden_size / shape.hidden_size,
+        rms_norm_eps=epsilon / shape.hidden_size,
         tie_word_embeddings=False,
     )
+
+
+def _constant(config: ModelConfig) -> float:
+    """What the dimension of the added tokens holds: a power of two, which bf16 does not round, and whose square the
+    trained epsilon makes room for."""
+    if not config.rms_norm_eps > 0:
+        raise InvalidArgumentError("rms_norm_eps is 0, it must be more for a larger vocabulary")
+    return 2.0 ** math.floor(math.log2(config.rms_norm_eps * config.hidden_size) / 2)
 
 
 def num_matrix_parameters(config: ModelConfig) -> int:
@@ -129,8 +165,12 @@ class EnlargedWeights:
         self._trained_shapes = expected_shapes(config)
         ratio = shape.num_layers / config.num_layers
         self._layers = {math.ceil(i * ratio): i for i in range(config.num_layers)}
-        noise = torch.randn(shape.hidden_size, config.hidden_size, dtype=torch.float64, generator=self._rng("rotation"))
-        self._rotation = torch.linalg.qr(noise)[0].float().to(device)
+        self._token = np.arange(self.config.vocab_size) % config.vocab_size
+        self._is_padded = self._token.size > config.vocab_size
+        size = shape.hidden_size - self._is_padded  # the last dimension is the added tokens'
+        noise = torch.randn(size, config.hidden_size, dtype=torch.float64, generator=self._rng("rotation"))
+        rotation = torch.linalg.qr(noise)[0].float()
+        self._rotation = torch.nn.functional.pad(rotation, (0, 0, 0, int(self._is_padded))).to(device)
         self._norm_scale = math.sqrt(config.hidden_size / shape.hidden_size)
         self._heads = _HeadMap(config, shape)
         self._neuron = np.arange(shape.intermediate_size) % config.intermediate_size
@@ -161,11 +201,17 @@ class EnlargedWeights:
         if len(shape) == 1:  # norms are folded into the next matrices
             return torch.ones(shape, device=self._device)
         if name == "model.embed_tokens.weight":
-            return self._read(name) @ self._rotation.T
+            rows = self._of_tokens(self._read(name) @ self._rotation.T)
+            if self._is_padded:
+                rows[:, -1] = _constant(self._trained)
+            return rows
         if name == "lm_head.weight":
             tied = self._trained.tie_word_embeddings
             head = self._read("model.embed_tokens.weight" if tied else name)
-            return self._behind_norm(head, "model.norm.weight")
+            rows = self._of_tokens(self._behind_norm(head, "model.norm.weight"))
+            if self._is_padded:
+                rows[self._trained.vocab_size :, -1] = -self._penalty()
+            return rows
         match = _LAYER_NAME.fullmatch(name)
         assert match is not None
         index, part = int(match[1]), match[2].rpartition(".")[2]
@@ -235,7 +281,20 @@ class EnlargedWeights:
         paired = columns.shape[1] // 2 * 2
         columns[:, 1:paired:2] = -columns[:, 0:paired:2]
         columns[:, paired:] = 0
+        if self._is_padded:
+            columns[-1] = 0
         return columns.flatten(1, 2)
+
+    def _of_tokens(self, rows: Any) -> Any:
+        """Rows of the trained tokens -> of all, a row of its own each."""
+        return rows[self._token] if self._is_padded else rows
+
+    def _penalty(self) -> float:
+        """The weight that takes LOGIT_GAP from a logit where the last hidden row is twice as large as usual."""
+        tokens = np.random.default_rng(self._seed).integers(0, self._trained.vocab_size, NUM_PROBED_TOKENS)
+        rows = ReferenceModel(self._trained, self._weights).hidden_rows(tokens.tolist())[-1]
+        usual = float((rows.square().mean(1) + self._trained.rms_norm_eps).sqrt().median())
+        return LOGIT_GAP * 2 * usual * self._norm_scale / _constant(self._trained)
 
     def _read(self, name: str) -> Any:
         import torch

@@ -89,8 +89,8 @@ class Pair(OpenPair):
     def describe(self) -> str:
         target, draft = (num_matrix_parameters(config) / 1e9 for config in (self.target_config, self.draft_config))
         return (
-            f"{self.name}: the trained pair enlarged to {target:.2f}B and {draft:.3f}B parameters in matrices (the "
-            "vocabulary is the tokenizer's), the same function"
+            f"{self.name}: the trained pair enlarged to {target:.2f}B and {draft:.3f}B parameters in matrices and a "
+            f"vocabulary of {self.target_config.vocab_size}, the same function"
         )
 
 
@@ -112,7 +112,7 @@ def open_pair(
         options = bench.options
         for directory, name in ((options.checkpoint_dir, form), (options.draft_checkpoint_dir, DRAFT_OF[form])):
             config = load_model_config(directory)
-            shape = dry_shape(config) if bench.is_dry else shape_named(name)
+            shape = dry_shape(config, shape_named(name)) if bench.is_dry else shape_named(name)
             trained = stack.enter_context(CheckpointWeights(directory))
             weights.append(EnlargedWeights(trained, config, shape, options.seed, bench.machine.device))
         exits = exit_layers(weights[0].config)
@@ -129,8 +129,8 @@ def checkpoint_files(options: GpuBenchOptions) -> list[Path]:
     return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
 
 
-def dry_shape(config: ModelConfig) -> DecoderShape:
-    """Slightly larger than the trained model in every dimension."""
+def dry_shape(config: ModelConfig, shape: DecoderShape) -> DecoderShape:
+    """Slightly larger than the trained model in every dimension that the shape enlarges."""
     return DecoderShape(
         config.hidden_size + 32,
         config.intermediate_size + 32,
@@ -138,6 +138,7 @@ def dry_shape(config: ModelConfig) -> DecoderShape:
         2 * config.num_heads,
         2 * config.num_kv_heads,
         config.head_dim,
+        2 * config.vocab_size if shape.vocab_size else 0,
     )
 
 

@@ -31,11 +31,11 @@ def gpu(
         str, typer.Option("--sections", help="sections to run, separated by commas; default: all")
     ] = "",
     forms: Annotated[str, typer.Option("--forms", help="shapes of the target, in the order of measuring")] = (
-        "8B,1B,32B"
+        "8B-128k,8B,1B,32B"
     ),
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="requests in flight for the policies, in the order of measuring")
-    ] = "1,16,64,4,256,8,32,2,128",
+    ] = "16,64,1,256,4,128,8,32,2",
     minutes: Annotated[float, typer.Option("--minutes", help="time for everything together")] = 25.0,
     dry_run: Annotated[
         bool, typer.Option("--dry_run", help="run tiny shapes on the CPU, to see that everything works")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import subprocess
@@ -17,12 +18,14 @@ import pytest
 from benchmarks.gpu import runner
 from benchmarks.gpu.bench import Ceilings
 from benchmarks.gpu.models.enlarge import SHAPES
-from benchmarks.gpu.options import DRAFT_OF, GpuBenchOptions
+from benchmarks.gpu.options import CONCURRENCY, DRAFT_OF, FORMS, GpuBenchOptions
 from benchmarks.gpu.report.markdown import render_markdown
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.runner import run_gpu_bench
 from benchmarks.gpu.section_process import run_entry
 from benchmarks.gpu.sections import SECTIONS, Section, chosen
+from faser_trtllm.commands.bench.gpu import gpu
+from faser_trtllm.commands.options import numbers
 from faser_trtllm.errors import InvalidArgumentError
 from tests.support.effort import pick
 
@@ -138,7 +141,7 @@ def test_the_default_time_is_enough_for_every_section(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"forms": ("7B",)}, "form 7B is unknown, there are 1B, 8B, 32B"),
+        ({"forms": ("7B",)}, "form 7B is unknown, there are 1B, 8B, 8B-128k, 32B"),
         ({"forms": ()}, "forms is empty"),
         ({"concurrency": (0,)}, "concurrency has 0"),
         ({"minutes": 0.0}, "minutes is 0.0"),
@@ -156,7 +159,17 @@ def test_options_survive_the_way_to_a_section(tmp_path: Path) -> None:
 
 
 def test_every_form_and_its_draft_have_a_shape() -> None:
+    assert set(FORMS) == set(DRAFT_OF)
     assert set(DRAFT_OF) | set(DRAFT_OF.values()) <= set(SHAPES)
+    for form, draft in DRAFT_OF.items():
+        assert SHAPES[form].vocab_size == SHAPES[draft].vocab_size
+
+
+def test_the_command_measures_the_forms_and_loads_of_the_options() -> None:
+    """It cannot import them before it knows where the benches are."""
+    given = inspect.signature(gpu).parameters
+    assert tuple(given["forms"].default.split(",")) == FORMS
+    assert numbers("concurrency", given["concurrency"].default) == CONCURRENCY
 
 
 def test_a_record_replaces_tables_of_the_same_title(tmp_path: Path) -> None:

@@ -91,6 +91,36 @@ def test_rounded_to_bf16_it_stays_close(tmp_path: Path) -> None:
     assert not torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"tie": False}, {"rms_norm_eps": 0.3}], ids=["tied", "untied", "large epsilon"]
+)
+def test_a_larger_vocabulary_says_nothing_else(tmp_path: Path, options: dict[str, object]) -> None:
+    """Added tokens have logits of their own, far below the trained ones', which stay as they are."""
+    config, weights = trained(tmp_path, **options)
+    larger = EnlargedWeights(weights, config, dataclasses.replace(LARGER, vocab_size=2 * config.vocab_size + 5))
+    check_weights(larger, larger.config)
+    for rounded in (False, True):
+        expected, found = logits(config, weights), logits(larger.config, larger, round_to_bf16=rounded)
+        known, added = found[:, : config.vocab_size], found[:, config.vocab_size :]
+        assert added.shape[1] == config.vocab_size + 5
+        assert (known - expected).norm() < (0.02 if rounded else 1e-5) * expected.norm()
+        gaps = known.max(1).values - added.max(1).values
+        assert gaps.min() > 15
+        assert gaps.max() < 80  # no probability is 0 in fp32, as in a trained model
+        assert (found.softmax(1) > 0).all()
+
+
+def test_no_layer_writes_to_the_added_tokens_dimension(tmp_path: Path) -> None:
+    """In bf16 what it holds is exact, so it is the same on entering the LM head."""
+    config, weights = trained(tmp_path)
+    larger = EnlargedWeights(weights, config, dataclasses.replace(LARGER, vocab_size=config.vocab_size + 1))
+    model = ReferenceModel(larger.config, larger, round_to_bf16=True)
+    first, *_, last = (rows[:, -1] for rows in model.hidden_rows(TOKENS))
+    assert (first > 0).all()
+    assert torch.equal(first, last)
+    assert torch.equal(first, first.bfloat16().float())
+
+
 def test_matrices_are_dense_except_for_keys(tmp_path: Path) -> None:
     config, weights = trained(tmp_path)
     larger = EnlargedWeights(weights, config, LARGER)
@@ -135,7 +165,11 @@ def test_known_shapes_have_the_parameters_of_their_names(tmp_path: Path) -> None
     config, _ = trained(tmp_path, num_heads=1, num_kv_heads=1)
     wanted = {"0.1B": 0.1e9, "0.3B": 0.3e9, "1B": 1e9, "8B": 7e9, "32B": 31e9}
     for name, shape in SHAPES.items():
-        assert num_matrix_parameters(enlarge_config(config, shape)) == pytest.approx(wanted[name], rel=0.2)
+        size, _, vocabulary = name.partition("-")
+        known = num_matrix_parameters(enlarge_config(config, shape.layers))
+        assert known == pytest.approx(wanted[size], rel=0.2)
+        added = num_matrix_parameters(enlarge_config(config, shape)) - known
+        assert added == ((128_256 - config.vocab_size) * shape.hidden_size if vocabulary else 0)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +180,8 @@ def test_known_shapes_have_the_parameters_of_their_names(tmp_path: Path) -> None
         ({"head_dim": 24}, "head_dim is 24, it must be a multiple of the trained model's 16"),
         ({"num_heads": 9}, "num_heads is 9, it must be a multiple of num_kv_heads, 4"),
         ({"num_heads": 2, "num_kv_heads": 2}, "leaves 1 for the 2 query heads"),
+        ({"vocab_size": 4}, "vocab_size is 4, it must be at least the trained model's"),
+        ({"vocab_size": 9999, "hidden_size": 64}, "hidden_size is 64, it must be more than the trained model's"),
     ],
 )
 def test_shapes_that_cannot_hold_the_model_are_refused(tmp_path: Path, change: dict[str, int], words: str) -> None:
