@@ -153,15 +153,16 @@ def _throughput(report: PolicyBenchReport, expand: int) -> str:
             case = report.select(expand, workload).get(system)
             cells.append("-" if case is None else _rate(report, case))
         rows.append((system, *cells))
-    return f"## x{expand}: output tok/s (against off)\n\n" + table(("system", *workloads), rows)
+    title = f"## x{expand}: output tok/s (against off: the median of the rounds' ratios, their range)"
+    return f"{title}\n\n" + table(("system", *workloads), rows)
 
 
 def _rate(report: PolicyBenchReport, case: Case) -> str:
     text = f"{summarize(case.rates()).median:.0f}"
     off = report.select(case.expand, case.workload).get(OFF)
     if off is not None and off is not case:
-        text += f" ({report.ratio(case, off).median:.2f})"
-    return text + ("*" if case.warm_up_only else "")
+        text += f" ({report.ratio(case, off).words()})"
+    return text
 
 
 def _workload(report: PolicyBenchReport, expand: int, workload: str) -> str:
@@ -177,7 +178,7 @@ def _workload(report: PolicyBenchReport, expand: int, workload: str) -> str:
         rows.append(
             (
                 system,
-                "warm-up" if case.warm_up_only else str(len(case.rounds)),
+                str(len(case.rounds)),
                 f"{rates.low:.0f} to {rates.high:.0f}",
                 *(_number(case.median(name), 1) for name in ("ttft_p50_ms", "ttft_p99_ms")),
                 *(_number(case.median(name), 2) for name in ("per_token_p50_ms", "per_token_p99_ms")),

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.policies.workload import JOBS_PER_STREAM
 from faser_trtllm.errors import InvalidArgumentError
 
 OFF = "off"
@@ -26,8 +27,8 @@ class PolicyBenchOptions:
     """Options of `faser bench policies`.
 
     expand: forms of the target, as multiples of its layers (same function, higher cost).
-    minutes: of measuring, shared by the forms; what has been measured by then is reported. Building and profiling come
-    on top (about a minute per form).
+    minutes: of measuring, shared by the forms; what has been measured by then is reported, and one round after a
+    warm-up always is. Building and profiling come on top (about a minute per form).
     fixed: draft lengths of the fixed policies. num_fixed_kept: so many of them, the fastest of the warm-up round of a
     workload, run in its measured rounds.
     jobs_per_stream: requests per concurrent stream of a closed loop, min_jobs of them at least.
@@ -54,7 +55,7 @@ class PolicyBenchOptions:
     prompt_len: int = 64
     min_tokens: int = 32
     max_tokens: int = 160
-    jobs_per_stream: int = 4
+    jobs_per_stream: int = JOBS_PER_STREAM
     min_jobs: int = 32
     num_bursty_jobs: int = 160
     swing: float = 35.0
@@ -80,7 +81,6 @@ class PolicyBenchOptions:
             minutes=min(self.minutes, 1.0),
             max_rounds=1,
             max_tokens=max(self.min_tokens, min(self.max_tokens, 64)),
-            jobs_per_stream=2,
             min_jobs=6,
             num_bursty_jobs=32,
         )

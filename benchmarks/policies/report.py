@@ -39,14 +39,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Case:
-    """rounds: interleaved with those of the other systems on this workload; warm_up_only: the time was over before the
-    first of them, so the warm-up round stands in."""
+    """rounds: interleaved with those of the other systems on this workload, after one that warms up."""
 
     expand: int
     workload: str
     system: str
     rounds: tuple[Round, ...]
-    warm_up_only: bool = False
 
     def rates(self) -> list[float]:
         return [r.tokens_per_s for r in self.rounds]

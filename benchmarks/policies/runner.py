@@ -121,9 +121,10 @@ class FormRun:
             self._say(f"x{self.expand}: warm-up done, {deadline_s - time.monotonic():.0f} s left for rounds")
             for number in range(1, self._options.max_rounds + 1):
                 workloads = self._closed_loops(number) + ([self._bursty(number)] if self._options.bursty else [])
-                # A visit that has begun is finished: rounds are whole, the end a little late.
+                # A visit that has begun is finished, and the first of each is made whatever the time: rounds are whole,
+                # the end a little late, and no result is that of a warm-up.
                 for workload in workloads if number % 2 == 0 else reversed(workloads):
-                    if time.monotonic() < deadline_s:
+                    if number == 1 or time.monotonic() < deadline_s:
                         self._visit(workload, self._kept(systems, workload), number)
                 if time.monotonic() >= deadline_s:
                     break
@@ -134,9 +135,9 @@ class FormRun:
 
     def cases(self) -> list[Case]:
         return [
-            Case(self.expand, workload, system, tuple(self._rounds.get((workload, system), [warm_up])), not rounds)
-            for (workload, system), warm_up in self._warm_up.items()
-            if (rounds := self._rounds.get((workload, system))) or not self._was_dropped(workload)
+            Case(self.expand, workload, system, tuple(self._rounds[workload, system]))
+            for workload, system in self._warm_up
+            if (workload, system) in self._rounds  # else it was left out after the warm-up
         ]
 
     def bound(self) -> float | None:
@@ -157,10 +158,6 @@ class FormRun:
         if not fixed or not loads:
             return None
         return adaptivity_bound(fixed, [max(values) for values in zip(*rates.values(), strict=True)])
-
-    def _was_dropped(self, workload: str) -> bool:
-        """Whether other systems have rounds on this workload: then one without was left out on purpose."""
-        return any(name == workload for name, _ in self._rounds)
 
     def _prepare(self) -> CostTable:
         options = self._options

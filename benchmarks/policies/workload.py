@@ -9,6 +9,10 @@ import numpy as np
 
 from faser_trtllm.core.sampling_params import SamplingParams
 
+# Of a closed loop, whose rate is of the time up to the first request that nothing follows. With one per stream, whoever
+# drafts while all prompts run ends it sooner; with two, half of the requests are the start.
+JOBS_PER_STREAM = 4
+
 # A bursty trace in units of its highest rate: calm, ramps and bursts; lowest and highest are `swing` apart.
 _SHAPE = (0.0, 0.15, 1.0, 0.4, 0.05, 0.0, 0.6, 1.0, 0.2, 0.0)
 _JOBS_SHARE_OF_CALM = 0.02  # so many of the jobs arrive in a segment of the lowest rate

@@ -16,6 +16,11 @@ class Summary:
     low: float
     high: float
 
+    def words(self, digits: int = 2) -> str:
+        """Such as "1.02, 0.98 to 1.05", or "1.02" where the range is a point."""
+        median, low, high = (f"{value:.{digits}f}" for value in (self.median, self.low, self.high))
+        return median if self.low == self.high else f"{median}, {low} to {high}"
+
 
 def summarize(values: Sequence[float]) -> Summary:
     return Summary(statistics.median(values), min(values), max(values))

@@ -47,3 +47,8 @@ def test_shorter_output_does_not_agree() -> None:
 )
 def test_first_difference(outputs: list[list[int]], where: tuple[int, int] | None) -> None:
     assert first_difference(outputs, [[1, 2], [3, 4]]) == where
+
+
+def test_a_summary_in_words() -> None:
+    assert summarize([1.05, 0.978, 1.02]).words() == "1.02, 0.98 to 1.05"
+    assert summarize([1.0216]).words(3) == "1.022"

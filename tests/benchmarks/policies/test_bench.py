@@ -9,6 +9,8 @@ import pytest
 from benchmarks.policies import runner
 from benchmarks.policies.options import PolicyBenchOptions
 from benchmarks.policies.runner import run_policy_bench
+from benchmarks.policies.systems import System
+from benchmarks.policies.workload import Workload
 from faser_trtllm.errors import InvalidArgumentError
 from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL, pick
@@ -56,7 +58,6 @@ def test_every_policy_gives_the_same_tokens(options: PolicyBenchOptions) -> None
         assert sum(name.startswith("fixed:") for name in cases) == 1  # the others were slower in the warm-up round
         for case in cases.values():
             assert len(case.rounds) == 1
-            assert not case.warm_up_only
             assert 0 < case.rounds[0].oracle <= 1.0
             assert sum(case.rounds[0].modes.values()) == pytest.approx(1.0)
             assert case.rounds[0].rows_per_token >= 1.0
@@ -69,10 +70,21 @@ def test_every_policy_gives_the_same_tokens(options: PolicyBenchOptions) -> None
 
 @ONLY_ALL
 @pytest.mark.slow
-def test_no_time_left_shows_the_warm_up_round(options: PolicyBenchOptions) -> None:
-    report = run_policy_bench(replace(options, minutes=1e-6, policies=("price",), bursty=False))
-    assert {case.system for case in report.cases} == {"off", "fixed:1", "fixed:2", "fixed:3", "price"}
-    assert all(case.warm_up_only and len(case.rounds) == 1 for case in report.cases)
+def test_without_time_one_round_after_the_warm_up_is_measured(options: PolicyBenchOptions) -> None:
+    runs: list[tuple[str, int]] = []
+    visit = runner.FormRun._visit
+
+    def noted(run: runner.FormRun, workload: Workload, systems: list[System], number: int) -> None:
+        runs.append((workload.name, number))
+        visit(run, workload, systems, number)
+
+    short = replace(options, minutes=1e-6, policies=("price",), bursty=False, max_rounds=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.FormRun, "_visit", noted)
+        report = run_policy_bench(short)
+    assert [number for _, number in runs] == [0, 0, 1, 1]
+    assert {case.system for case in report.cases} > {"off", "price"}
+    assert all(len(case.rounds) == 1 for case in report.cases)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,13 @@ def test_the_mean_ratios_are_shown_with_their_errors() -> None:
         pytest.fail("the report has two rounds")
     assert f"{found.mean:.3f} ± {found.error:.3f}" in render_markdown(report)
     assert report.mean_ratio_to_best(4, "concurrency 1", "missing") is None
+
+
+def test_a_ratio_is_shown_with_its_range_over_the_rounds() -> None:
+    report = make_report()
+    rounds = {"off": (100.0, 200.0, 300.0), "price": (110.0, 180.0, 330.0)}
+    cases = tuple(Case(4, "concurrency 1", name, tuple(map(one_round, rates))) for name, rates in rounds.items())
+    assert "| price | 180 (1.10, 0.90 to 1.10) |" in render_markdown(replace(report, cases=cases))
 
 
 def test_ablation_is_a_geometric_mean_over_workloads() -> None:
