@@ -33,6 +33,6 @@ def profile(
     options = ProfileOptions(engine_dir, quick=quick, prompt_file=prompt_file, num_threads=num_threads)
     with ProgressBar() as progress:
         report = profile_engine_dir(options, progress)
-    for kind, error in sorted(report.table.error.items()):
+    for kind, error in sorted(report.table.held_out_errors.items()):
         print(f"{kind}: {100 * error:.1f} % mean error on held-out points")
     print(f"measured in {report.seconds:.0f} s: {engine_dir / 'profile.json'}")

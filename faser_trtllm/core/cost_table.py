@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, FloatArray, fit_curve
+from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
+from faser_trtllm.core.curve_error import MAX_ERROR, CurveError, fit_judged
+from faser_trtllm.core.nnls import FloatArray
 from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.errors import ConfigError
 
-__all__ = ["ALL", "CONTEXT_BUCKET", "CostCurve", "CostSample", "CostTable", "ExitModel", "Fingerprint", "Interference"]
+__all__ = [
+    "ALL",
+    "CONTEXT_BUCKET",
+    "CostCurve",
+    "CostSample",
+    "CostTable",
+    "CurveError",
+    "ExitModel",
+    "Fingerprint",
+    "Interference",
+]
 
 FORMAT = 1
 CONTEXT_BUCKET = 16  # tokens
 CACHE_SIZE = 2048
 MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
+STAND_INS = {"draft_rows": "draft_step", "decode": "verify"}  # kinds that another stands for, by kind
+FIRST_STEPS, FIRST_ROW_MS, CALL_MS = (
+    3.0,
+    0.01,
+    1.0,
+)  # a draft call's first pass: at most so many steps, and so much more
+NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit")  # of CostCurve, which old files lack
 
 
 def context_bucket(context_len: float) -> int:
@@ -64,12 +83,12 @@ class Interference:
 
 @dataclass(frozen=True)
 class CostTable:
-    """curves: by "kind@partition". error: mean absolute percentage error (as a share) by kind, on held-out samples; of
-    a modelled table, on public measurements.
+    """curves: by "kind@partition". errors: by the same, of curves that were left out, too; held_out of a modelled table
+    is on public measurements.
 
     source: MEASURED, or MODELLED from anchors (which, in words); such a table is for simulations only. traffic: what
     the passes draw from memory, if known: then overlapped lanes slow each other by it, else by `interference`. warning:
-    one sentence if other work disturbed the measurement.
+    one sentence if other work disturbed the measurement. quick: of a quick profile, which a start may replace.
     """
 
     fingerprint: Fingerprint
@@ -77,11 +96,12 @@ class CostTable:
     interference: tuple[Interference, ...] = ()
     exits: tuple[ExitModel, ...] = ()
     overhead_ms: float = 0.0  # of a step, besides drafting and the pass
-    error: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, CurveError] = field(default_factory=dict)
     source: str = MEASURED
     anchors: str = ""
     traffic: Traffic | None = None
     warning: str = ""
+    quick: bool = False
     _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -94,28 +114,57 @@ class CostTable:
         exits: Iterable[ExitModel] = (),
         overhead_ms: float = 0.0,
         warning: str = "",
+        quick: bool = False,
     ) -> CostTable:
         """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
         "draft_step".
 
-        held_out samples are never fitted; the error by kind is measured on them.
+        held_out samples are never fitted; curves are judged by them and by what was fitted. One that is off by more
+        than MAX_ERROR is left out where another kind can stand for it (STAND_INS), and kept where none can: its best
+        fit prices drafting better than nothing.
         """
-        groups: dict[str, list[CostSample]] = {}
-        for sample in samples:
-            groups.setdefault(f"{sample.kind}@{sample.partition}", []).append(sample)
+        groups, held_out_groups = _by_curve(samples), _by_curve(held_out)
         if f"verify@{ALL}" not in groups:
             raise ValueError(f"no samples of verify on the partition {ALL!r}")
-        curves = {key: fit_curve(group) for key, group in groups.items()}
-        error: dict[str, float] = {}
-        for kind in sorted({sample.kind for sample in held_out}):
-            shares = [
-                abs(curves[key].at(s.num_rows, s.num_requests, s.context_len) - s.ms) / s.ms
-                for s in held_out
-                if s.kind == kind and (key := f"{s.kind}@{s.partition}") in curves
-            ]
-            if shares:
-                error[kind] = float(np.mean(shares))
-        return CostTable(fingerprint, curves, tuple(interference), tuple(exits), overhead_ms, error, warning=warning)
+        curves, errors = {}, {}
+        for key, group in groups.items():
+            curves[key], errors[key] = fit_judged(group, held_out_groups.get(key, ()))
+        for key in list(curves):
+            kind, _, partition = key.partition("@")
+            stand_in = curves.get(f"{STAND_INS.get(kind)}@{partition}")
+            if stand_in is None:
+                continue
+            absurd = kind == "draft_rows" and _is_absurd(curves[key], stand_in, groups[key])
+            if absurd or errors[key].worst > MAX_ERROR:
+                del curves[key]
+                errors[key] = replace(errors[key], left_out=True)
+        return CostTable(
+            fingerprint,
+            curves,
+            tuple(interference),
+            tuple(exits),
+            overhead_ms,
+            errors,
+            warning=warning,
+            quick=quick,
+        )
+
+    @property
+    def held_out_errors(self) -> Mapping[str, float]:
+        """By kind, on the partition "all"."""
+        found = ((key.partition("@"), error.held_out) for key, error in self.errors.items())
+        return {kind: error for (kind, _, partition), error in found if partition == ALL and error is not None}
+
+    @property
+    def doubts(self) -> Mapping[str, CurveError]:
+        """Curves that are further off than MAX_ERROR or were left out, by "kind@partition"."""
+        return {key: error for key, error in self.errors.items() if error.left_out or error.worst > MAX_ERROR}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for people: that other work disturbed the measurement, and which curves do not fit it."""
+        found = (self.warning, _sentence(self.doubts) if self.source == MEASURED else "")
+        return tuple(sentence for sentence in found if sentence)
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -165,7 +214,7 @@ class CostTable:
         rows = rows_per_request * n
         by_rows = self._array("draft_rows", int(rows[-1]) + 1, 0, context_len, partition)
         found: FloatArray = np.interp(rows, np.arange(by_rows.size), by_rows)
-        return found + (curve.per_request_ms + curve.per_request_context_ms * context_len) * n
+        return found + curve.request_ms(context_len) * n
 
     def remaining_ms_array(self, boundary: int, max_rows: int, num_requests: int, context_len: float) -> FloatArray:
         """ms of the segments from boundary (an index into EngineSpec.segments) on, for 0 to at least max_rows rows."""
@@ -211,11 +260,12 @@ class CostTable:
             "interference": [asdict(i) for i in self.interference],
             "exits": [asdict(e) for e in self.exits],
             "overhead_ms": self.overhead_ms,
-            "error": dict(self.error),
+            "errors": {key: asdict(error) for key, error in self.errors.items()},
             "source": self.source,
             "anchors": self.anchors,
             "traffic": None if self.traffic is None else asdict(self.traffic),
             "warning": self.warning,
+            "quick": self.quick,
         }
 
     @staticmethod
@@ -232,7 +282,7 @@ class CostTable:
                     tuple(float(t) for t in curve["ms"]),
                     float(curve["per_request_ms"]),
                     float(curve["per_row_context_ms"]),
-                    float(curve.get("per_request_context_ms", 0.0)),
+                    *(float(curve.get(name, 0.0)) for name in NEWER_SLOPES),
                 )
                 for key, curve in data["curves"].items()  # type: ignore[attr-defined]
             }
@@ -242,11 +292,12 @@ class CostTable:
                 tuple(Interference(**i) for i in data["interference"]),  # type: ignore[attr-defined]
                 tuple(ExitModel(**e) for e in data["exits"]),  # type: ignore[attr-defined]
                 float(data["overhead_ms"]),  # type: ignore[arg-type]
-                dict(data["error"]),  # type: ignore[call-overload]
+                {k: CurveError(**e) for k, e in data.get("errors", {}).items()},  # type: ignore[attr-defined]
                 str(data.get("source", MEASURED)),
                 str(data.get("anchors", "")),
                 None if data.get("traffic") is None else Traffic(**data["traffic"]),  # type: ignore[arg-type]
                 str(data.get("warning", "")),
+                bool(data.get("quick", not data.get("error"))),  # before, held-out errors told a full one
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the cost table lacks or garbles {error}; run `faser profile` again") from error
@@ -296,9 +347,40 @@ class CostTable:
             context = bucket * CONTEXT_BUCKET
             if kind == "draft_step":  # a row per request
                 array = curve.over_rows(size, 0, context)
-                array[1:] += curve.per_request_ms * np.arange(1, size + 1)
+                array[1:] += curve.request_ms(context) * np.arange(1, size + 1)
             else:
                 array = curve.over_rows(size, num_requests, context)
             array.setflags(write=False)
             self._cache[key] = array
         return array
+
+
+def _by_curve(samples: Iterable[CostSample]) -> dict[str, list[CostSample]]:
+    groups: dict[str, list[CostSample]] = {}
+    for sample in samples:
+        groups.setdefault(f"{sample.kind}@{sample.partition}", []).append(sample)
+    return groups
+
+
+def _is_absurd(first: CostCurve, step: CostCurve, samples: Iterable[CostSample]) -> bool:
+    """Whether the first passes of draft calls cost what no such pass does, whatever was measured."""
+    return any(
+        first.at(s.num_rows, s.num_requests, s.context_len)
+        > FIRST_STEPS * step.at(s.num_rows, s.num_rows, s.context_len) + FIRST_ROW_MS * s.num_rows + CALL_MS
+        for s in samples
+    )
+
+
+def _sentence(doubts: Mapping[str, CurveError]) -> str:
+    """One sentence about curves that cannot be trusted, "" without any."""
+    if not doubts:
+        return ""
+    each = [
+        f"{key} is off by {100 * error.worst:.0f} %"
+        + (f" and left out ({STAND_INS[key.partition('@')[0]]} stands for it)" if error.left_out else "")
+        for key, error in sorted(doubts.items())
+    ]
+    return (
+        f"the cost table does not fit what was measured ({', '.join(each)}), so drafting may be priced wrongly; run "
+        "`faser profile` again on an idle machine"
+    )

@@ -16,6 +16,6 @@ SPEED_UP = 0.12  # of a step with drafts over one without, where most errors can
 
 
 def error_by_kind(gpu: str) -> Mapping[str, float]:
-    """As CostTable.error has it."""
+    """As CostTable.held_out_errors has it."""
     decode = DECODE[gpu]
     return {"decode": decode, "verify": max(decode, VERIFY), "draft_step": max(decode, DRAFT), "overlap": OVERLAP}

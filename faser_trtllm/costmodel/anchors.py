@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.cost_curve import isotonic
+from faser_trtllm.core.nnls import nnls
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.shape import SHAPES, ModelShape
 
@@ -186,4 +186,4 @@ def _between(rows: Array, ms: Array, num_rows: float) -> float:
 
 def _rising(ms: Array) -> Array:
     """Never less for more rows: what is, is noise."""
-    return np.array(isotonic(ms.tolist(), [1.0] * ms.size))
+    return np.cumsum(nnls(np.tril(np.ones((ms.size, ms.size))), ms))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
-from faser_trtllm.core.cost_table import MODELLED, CostTable, ExitModel, Fingerprint, Interference
+from faser_trtllm.core.cost_table import MODELLED, CostTable, CurveError, ExitModel, Fingerprint, Interference
 from faser_trtllm.core.traffic import Lane
 from faser_trtllm.costmodel.accuracy import error_by_kind
 from faser_trtllm.costmodel.anchors import anchors_version
@@ -77,11 +77,19 @@ def modelled_table(
     return replace(
         table,
         curves=curves,
-        error=error_by_kind(pair.gpu.name),
+        errors=_errors(pair, table),
         source=MODELLED,
         anchors=anchors_version(),
         traffic=pair.traffic,
     )
+
+
+def _errors(pair: Pair, table: CostTable) -> dict[str, CurveError]:
+    """Of the fit to the model, with how far that is off."""
+    public = {f"{kind}@{ALL}": error for kind, error in error_by_kind(pair.gpu.name).items()}
+    return {
+        key: replace(table.errors.get(key, CurveError()), held_out=public.get(key)) for key in table.errors | public
+    }
 
 
 def _rows() -> list[int]:

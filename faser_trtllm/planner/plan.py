@@ -111,7 +111,7 @@ def make_plan(options: PlanOptions, progress: Progress = lambda what, done, tota
         _question(options),
         table.source,
         table.anchors or "measured on the machine that the table names",
-        dict(table.error),
+        dict(table.held_out_errors),
         memory,
         tuple(runs),
         _recommended(options, runs),
@@ -175,7 +175,7 @@ def _simulate(
 
 def _error(options: PlanOptions, table: CostTable, overlapped_share: float) -> float:
     """Of times: the table's own, and more where lanes overlap."""
-    by_kind = table.error or {"decode": DECODE[options.gpu.name], "verify": VERIFY}
+    by_kind = table.held_out_errors or {"decode": DECODE[options.gpu.name], "verify": VERIFY}
     return max(by_kind.get("decode", 0.0), by_kind.get("verify", 0.0)) + overlapped_share * OVERLAP
 
 

@@ -13,7 +13,7 @@ from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.grid import Limits
 from faser_trtllm.profiling.probe import Probe, context_limits, largest_context, probe_draft_len
 
-MAX_ROWS = 320
+MAX_ROWS, QUICK_MAX_ROWS = 320, 128
 MAX_REQUESTS = 32
 QUICK_SLOTS = 2  # with caches of their own in a quick profile
 
@@ -24,13 +24,13 @@ class CpuProbe(Probe):
     def __init__(
         self, engines: EngineDir, cores: tuple[int, ...] | None, num_threads: int | None, quick: bool = False
     ) -> None:
-        """quick: caches of the main context only, and all but the first QUICK_SLOTS slots read those of others, since
-        filling them all would take longer than the quick grid."""
+        """quick: passes of QUICK_MAX_ROWS rows at most and caches of the main context only; all but the first
+        QUICK_SLOTS slots read those of others, since filling them all would take longer than the quick grid."""
         built = engines.build_config
         max_draft_len = max(1, built.max_draft_len)
         max_context, max_seq_len = context_limits(built.max_seq_len, max_draft_len, largest_context(quick))
         limits = Limits(
-            max_rows=min(MAX_ROWS, built.max_num_tokens),
+            max_rows=min(QUICK_MAX_ROWS if quick else MAX_ROWS, built.max_num_tokens),
             max_num_requests=min(MAX_REQUESTS, built.max_batch_size),
             max_context=max_context,
             max_draft_len=built.max_draft_len,

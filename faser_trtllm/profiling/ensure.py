@@ -109,8 +109,7 @@ def _missing_table(engine_dir: Path, cores: tuple[int, ...] | None, num_threads:
     if found is None:
         return _Missing(f"{engine_dir} has no cost table", engine_dir / PROFILE)
     path, table = found
-    is_quick = not table.error  # a full one tells its error, and has more than is measured here
-    if table.warning and is_quick and time.time() - path.stat().st_mtime > DISTURBED_S:
+    if table.warning and table.quick and time.time() - path.stat().st_mtime > DISTURBED_S:
         return _Missing(f"{path} was measured while other work slowed this machine", path)
     return None
 

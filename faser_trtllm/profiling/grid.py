@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 160, 192, 256, 288)
+SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192, 256, 257, 288, 320)
 VERIFY_ROWS = (*SMALL_ROWS, 384, 512, 768, 1024, 1280)
 # Every length of a request or two, where a stair between two measured counts would make drafting look dear.
-QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 128, 384, 1024)
+QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 384, 1024)
 QUICK_BOTH = (8, 32, 384)  # of these, with the fewest and the most requests
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)
 MAIN_CONTEXT = 256
 MANY_REQUESTS = 8  # more rows than this are measured up to the main context only
 CATCH_UP_ROWS = (1, 2, 4, 8, 16, 32, 64)
-HELD_OUT_VERIFY = 12
-HELD_OUT_DRAFT = 5
+CONTEXT_MIX = ((1, 1), (4, 1), (8, 1), (4, 4), (16, 4), (8, 8), (32, 8), (64, 8), (32, 32), (128, 32))
+QUICK_MIX = ((1, 1), (8, 1), (8, 8), (64, 8), (32, 32))  # rows and requests, at other contexts than the main one
+HELD_OUT = {"verify": 12, "draft_step": 5, "draft_rows": 5, "decode": 5}
+QUICK_HELD_OUT = {"verify": 6, "draft_step": 4, "draft_rows": 4, "decode": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,64 +72,80 @@ def verify_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point
         both = not quick or num_rows in QUICK_BOTH
         for num_requests in dict.fromkeys(fitting[:1] + (fitting[-1:] if both else [])):
             yield Point("verify", partition, num_rows, num_requests, main)
-    for context in limits.contexts():
-        if context == main or (quick and context > main):
-            continue
-        for num_rows, num_requests in ((1, 1), (8, 1), (8, 8)) if quick else _CONTEXT_MIX:
+    for context in _other_contexts(limits, quick):
+        for num_rows, num_requests in QUICK_MIX if quick else CONTEXT_MIX:
             if limits.fits(num_rows, num_requests) and context <= limits.longest(num_requests):
                 yield Point("verify", partition, num_rows, num_requests, context)
 
 
-_CONTEXT_MIX = ((1, 1), (4, 1), (8, 1), (4, 4), (16, 4), (8, 8), (32, 8), (64, 8), (32, 32), (128, 32))
-
-
 def decode_points(limits: Limits, quick: bool) -> Iterator[Point]:
     """Passes of steps without drafts."""
-    main = limits.main_context()
-    for num_requests in REQUESTS:
-        for context in limits.contexts():
-            if num_requests > limits.max_num_requests or (context != main and quick):
-                continue
-            if context == main or num_requests in (1, MANY_REQUESTS):
-                yield Point("decode", "all", num_requests, num_requests, context)
+    yield from _one_row_each("decode", "all", limits, quick)
 
 
 def draft_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]:
-    main = limits.main_context()
+    yield from _one_row_each("draft_step", partition, limits, quick)
+    main, most = limits.main_context(), _most_requests(limits)
+    for num_rows in sorted({*(CATCH_UP_ROWS[::2] if quick else CATCH_UP_ROWS), most}):
+        some = {1, min(num_rows, most)} if quick else {1, num_rows // 2, min(num_rows, most)}
+        for num_requests in sorted(some - {0}):
+            each = -(-num_rows // num_requests)
+            context = min(main, limits.max_context - each) if each > limits.max_draft_len + 1 else main
+            fits = num_requests <= limits.max_num_requests and num_rows <= limits.max_rows
+            if fits and each <= CATCH_UP_ROWS[-1] and context > 0:
+                yield Point("draft_rows", partition, num_rows, num_requests, context)
+    for context in _other_contexts(limits, quick):
+        for num_requests in _fewest_and_most(limits, context):
+            yield Point("draft_rows", partition, num_requests, num_requests, context)
+
+
+def _one_row_each(kind: str, partition: str, limits: Limits, quick: bool) -> Iterator[Point]:
     for num_requests in REQUESTS:
-        if num_requests > limits.max_num_requests:
-            continue
-        yield Point("draft_step", partition, num_requests, num_requests, main)
-        for context in limits.contexts():
-            if context != main and not quick and num_requests in (1, MANY_REQUESTS):
-                yield Point("draft_step", partition, num_requests, num_requests, context)
-    for num_rows in CATCH_UP_ROWS[::2] if quick else CATCH_UP_ROWS:
-        for num_requests in sorted({1, num_rows} if quick else {1, num_rows // 2, num_rows} - {0}):
-            longest = main + -(-num_rows // num_requests)
-            if longest > limits.max_context + limits.max_draft_len + 1:  # as far as a frontier may reach
-                continue
-            if num_requests <= limits.max_num_requests and num_rows <= limits.max_rows:
-                yield Point("draft_rows", partition, num_rows, num_requests, main)
+        if num_requests <= limits.max_num_requests:
+            yield Point(kind, partition, num_requests, num_requests, limits.main_context())
+    for context in _other_contexts(limits, quick):
+        for num_requests in _fewest_and_most(limits, context):
+            yield Point(kind, partition, num_requests, num_requests, context)
 
 
-def held_out_points(limits: Limits, seed: int) -> Iterator[Point]:
-    """Held-out points drawn between the grid's lines, on the partition "all" only."""
+def _other_contexts(limits: Limits, quick: bool) -> list[int]:
+    main = limits.main_context()
+    return [c for c in limits.contexts() if c < main or (c > main and not quick)]
+
+
+def _most_requests(limits: Limits, context: int = 0) -> int:
+    """That the grid has, and whose caches are as long as this."""
+    return max(r for r in REQUESTS if r <= limits.max_num_requests and context <= limits.longest(r))
+
+
+def _fewest_and_most(limits: Limits, context: int) -> list[int]:
+    """Requests: one waits for its own attention, many for their caches."""
+    return sorted({1, _most_requests(limits, context)})
+
+
+def held_out_points(limits: Limits, seed: int, quick: bool = False) -> Iterator[Point]:
+    """Held-out points of every kind, drawn between the grid's lines, on the partition "all" only."""
     rng = np.random.default_rng(seed)
-    most_requests = limits.max_num_requests
-    seen: set[tuple[int, int]] = set()
-    for _ in range(50 * HELD_OUT_VERIFY):
-        if len(seen) == HELD_OUT_VERIFY:
-            break
-        num_requests = round(2 ** rng.uniform(0, np.log2(most_requests))) if most_requests > 1 else 1
-        num_rows = num_requests * (1 + int(rng.integers(0, limits.max_draft_len + 1))) - int(rng.integers(0, 3))
-        context = _draw_context(rng, limits.longest(num_requests))
-        if limits.fits(num_rows, num_requests) and (num_rows, num_requests) not in seen:
-            seen.add((num_rows, num_requests))
-            yield Point("verify", "all", num_rows, num_requests, context, held_out=True)
-    drafted = [r for r in (3, 6, 12, 20, 28) if r <= most_requests][:HELD_OUT_DRAFT]
-    for num_requests in drafted:
-        context = _draw_context(rng, limits.longest(num_requests))
-        yield Point("draft_step", "all", num_requests, num_requests, context, held_out=True)
+    most = limits.max_num_requests
+    seen: set[tuple[str, int, int]] = set()
+    for kind, number in (QUICK_HELD_OUT if quick else HELD_OUT).items():
+        found = 0
+        for _ in range(50 * number):
+            if found == number:
+                break
+            num_requests = round(2 ** rng.uniform(0, np.log2(most))) if most > 1 else 1
+            num_rows = num_requests
+            if kind == "verify":
+                num_rows *= 1 + int(rng.integers(0, limits.max_draft_len + 1))
+                num_rows -= int(rng.integers(0, 3))
+            elif kind == "draft_rows":
+                num_rows += int(rng.integers(0, num_requests + 1))
+            context = _draw_context(rng, limits.longest(num_requests))
+            is_new = (kind, num_rows, num_requests) not in seen
+            if is_new and limits.fits(num_rows, num_requests):
+                seen.add((kind, num_rows, num_requests))
+                found += 1
+                yield Point(kind, "all", num_rows, num_requests, context, held_out=True)
 
 
 def _draw_context(rng: np.random.Generator, longest: int) -> int:

@@ -85,12 +85,14 @@ def measure_quickly(
     hangs on a few percent. Where the first round takes longer than first_round_s the others are left out, but for what
     no curve can do without: a large model's costs are extrapolated rather than waited for.
     """
-    ordered = sorted(points, key=lambda point: (probe.partitions.index(point.partition), point.num_rows))
+    ordered = sorted(
+        points, key=lambda point: (probe.partitions.index(point.partition), point.held_out, point.num_rows)
+    )
     needed = _needed(ordered)
     runners = {point: probe.runner(point) for point in ordered}
     times: dict[Point, list[float]] = {point: [] for point in ordered}
     disturbance = Disturbance(probe.num_units)
-    small = [point for point in ordered if point.num_rows <= SMALL_ROWS]
+    small = [point for point in ordered if point.num_rows <= SMALL_ROWS and not point.held_out]
     visits = small * (SMALL_ROUNDS - 1) + ordered
     num_rounds, partition = 0, ""
     begun: set[tuple[str, str]] = set()
@@ -118,12 +120,12 @@ def measure_quickly(
 
 
 def _needed(ordered: Sequence[Point]) -> set[Point]:
-    """The first points of every kind, and the widest pass of one request; ordered: by rows."""
-    kinds: dict[tuple[str, str], list[Point]] = {}
+    """The first points of every kind, one that is held out, and the widest pass of one request; ordered: by rows."""
+    kinds: dict[tuple[str, str, bool], list[Point]] = {}
     for point in ordered:
-        kinds.setdefault((point.kind, point.partition), []).append(point)
-    found = {point for group in kinds.values() for point in group[:NUM_NEEDED]}
-    return found | {[p for p in ordered if p.kind == "verify" and p.num_requests == 1][-1]}
+        kinds.setdefault((point.kind, point.partition, point.held_out), []).append(point)
+    found = {point for key, group in kinds.items() for point in group[: 1 if key[2] else NUM_NEEDED]}
+    return found | {[p for p in ordered if p.kind == "verify" and p.num_requests == 1 and not p.held_out][-1]}
 
 
 def _visit(probe: Probe, point: Point, run: Callable[[], float], num_runs: int, num_warm: int) -> list[float]:

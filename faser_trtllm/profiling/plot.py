@@ -60,7 +60,7 @@ def _draft(axis: Any, report: ProfileReport) -> None:
 
 
 def _held_out(axis: Any, report: ProfileReport) -> None:
-    for number, (kind, error) in enumerate(report.table.error.items()):
+    for number, (kind, error) in enumerate(report.table.held_out_errors.items()):
         samples = [s for s in report.held_out if s.kind == kind and s.partition == ALL]
         axis.loglog(
             [s.ms for s in samples],

@@ -100,6 +100,7 @@ class Passes:
     interference: tuple[Interference, ...]
     num_rounds: int
     warning: str = ""
+    quick: bool = False
 
     def table(self, fingerprint: Fingerprint, calibration: Calibration | None = None) -> CostTable:
         found = calibration or Calibration()
@@ -111,6 +112,7 @@ class Passes:
             exits=found.exits,
             overhead_ms=found.overhead_ms,
             warning=self.warning,
+            quick=self.quick,
         )
 
 
@@ -128,7 +130,7 @@ def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda
         measured = measure_points(probe, points, options.time_budget_s, tick)
     samples = (*measured.samples, *_segments(probe, options, say))
     interference = tuple(_interference(probe, options, say))
-    return Passes(samples, measured.held_out, interference, measured.num_rounds, measured.warning)
+    return Passes(samples, measured.held_out, interference, measured.num_rounds, measured.warning, options.quick)
 
 
 def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
@@ -158,13 +160,12 @@ def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions, h
     if "verify" in partitions and (options.lanes or not options.quick):
         points += verify_points(limits, "verify", quick=True)
         points += draft_points(limits, "draft", quick=True)
-    if options.lanes or not options.quick:
-        seen = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points}
-        points += [
-            p
-            for p in held_out_points(limits, options.seed)
-            if (p.kind, p.num_rows, p.num_requests, p.context_len) not in seen
-        ]
+    seen = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points}
+    points += [
+        p
+        for p in held_out_points(limits, options.seed, options.quick)
+        if (p.kind, p.num_rows, p.num_requests, p.context_len) not in seen
+    ]
     return [p for p in dict.fromkeys(points) if has_draft or (p.kind in TARGET_KINDS and p.partition == ALL)]
 
 

@@ -43,7 +43,7 @@ class ProfileReport:
             f"{fingerprint.cpu_model}, {fingerprint.isa}, {fingerprint.num_threads} threads: "
             f"{len(self.samples)} points, {self.num_rounds} rounds, {self.seconds:.0f} s"
         )
-        for kind, error in self.table.error.items():
+        for kind, error in self.table.held_out_errors.items():
             count = sum(s.kind == kind for s in self.held_out)
             paper = f", the paper states {100 * PAPER_ERROR[kind]:.1f}%" if kind in PAPER_ERROR else ""
             yield f"{NAMES.get(kind, kind)}: MAPE {100 * error:.1f}% on {count} held-out points{paper}"

@@ -50,7 +50,7 @@ def test_it_says_that_it_is_modelled_and_how_far_off(table):
     assert again == table
     assert again.source == "modelled"
     assert "aiconfigurator-core 0.12.0" in again.anchors
-    assert again.error["verify"] == 0.10
+    assert again.held_out_errors["verify"] == 0.10
 
 
 def test_serving_refuses_it(table, tmp_path):

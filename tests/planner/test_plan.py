@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from faser_trtllm.config import ServiceConfig, parse
+from faser_trtllm.core.cost_table import CurveError
 from faser_trtllm.costmodel.accuracy import DECODE
 from faser_trtllm.costmodel.gpu import GPUS
 from faser_trtllm.costmodel.pair import Pair
@@ -155,7 +156,8 @@ def test_a_measured_table_takes_the_models_place(tmp_path):
     pair = Pair(GPUS["h100"], SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"])
     table = modelled_table(pair, max_batch_size=8)
     slow = {key: replace(c, ms=tuple(3.0 * ms for ms in c.ms)) for key, c in table.curves.items()}
-    measured = replace(table, curves=slow, source="measured", anchors="", error={"verify": 0.02})
+    errors = {"verify@all": CurveError(held_out=0.02)}
+    measured = replace(table, curves=slow, source="measured", anchors="", errors=errors)
     measured.save(tmp_path / "profile.json")
     asked = make(loads=parse_loads("2", 0), systems=("off",), max_requests=20)
     found = make_plan(replace(asked, table=tmp_path / "profile.json"))

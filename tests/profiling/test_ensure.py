@@ -134,7 +134,7 @@ def test_a_table_measured_beside_other_work_is_replaced_at_a_later_start(
 def test_a_full_table_is_not_replaced_by_a_quick_one(engine_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It has exits, lanes and errors, which a start does not measure: whoever asked for it may do so again."""
     measure_once(engine_dir, num_threads=1)
-    disturb(engine_dir / PROFILE, 2 * DISTURBED_S, error={"verify": 0.03})
+    disturb(engine_dir / PROFILE, 2 * DISTURBED_S, quick=False)
     ensure_profile(engine_dir, config("price"))
     assert not measured(caplog)
     assert json.loads((engine_dir / PROFILE).read_text())["warning"] == "other work"

@@ -33,7 +33,7 @@ def test_held_out_points_are_not_on_the_grid(tmp_path) -> None:
     points = grid(LIMITS[0], ("all",), ProfileOptions(tmp_path))
     held_out = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points if p.held_out}
     fitted = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points if not p.held_out}
-    assert {kind for kind, *_ in held_out} == {"verify", "draft_step"}
+    assert {kind for kind, *_ in held_out} == {"verify", "draft_step", "draft_rows", "decode"}
     assert not held_out & fitted
 
 

@@ -61,7 +61,7 @@ def test_profile_is_whole_and_loads(options: ProfileOptions) -> None:
         fingerprint = fingerprint_of(options.engine_dir, cores.num_threads)
     table = CostTable.load(options.engine_dir / PROFILE, fingerprint)
     assert table == report.table
-    assert set(table.error) == {"verify", "draft_step"}
+    assert set(table.held_out_errors) == {"verify", "draft_step", "draft_rows", "decode"}
     assert table.num_segments == 3
     assert table.verify_ms(4, 2, 32) > 0
     assert table.draft_step_ms(2, 32) > 0

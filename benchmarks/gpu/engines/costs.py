@@ -54,7 +54,7 @@ def _form(bench: Bench, form: str) -> None:
                 )
             ],
         )
-    error = {kind: round(value, 4) for kind, value in table.error.items()}
+    error = {kind: round(value, 4) for kind, value in table.held_out_errors.items()}
     bench.record.value(f"error {form}", error)
     points = {
         label: dict(zip(curve.rows, curve.ms, strict=True))
