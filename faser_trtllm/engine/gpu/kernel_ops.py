@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.engine.gpu.fp8 import scaled_product
@@ -22,12 +23,11 @@ from faser_trtllm.ops.cuda import (
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
-from faser_trtllm.ops.cuda.launch.launch_cache import LaunchCache, key_of
+from faser_trtllm.ops.cuda.launch.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.module import Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
-from faser_trtllm.ops.cuda.verify_attention import AttentionShape
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,21 @@ STEMS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _AttentionLaunch:
+    """As verify_attention.launch() takes it; num_floats: of the workspace."""
+
+    tile_rows: int
+    max_slots: int
+    num_floats: int
+
+    @classmethod
+    def of(cls, shape: verify_attention.AttentionShape, max_query_rows: int, max_kv_len: int) -> _AttentionLaunch:
+        max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
+        num_floats = verify_attention.workspace_bytes(shape, max_slots) // 4
+        return cls(verify_attention.choose_tile_rows(shape, max_query_rows), max_slots, num_floats)
+
+
 class KernelOps(TorchOps):
     """The kernels, through one launcher per stem (STEMS): cubins on a GPU, an emulator in tests.
 
@@ -62,7 +77,7 @@ class KernelOps(TorchOps):
         self._stream = stream
         self._num_sms = num_sms
         self._cache = LaunchCache()
-        self._shapes: dict[tuple[Hashable, ...], AttentionShape] = {}
+        self._attention: dict[Hashable, _AttentionLaunch] = {}
 
     def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
         return scaled_product(x if isinstance(x, ScaledRows) else self.scaled_rows(x), weight, bias)
@@ -70,16 +85,23 @@ class KernelOps(TorchOps):
     def scaled_rows(self, x: Tensor) -> ScaledRows:
         """ops/cuda/quantize_rows.py."""
         rows = _empty_rows(x.shape[0], x.shape[1], x.device)
-        launcher, key = self._launchers["quantize_rows"], ("quantize_rows", *key_of(x, rows.values, rows.scales))
-        self._cache.launch(key, launcher, self._stream(), lambda to: quantize_rows.launch(to, x, rows))
+        self._cache.launch(
+            ("quantize_rows", x.dtype, x.shape),
+            (x, rows.values, rows.scales),
+            self._launchers["quantize_rows"],
+            self._stream(),
+            lambda to: quantize_rows.launch(to, x, rows),
+        )
         return rows
 
     def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
         rows = _empty_rows(hidden.shape[0], hidden.shape[1], hidden.device)
-        key = ("add_quantize_rows", *key_of(product, hidden, rows.values, rows.scales))
-        launcher = self._launchers["quantize_rows"]
         self._cache.launch(
-            key, launcher, self._stream(), lambda to: quantize_rows.launch_add(to, product, hidden, rows)
+            ("add_quantize_rows", product.dtype, product.shape),
+            (product, hidden, rows.values, rows.scales),
+            self._launchers["quantize_rows"],
+            self._stream(),
+            lambda to: quantize_rows.launch_add(to, product, hidden, rows),
         )
         return rows
 
@@ -87,9 +109,12 @@ class KernelOps(TorchOps):
         import torch
 
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype, device=hidden.device)
-        launcher, key = self._launchers["gated_silu"], ("gated_silu", *key_of(gate_up, hidden, bias, out), eps)
         self._cache.launch(
-            key, launcher, self._stream(), lambda to: gated_silu.launch(to, gate_up, hidden, bias, eps, out)
+            ("gated_silu", hidden.dtype, gate_up.shape, hidden.shape, bias is None, eps),
+            (gate_up, hidden, bias, out),
+            self._launchers["gated_silu"],
+            self._stream(),
+            lambda to: gated_silu.launch(to, gate_up, hidden, bias, eps, out),
         )
         return out
 
@@ -98,10 +123,12 @@ class KernelOps(TorchOps):
         if inner > gated_silu.MAX_SCALED_COLUMNS:
             return self.gated_silu(gate_up, hidden, bias, eps)
         rows = _empty_rows(num_rows, inner, hidden.device)
-        key = ("scaled_silu", *key_of(gate_up, hidden, bias, rows.values, rows.scales), eps)
-        launcher = self._launchers["gated_silu"]
         self._cache.launch(
-            key, launcher, self._stream(), lambda to: gated_silu.launch_scaled(to, gate_up, hidden, bias, eps, rows)
+            ("scaled_silu", gate_up.shape, hidden.shape, bias is None, eps),
+            (gate_up, hidden, bias, rows.values, rows.scales),
+            self._launchers["gated_silu"],
+            self._stream(),
+            lambda to: gated_silu.launch_scaled(to, gate_up, hidden, bias, eps, rows),
         )
         return rows
 
@@ -122,13 +149,17 @@ class KernelOps(TorchOps):
     ) -> None:
         where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
         outputs = (q_rotated, k_cache, v_cache)
-        key: tuple[Hashable, ...] = ("append_kv", *key_of(qkv, *where, *outputs, first_branch))
+        sizes = (q_rotated.dtype, k_cache.dtype, q_rotated.shape, k_cache.shape, block_table.shape, cos.shape)
+        key: tuple[Hashable, ...] = ("append_kv", *sizes, first_branch is None)
+        tensors: tuple[Tensor | None, ...] = (qkv, *where, *outputs, first_branch)
         if norm is not None:
-            key += (norm.eps, *key_of(norm.hidden, norm.bias, norm.q_norm, norm.k_norm))
-        launcher = self._launchers["append_kv"]
+            weights = (norm.bias, norm.q_norm, norm.k_norm)
+            key += (norm.hidden.shape, norm.eps, *[each is None for each in weights])
+            tensors += (norm.hidden, *weights)
         self._cache.launch(
             key,
-            launcher,
+            tensors,
+            self._launchers["append_kv"],
             self._stream(),
             lambda to: append_kv.launch(to, qkv, *where, *outputs, norm=norm, first_branch=first_branch),
         )
@@ -153,26 +184,25 @@ class KernelOps(TorchOps):
         import torch
 
         inputs = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
-        sizes = (q.dtype, k_cache.dtype, window, *(tensor.shape for tensor in inputs))
-        shape = self._shapes.get(sizes)
-        if shape is None:
-            shape = self._shapes[sizes] = verify_attention.shape_of(*inputs, window)
-        tile_rows = verify_attention.choose_tile_rows(shape, max_query_rows)
-        max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
-        needed = verify_attention.workspace_bytes(shape, max_slots)
-        workspace = torch.empty(needed // 4, dtype=torch.float32, device=q.device) if needed else None
-        launcher = self._launchers["verify_attention"]
+        sizes = (q.dtype, k_cache.dtype, q.shape, k_cache.shape, block_table.shape)
+        key = ("verify_attention", *sizes, window, max_query_rows, max_kv_len)
+        how = self._attention.get(key)
+        if how is None:
+            shape = verify_attention.shape_of(*inputs, window)
+            how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len)
+        workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
         self._cache.launch(
-            ("verify_attention", *key_of(*inputs, out, workspace), window, tile_rows, max_slots),
-            launcher,
+            key,
+            (*inputs, out, workspace),
+            self._launchers["verify_attention"],
             self._stream(),
             lambda to: verify_attention.launch(
                 to,
                 *inputs,
                 out,
                 window=window,
-                tile_rows=tile_rows,
-                max_slots=max_slots,
+                tile_rows=how.tile_rows,
+                max_slots=how.max_slots,
                 num_sms=self._num_sms,
                 workspace=workspace,
             ),

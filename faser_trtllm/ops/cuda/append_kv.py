@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX, address_of, expect, same_type, type_name
+from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX, expect, pointer_to, same_type, type_name
 from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
 from faser_trtllm.ops.cuda.verify_attention import float_bits
 
@@ -110,9 +110,9 @@ def launch(
         sizes += [norm.hidden.shape[1], float_bits(norm.eps)]
     if shape.num_rows == 0:
         return
-    arguments: list[Argument] = [ctypes.c_void_p(None if each is None else address_of(each)) for each in inputs]
+    arguments: list[Argument] = [pointer_to(each) for each in inputs]
     arguments += [ctypes.c_int32(value) for value in sizes]
-    arguments += [ctypes.c_void_p(address_of(tensor)) for tensor in (q_rotated, k_cache, v_cache)]
+    arguments += [pointer_to(tensor) for tensor in (q_rotated, k_cache, v_cache)]
     kernel = kernel_name(shape, norm is not None)
     module.launch(kernel, grid(shape), (NUM_THREADS, 1, 1), arguments, stream)
 

@@ -9,7 +9,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.kv_cache import ALIGNMENT, address_of
+from faser_trtllm.ops.cuda.kv_cache import ALIGNMENT, pointer_to
 from faser_trtllm.ops.cuda.launch.tensors import pointer
 from faser_trtllm.ops.cuda.module import Launcher
 
@@ -29,7 +29,7 @@ def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor, *, stream: int = 
     if not num_copies:
         return
     sizes = (num_copies, num_planes, num_blocks, num_heads, tokens_per_block, row_bytes)
-    arguments = (copies_at, *map(ctypes.c_int32, sizes), ctypes.c_void_p(address_of(cache)))
+    arguments = (copies_at, *map(ctypes.c_int32, sizes), pointer_to(cache))
     launcher.launch("copy_kv", (num_copies, num_planes * num_heads, 1), (NUM_THREADS, 1, 1), arguments, stream)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.append_kv import inverse_rms
-from faser_trtllm.ops.cuda.kv_cache import address_of, expect, type_name
+from faser_trtllm.ops.cuda.kv_cache import expect, pointer_to, type_name
 from faser_trtllm.ops.cuda.launch.tensors import bits_of
 from faser_trtllm.ops.cuda.module import Argument, Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
@@ -64,7 +64,7 @@ def launch_scaled(
     arguments = _arguments(gate_up, hidden, bias, eps, "out.values", out.values, "bf16")
     expect("out.values", out.values, (num_rows, inner), "e4m3")
     expect("out.scales", out.scales, (num_rows, 1), "fp32")
-    arguments.append(ctypes.c_void_p(address_of(out.scales)))
+    arguments.append(pointer_to(out.scales))
     if num_rows:
         launcher.launch("gated_silu_e4m3", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
 
@@ -81,9 +81,9 @@ def _arguments(
     if bias is not None:
         expect("bias", bias, (2 * inner,), dtype)
     inputs = (gate_up, hidden, bias)
-    arguments: list[Argument] = [ctypes.c_void_p(None if each is None else address_of(each)) for each in inputs]
+    arguments: list[Argument] = [pointer_to(each) for each in inputs]
     arguments += [ctypes.c_int32(value) for value in (num_rows, inner, hidden_size, bits_of(eps))]
-    arguments.append(ctypes.c_void_p(address_of(out)))
+    arguments.append(pointer_to(out))
     return arguments
 
 

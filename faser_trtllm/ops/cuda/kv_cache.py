@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.cuda.launch.tensors import Pointer
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # The kernels' names for torch dtypes.
@@ -25,15 +28,20 @@ ALIGNMENT = 16
 
 def type_name(name: str, tensor: Tensor) -> str:
     """bf16, fp16, fp32, e4m3, int32 or int64; InvalidArgumentError for others."""
-    known = TYPE_NAMES.get(str(tensor.dtype))
+    known = _type_name(tensor.dtype)
     if known is None:
         raise InvalidArgumentError(f"{name} has type {tensor.dtype}; it must be one of {', '.join(TYPE_NAMES)}")
     return known
 
 
+@functools.cache
+def _type_name(dtype: torch.dtype) -> str | None:
+    return TYPE_NAMES.get(str(dtype))
+
+
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: str) -> None:
     """InvalidArgumentError unless a tensor has this shape and type and is contiguous."""
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise InvalidArgumentError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
     if (found := type_name(name, tensor)) != dtype:
         raise InvalidArgumentError(f"{name} has type {found}; it must be {dtype}")
@@ -46,15 +54,18 @@ def same_type(name: str, tensor: Tensor, other: Tensor) -> None:
     expect(name, tensor, tuple(other.shape), type_name(name, other))
 
 
-def address_of(tensor: Tensor) -> int:
-    """The address of a tensor's first element; InvalidArgumentError unless a multiple of 16 (int32: of 4)."""
-    address = int(tensor.data_ptr())
+def pointer_to(tensor: Tensor | None) -> Pointer:
+    """Null for None; InvalidArgumentError unless the address is a multiple of 16 (int32: of 4)."""
+    if tensor is None:
+        return Pointer()
+    found = Pointer.to(tensor)
+    address = found.value or 0
     alignment = 4 if type_name("a tensor", tensor) == "int32" else ALIGNMENT
     if address % alignment:
         raise InvalidArgumentError(
             f"a tensor's address {address:#x} is not a multiple of {alignment}; align its offset"
         )
-    return address
+    return found
 
 
 def kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:

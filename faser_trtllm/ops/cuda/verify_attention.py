@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.kv_cache import address_of, expect, kv_values, same_type, type_name
+from faser_trtllm.ops.cuda.kv_cache import expect, kv_values, pointer_to, same_type, type_name
 from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
 
 if TYPE_CHECKING:
@@ -193,10 +193,10 @@ def launch(
     if shape.num_rows == 0:
         return
     inputs = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
-    pointers = [ctypes.c_void_p(address_of(tensor)) for tensor in inputs]
+    pointers = [pointer_to(tensor) for tensor in inputs]
     sizes = scalars(shape, split_tokens, max_slots, scale, k_scale, v_scale)
-    outputs = address_of(out), address_of(workspace) if needed and workspace is not None else 0
-    arguments: list[Argument] = [*pointers, *map(ctypes.c_int32, sizes), *map(ctypes.c_void_p, outputs)]
+    outputs = pointer_to(out), pointer_to(workspace if needed else None)
+    arguments: list[Argument] = [*pointers, *map(ctypes.c_int32, sizes), *outputs]
     blocks = grid(shape, tile_rows, max_slots, num_sms)
     module.launch(kernel_name(shape, tile_rows), blocks, (block_threads(shape, tile_rows), 1, 1), arguments, stream)
     if combine and workspace is not None and needed:
@@ -217,9 +217,9 @@ def launch_combine(
 ) -> None:
     """The second launch: what the first left in the workspace becomes rows of `out`; the other rows are copied from
     `whole`, unless that is `out`."""
-    pointers = [ctypes.c_void_p(address_of(tensor)) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
+    pointers = [pointer_to(tensor) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
     sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots))
-    arguments: list[Argument] = [*pointers, *sizes, ctypes.c_void_p(address_of(out))]
+    arguments: list[Argument] = [*pointers, *sizes, pointer_to(out)]
     module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments, stream)
 
 

@@ -1,21 +1,24 @@
-"""Launches that are checked and packed once: what layers launch over and over, at the same addresses."""
+"""Launches that are checked and packed once for all tensors of the same shapes: layers launch them over and over."""
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from faser_trtllm.ops.cuda.launch.tensors import Pointer
 from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher, PackedArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_LAUNCHES = 4096
-"""Kept at a time: passes without a graph may have any number of rows, each with launches of its own."""
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 class LaunchCache:
-    """launch(): an op's launches, which are made by its own function the first time and repeated from then on."""
+    """launch(): an op's launches, which are made by its own function the first time; from then on they are repeated
+    with other addresses. Nothing is dropped, since passes have few shapes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, _Recorder] = {}
@@ -23,33 +26,44 @@ class LaunchCache:
     def __len__(self) -> int:
         return len(self._held)
 
-    def launch(self, key: Hashable, launcher: Launcher, stream: int, op: Callable[[Launcher], None]) -> None:
-        """op(launcher), or what it launched for this key before; asynchronous on the stream.
+    def launch(
+        self,
+        key: Hashable,
+        tensors: Sequence[Tensor | None],
+        launcher: Launcher,
+        stream: int,
+        op: Callable[[Launcher], None],
+    ) -> None:
+        """op(launcher), or what it launched for this key before, with the addresses of these tensors; asynchronous on
+        the stream.
 
-        key: whatever op's launches depend on, see key_of(). What op raises is raised, and nothing is kept.
+        key: whatever op's launches depend on beside addresses: shapes, types, which tensors are None. tensors: all
+        whose addresses op launches with, contiguous and aligned alike whenever the key is the same. What op raises is
+        raised, and nothing is kept.
         """
         recorded = self._held.get(key)
         if recorded is None:
-            recorded = _Recorder()
+            recorded = _Recorder(tensors)
             op(recorded)
-            if len(self._held) >= MAX_LAUNCHES:
-                self._held.clear()
             self._held[key] = recorded
+        recorded.pack(recorded.addresses, 0, *[0 if each is None else each.data_ptr() for each in tensors])
         for kernel, grid, block, arguments in recorded.launches:
             launcher.launch(kernel, grid, block, arguments, stream)
 
 
-def key_of(*tensors: Tensor | None) -> tuple[Hashable, ...]:
-    """What a launch depends on: addresses and shapes. Tensors must be contiguous, and one op's always of one dtype at
-    one address."""
-    return tuple(None if x is None else (x.data_ptr(), x.shape) for x in tensors)
-
-
 class _Recorder:
-    """A launcher that launches nothing."""
+    """A launcher that launches nothing. Its launches' pointers are in `addresses`, in the order of the tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         self.launches: list[tuple[str, Dim3, Dim3, PackedArguments]] = []
+        self.addresses = (ctypes.c_void_p * len(tensors))()
+        self.pack = struct.Struct(f"{len(tensors)}P").pack_into
+        self._arguments = {
+            id(tensor): ctypes.c_void_p.from_buffer(self.addresses, _POINTER_BYTES * place)
+            for place, tensor in enumerate(tensors)
+        }
+        self._arguments[id(None)] = ctypes.c_void_p(None)
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        self.launches.append((kernel, grid, block, PackedArguments(arguments)))
+        held = [self._arguments[id(each.tensor)] if isinstance(each, Pointer) else each for each in arguments]
+        self.launches.append((kernel, grid, block, PackedArguments(held)))

@@ -8,6 +8,19 @@ from typing import Any
 
 from faser_trtllm.errors import InvalidArgumentError
 
+
+class Pointer(ctypes.c_void_p):
+    """The address of `tensor` as an argument of a kernel; null without one."""
+
+    tensor: Any = None
+
+    @classmethod
+    def to(cls, tensor: Any) -> Pointer:
+        made = cls(tensor.data_ptr())
+        made.tensor = tensor
+        return made
+
+
 _SUFFIXES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
@@ -20,7 +33,7 @@ def dtype_suffix(name: str, tensor: Any, allowed: tuple[str, ...]) -> str:
     return suffix
 
 
-def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -> ctypes.c_void_p:
+def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -> Pointer:
     """The address of a contiguous tensor of a torch dtype and shape (None: any size); else InvalidArgumentError."""
     found = tuple(tensor.shape)
     fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found, strict=True))
@@ -31,7 +44,7 @@ def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -
         raise InvalidArgumentError(f"{name} has dtype {tensor.dtype}, it must be torch.{dtype}")
     if not tensor.is_contiguous():
         raise InvalidArgumentError(f"{name} has strides {tuple(tensor.stride())}, it must be contiguous")
-    return ctypes.c_void_p(tensor.data_ptr())
+    return Pointer.to(tensor)
 
 
 def bits_of(value: float) -> int:
