@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from benchmarks.paper.case import Setting, make_pair
 from benchmarks.paper.expected import levels, tokens_per_step
-from faser_trtllm.core.traffic import MEMORY_BOUND, OVERLAP_POWER, SHARED_CACHE
 from faser_trtllm.costmodel.gpu import find_gpu
 from faser_trtllm.costmodel.pair import CATCH_UP_ROWS, Pair
+from faser_trtllm.costmodel.passes import OVERLAP_POWER
 
 LENGTHS = range(1, 9)
 SPLITS = (8, 16, 24, 32, 48, 64)  # SMs that draft
@@ -25,6 +25,8 @@ TREES = tuple(
     for head in ((2,), (3,), (4,), (2, 2), (3, 2), (1, 2), (1, 3), (1, 1, 2), (1, 1, 3))
     for tail in range(6)
 )
+SHARED_CACHE = 1.03  # memory times while both run: they evict each other's lines; assumed
+MEMORY_BOUND = 0.75  # of the bandwidth: what passes reach that do nothing but wait for memory
 KERNELS_PER_LAYER, WAIT_MS = 7, 0.01  # of the draft model; until running blocks end, there is no preemption; assumed
 
 

@@ -1,14 +1,16 @@
 """What one pass of a model takes on a GPU, or on a share of its SMs.
 
-T = G(n) r + E(n) + R(n) + A(b, c) / g + H(n) r + o: matrices, elementwise kernels, all-reduces, attention, LM head and
-the launch of a graph, for n rows of b requests with c tokens of context each. g: the share of the bandwidth that a
-share of the SMs draws; r: what fewer SMs do to a matrix product that takes (memory^4 + compute^4)^(1/4). What another
-pass beside it does is core/traffic.py's. docs/cost_model.md has the sources and the errors.
+T = G(n) r + E(n) + R(n) + max(A(b, c) / g, a(c)) + H(n) r + o: matrices, elementwise kernels, all-reduces, attention,
+LM head and the launch of a graph, for n rows of b requests with c tokens of context each. g: the share of the bandwidth
+that a share of the SMs draws; a: what our attention takes at least; r: what fewer SMs do to a matrix product that takes
+(latency^4 + memory^4 + compute^4)^(1/4). What another pass beside it does is core/traffic.py's. docs/cost_model.md has
+the sources and the errors.
 """
 
 from __future__ import annotations
 
-from faser_trtllm.core.traffic import OVERLAP_POWER
+import math
+
 from faser_trtllm.costmodel.anchors import Anchors
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.shape import ModelShape
@@ -16,18 +18,24 @@ from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS, Buckets
 from faser_trtllm.errors import InvalidArgumentError
 
 GRAPH_MS = 0.012  # launch of one graph
+OVERLAP_POWER = 4.0  # a pass takes (memory^4 + compute^4)^(1/4): nearly the longer of the two
+# Measured on an H100, 2026-11-26. Our attention walks a chunk in one block, whatever else there is: per layer
+ATTENTION_MS, ATTENTION_POSITION_MS = 0.008, 0.00004
+ATTENTION_CHUNK, ATTENTION_HEAD_DIM = 512, 128  # positions, and the head's width that takes ATTENTION_POSITION_MS
+PRODUCTS, PRODUCT_MS = 4, 0.0035  # per layer, and what of one neither bandwidth nor arithmetic shortens
+ONE_WAVE, ONE_WAVE_ROWS = 0.4, 640  # of the arithmetic, to so many rows, is in products of one wave of tiles
 PREFILL_EFFICIENCY = 0.6  # of the reached flops, in attention among many rows of one request
 
 
 class PassModel:
-    """pads: whether passes are padded as the GPU engine does it."""
+    """is_ours: of our GPU engine, which pads passes and whose attention has a least time; else of other engines."""
 
-    def __init__(self, gpu: Gpu, shape: ModelShape, *, pads: bool = True) -> None:
+    def __init__(self, gpu: Gpu, shape: ModelShape, *, is_ours: bool = True) -> None:
         if shape.weight_bytes == 1 and not gpu.has_fp8:
             raise InvalidArgumentError(f"gpu is {gpu.name}, which has no fp8; leave fp8 out or take a newer one")
         self.gpu, self.shape = gpu, shape
         self._times = Anchors(gpu).times(shape)
-        self._buckets = Buckets(MAX_GRAPH_ROWS) if pads else None
+        self._buckets = Buckets(MAX_GRAPH_ROWS) if is_ours else None
 
     def ms(
         self,
@@ -42,7 +50,7 @@ class PassModel:
         """A pass, or with layer_share a segment of one (which has_head if it is the last)."""
         times = self._times
         rows = self._padded(num_rows)
-        ratio = self._ratio(rows, sm_share)
+        ratio = self.product_ratio(rows, sm_share)
         layers = times.by_rows(times.gemm, rows) * ratio
         layers += times.by_rows(times.elementwise, rows) + times.by_rows(times.all_reduce, rows)
         layers += self._attention_ms(num_rows, num_requests, context_len, sm_share)
@@ -52,6 +60,15 @@ class PassModel:
     def head_ms(self, num_rows: float) -> float:
         """The LM head alone, on the whole GPU."""
         return self._times.by_rows(self._times.head, num_rows)
+
+    def products_ms(self, num_rows: float) -> float:
+        """The matrices of all layers, without the LM head, on the whole GPU."""
+        return self._times.by_rows(self._times.gemm, num_rows)
+
+    def attention_ms(self, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
+        """Of all layers, a row for each request."""
+        reading = self._times.attention_ms(num_requests, context_len) / self.gpu.bandwidth_share(sm_share)
+        return max(reading, self._least_attention_ms(context_len))
 
     def prompt_ms(self, num_tokens: int) -> float:
         """A prompt alone; only its last row needs the LM head."""
@@ -63,24 +80,33 @@ class PassModel:
         """What a pass reads."""
         return self.shape.pass_gb + self.shape.token_gb * num_requests * context_len
 
+    def product_ratio(self, rows: float, sm_share: float) -> float:
+        """Of a matrix product's time on a share of the SMs, to that on the whole GPU."""
+        latency_ms = PRODUCT_MS * PRODUCTS * self.shape.num_layers
+        memory_ms = self.shape.pass_gb / self.gpu.gb_per_ms
+        compute_ms = self.shape.gflop_per_row * rows / self.gpu.tflops * self.shape.weight_bytes / 2
+        one_wave = ONE_WAVE * min(1.0, ONE_WAVE_ROWS / rows)
+        slower = memory_ms / self.gpu.bandwidth_share(sm_share)
+        fewer = compute_ms * ((1.0 - one_wave) / sm_share + one_wave * math.ceil(1.0 / sm_share - 1e-9))
+        p = OVERLAP_POWER
+        there = (latency_ms**p + slower**p + fewer**p) ** (1.0 / p)
+        alone = (latency_ms**p + memory_ms**p + compute_ms**p) ** (1.0 / p)
+        return float(there / alone)
+
     def _attention_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float) -> float:
         """A request's cache is read once for all its rows; further rows only compute."""
-        reading = self._times.attention_ms(num_requests, context_len) / self.gpu.bandwidth_share(sm_share)
+        reading = self.attention_ms(num_requests, context_len, sm_share)
         return reading + max(0.0, num_rows - num_requests) * context_len * self._attended_ms() / sm_share
+
+    def _least_attention_ms(self, context_len: float) -> float:
+        if self._buckets is None:
+            return 0.0
+        position_ms = ATTENTION_POSITION_MS * self.shape.head_dim / ATTENTION_HEAD_DIM
+        return self.shape.num_layers * (ATTENTION_MS + position_ms * min(context_len, ATTENTION_CHUNK))
 
     def _attended_ms(self) -> float:
         """Computing a row's attention to one token of context."""
         return self.shape.gflop_per_attended / (PREFILL_EFFICIENCY * self.gpu.tflops)
-
-    def _ratio(self, rows: float, sm_share: float) -> float:
-        """Of a matrix product's time there, to that alone on the whole GPU."""
-        memory_ms = self.shape.pass_gb / self.gpu.gb_per_ms
-        compute_ms = self.shape.gflop_per_row * rows / self.gpu.tflops * self.shape.weight_bytes / 2
-        slower = memory_ms / self.gpu.bandwidth_share(sm_share)
-        p = OVERLAP_POWER
-        there = (slower**p + (compute_ms / sm_share) ** p) ** (1.0 / p)
-        alone = (memory_ms**p + compute_ms**p) ** (1.0 / p)
-        return float(there / alone)
 
     def _padded(self, num_rows: float) -> float:
         if self._buckets is None or num_rows > MAX_GRAPH_ROWS:

@@ -1,10 +1,12 @@
-"""The validation as Markdown."""
+"""The validation as Markdown: against public figures, and against our own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from faser_trtllm.costmodel.anchors import anchors_version
+from faser_trtllm.costmodel.own_points import OwnPoint, own_groups
 from faser_trtllm.costmodel.validation import SOURCES, Comparison, by_group, mean_error
 
 
@@ -28,6 +30,26 @@ def render_validation(comparisons: Sequence[Comparison]) -> str:
         lines += [f"| {c.point.what} | {c.point.measured:.4g} | {c.modelled:.4g} | {c.error:+.1%} |" for c in found]
     lines += ["", *(f"- [{key}] {text}" for key, text in SOURCES.items())]
     return "\n".join(lines) + "\n"
+
+
+def render_own(points: Sequence[OwnPoint]) -> str:
+    """Errors by group, before and after the model was corrected by these points."""
+    lines = [
+        "Measured on an H100, 2026-11-26: the `cuda` backend, the demo pair enlarged to 8B and 0.3B "
+        "(`faser_trtllm/costmodel/data/h100_points.csv`). Mean error, mean absolute error and the worst one, of the "
+        "model as it was before these points and as it is.",
+        "",
+        "| group | points | before | absolute | worst | now | absolute | worst |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for group, found in own_groups(points).items():
+        cells = _errors([point.error_before for point in found]) + _errors([point.error for point in found])
+        lines.append(f"| {group} | {len(found)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _errors(errors: Sequence[float]) -> list[str]:
+    return [f"{fmean(errors):+.1%}", f"{fmean(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"]
 
 
 def _unit(kind: str) -> str:

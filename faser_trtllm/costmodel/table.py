@@ -50,8 +50,8 @@ def modelled_table(
     samples = [
         *_samples("verify", targets, pair.verify_ms),
         *_samples("verify", targets, lambda n, b, c: pair.verify_ms(n, b, c, verify_share), "verify"),
-        *_samples("draft_step", steps, pair.draft_rows_ms),
-        *_samples("draft_step", steps, lambda n, b, c: pair.draft_rows_ms(n, b, c, draft_share), "draft"),
+        *_samples("draft_step", steps, lambda n, b, c: pair.draft_step_ms(b, c)),
+        *_samples("draft_step", steps, lambda n, b, c: pair.draft_step_ms(b, c, draft_share), "draft"),
         *_samples("draft_rows", drafts, pair.draft_rows_ms),
         *_samples("draft_rows", drafts, lambda n, b, c: pair.draft_rows_ms(n, b, c, draft_share), "draft"),
     ]

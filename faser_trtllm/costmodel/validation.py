@@ -123,7 +123,7 @@ def by_group(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
 
 def _target(point: Point) -> PassModel:
     shape = find_shape(point.target).on(point.num_gpus)
-    return PassModel(find_gpu(point.gpu), shape.in_fp8() if point.is_fp8 else shape, pads=False)
+    return PassModel(find_gpu(point.gpu), shape.in_fp8() if point.is_fp8 else shape, is_ours=False)
 
 
 def _tpot_ms(point: Point) -> float:
@@ -141,12 +141,12 @@ def _drafting_ms(point: Point, requests: int) -> float:
     """point.draft_len steps, the host's time for each included."""
     gpu, target = find_gpu(point.gpu), find_shape(point.target)
     if point.draft in (EAGLE, EAGLE3):
-        head = PassModel(gpu, target.eagle3(), pads=False)
+        head = PassModel(gpu, target.eagle3(), is_ours=False)
         step_ms = head.ms(requests, requests, point.context, has_head=point.draft == EAGLE3)
         if point.draft == EAGLE:
-            step_ms += PassModel(gpu, target, pads=False).head_ms(requests)
+            step_ms += PassModel(gpu, target, is_ours=False).head_ms(requests)
     else:
-        step_ms = PassModel(gpu, find_shape(point.draft), pads=False).ms(requests, requests, point.context)
+        step_ms = PassModel(gpu, find_shape(point.draft), is_ours=False).ms(requests, requests, point.context)
     return point.draft_len * (step_ms + point.draft_host_ms)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from faser_trtllm.costmodel.anchors import ANCHORED, Anchors, load_anchors
 from faser_trtllm.costmodel.gpu import GPUS, find_gpu
+from faser_trtllm.costmodel.own_points import DRAFT
 from faser_trtllm.costmodel.passes import PassModel
 from faser_trtllm.costmodel.shape import SHAPES, find_shape
 from faser_trtllm.errors import InvalidArgumentError
@@ -39,9 +40,33 @@ def test_more_rows_and_more_context_never_take_less():
 
 
 def test_passes_are_padded_to_the_engines_buckets():
-    padded, as_it_is = PassModel(H100, B8), PassModel(H100, B8, pads=False)
+    padded, as_it_is = PassModel(H100, B8), PassModel(H100, B8, is_ours=False)
     assert padded.ms(65, 8, 1) == pytest.approx(padded.ms(96, 8, 1), rel=1e-4)
     assert as_it_is.ms(65, 8, 1) < 0.995 * as_it_is.ms(96, 8, 1)
+
+
+def test_our_attention_has_a_least_time_that_many_requests_do_not_notice():
+    """A chunk of 512 positions is one block's: 28.5 us per layer, whatever else there is."""
+    ours, others = PassModel(H100, B8), PassModel(H100, B8, is_ours=False)
+    for context in (512, 8192):
+        assert ours.attention_ms(1, context) == pytest.approx(32 * 0.02848)
+    assert ours.attention_ms(1, 100) < ours.attention_ms(1, 500)
+    assert others.attention_ms(1, 512) < 0.6 * ours.attention_ms(1, 512)
+    assert others.attention_ms(64, 1024) == ours.attention_ms(64, 1024)
+
+
+def test_a_few_sms_less_cost_a_pass_of_one_wave_a_second_wave():
+    """And a prompt, whose products have many waves, in proportion."""
+    model = PassModel(H100, B8)
+    assert 1.3 < model.product_ratio(640, 116 / 132) < 1.6
+    assert model.product_ratio(8192, 116 / 132) == pytest.approx(132 / 116, rel=0.03)
+    assert model.product_ratio(640, 1.0) == 1.0
+
+
+def test_a_small_model_waits_for_each_product_and_not_for_bandwidth():
+    """A quarter of the SMs draws less than half of the bandwidth; 0.3B of one took 1.4 times as long on an H100."""
+    assert PassModel(H100, B8).product_ratio(1, 0.25) > 2.0
+    assert 1.2 < PassModel(H100, DRAFT).product_ratio(4, 32 / 132) < 1.5
 
 
 def test_fewer_sms_cost_a_prompt_more_than_a_decode_step():

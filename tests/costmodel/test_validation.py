@@ -1,12 +1,14 @@
-"""The model against public measurements: each group's error, and what documents and constants say of it."""
+"""The model against measurements, public and our own: each group's error, and what documents and constants say."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY, error_by_kind
 from faser_trtllm.costmodel.gpu import GPUS
-from faser_trtllm.costmodel.report import render_validation
+from faser_trtllm.costmodel.own_points import own_groups, read_own_points
+from faser_trtllm.costmodel.report import render_own, render_validation
 from faser_trtllm.costmodel.validation import by_group, compare_all, mean_error
 
 LIMITS = {
@@ -22,6 +24,24 @@ LIMITS = {
     "time per token, H100, 8B + EAGLE-3, vLLM of mid-2025": 0.16,
     "time per token, H100, 8B, SGLang": 0.05,
 } | {f"models without anchors, {gpu.upper()}, against the operator tables": 0.05 for gpu in GPUS}
+
+OWN_LIMITS = {
+    "passes, context 513 to 517": 0.04,
+    "decode passes, context 256": 0.04,
+    "passes in service, context about 220": 0.04,
+    "a pass full of prompts": 0.06,
+    "a pass's products": 0.05,
+    "draft steps": 0.06,
+    "draft calls in service": 0.04,
+    "attention of a layer, us": 0.21,
+    "products of a draft on fewer SMs": 0.09,
+    "products of the target on fewer SMs": 0.08,
+    "draft steps on 32 SMs": 0.13,
+    "a draft beside a pass": 0.05,
+    "a pass beside a draft": 0.03,
+    "a step's host": 0.23,
+    "whole steps in service": 0.04,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +65,21 @@ def test_the_stated_errors_cover_the_points(groups):
     assert error_by_kind("h100")["overlap"] == OVERLAP
 
 
+def test_our_own_points_are_as_close_as_claimed_and_hardly_further_off_than_before():
+    groups = own_groups(read_own_points())
+    assert set(groups) == set(OWN_LIMITS)
+    for group, found in groups.items():
+        now = fmean(abs(point.error) for point in found)
+        before = fmean(abs(point.error_before) for point in found)
+        assert now <= OWN_LIMITS[group], group
+        assert now < before + 0.01, group
+
+
 def test_the_document_has_the_table_as_it_is_now(groups):
     text = (Path(__file__).parents[2] / "docs/cost_model.md").read_text()
+    assert render_own(read_own_points()) in text, (
+        "run `faser bench model` and put its first table into docs/cost_model.md"
+    )
     assert render_validation([c for found in groups.values() for c in found]) in text, (
         "run `faser bench model` and put its output below the heading Validation of docs/cost_model.md"
     )

@@ -201,13 +201,13 @@ def test_a_step_of_two_lanes_ends_with_the_later_one():
 
 
 def test_lanes_slow_each_other_by_what_they_draw_from_memory():
-    """A draft of 4 ms and a pass of 8, which together want a third more than the memory gives, until the draft ends."""
+    """A draft of 4 ms and a pass of 8, until the draft ends; alone, each draws half of the bandwidth."""
     traffic = Traffic({"target": 1.2, "draft": 0.1}, {"target": 0.0, "draft": 0.0}, dict.fromkeys(PARTITIONS, 2.0))
     clock, table = ManualClock(), replace(toy_costs(), traffic=traffic)
-    rest = RunningLane(Lane(4.0, 4.0 * 1.5), table)
-    taken_ms = rest.run(Lane(8.0, 8.0 * 1.5))
-    longer = 1.03 * 3.0 / 2.0 / 0.95
-    assert taken_ms == pytest.approx(4.0 * longer + 8.0 - 4.0)
+    rest = RunningLane(Lane(4.0, 4.0), table)
+    taken_ms = rest.run(Lane(8.0, 8.0))
+    draft_factor, verify_factor = 1.0 / (1.0 - 0.55 * 0.5), 1.0 / (1.0 - 0.3 * 0.5)
+    assert taken_ms == pytest.approx(4.0 * draft_factor + 8.0 - 4.0 * draft_factor / verify_factor)
     assert rest.rest.ms == 0.0
     assert rest.run(Lane(8.0, 12.0)) == 8.0
     setup = Setup(policy="fixed:2")

@@ -78,7 +78,7 @@ def test_speculation_pays_at_few_requests_and_long_drafts_cost_at_many(table):
     off = {c: closed_loop(table, "off", c)[0].tokens_per_s for c in (1, 64)}
     assert gain("fixed:3", 1) > 1.3
     assert gain("fixed:8", 64) < 1.0
-    assert gain("price:mode=serial,prune=off", 64) > 1.05
+    assert gain("price:mode=serial,prune=off", 64) > 1.02
 
 
 def test_pruning_drops_what_the_exit_doubts(table):
