@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from faser_trtllm.commands.options import EngineDirOption
 from faser_trtllm.commands.progress import ProgressBar
+from faser_trtllm.errors import InvalidArgumentError
 
-EXAMPLES = "Example: faser profile --engine_dir engines/built/demo"
+EXAMPLES = "Examples: faser profile --engine_dir engines/built/demo; faser profile --refit profile.json --json"
 
 
 def profile(
-    engine_dir: EngineDirOption,
+    engine_dir: Annotated[
+        Path | None, typer.Option("--engine_dir", help="a directory that `faser build` wrote")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="take a few seconds and leave out the calibration of pruning")
     ] = False,
@@ -22,17 +26,48 @@ def profile(
         Path | None, typer.Option("--prompt_file", help="prompts to calibrate pruning on, one per line")
     ] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
+    refit: Annotated[
+        Path | None, typer.Option("--refit", help="measure nothing, and tell how well curves fit a recorded profile")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="with --refit: print the errors as one JSON object")] = False,
 ) -> None:
     """Measure what drafting and verification cost on this machine.
 
     Writes profile.json beside the engines. `faser build` makes a quick profile; this one takes longer and is better.
     """
+    if refit is not None:
+        _refit(refit, as_json)
+        return
+    if as_json:
+        raise InvalidArgumentError("--json prints the errors of a recorded profile; add --refit FILE")
+    if engine_dir is None:
+        raise InvalidArgumentError(
+            "engine_dir is not set; name a directory that `faser build` wrote with --engine_dir, or a recorded profile "
+            "with --refit"
+        )
+    _measure(engine_dir, quick, prompt_file, num_threads)
+
+
+def _measure(engine_dir: Path, quick: bool, prompt_file: Path | None, num_threads: int | None) -> None:
     from faser_trtllm.profiling.options import ProfileOptions
     from faser_trtllm.profiling.profile import profile_engine_dir
+    from faser_trtllm.profiling.report import error_lines
 
     options = ProfileOptions(engine_dir, quick=quick, prompt_file=prompt_file, num_threads=num_threads)
     with ProgressBar() as progress:
         report = profile_engine_dir(options, progress)
-    for kind, error in sorted(report.table.held_out_errors.items()):
-        print(f"{kind}: {100 * error:.1f} % mean error on held-out points")
+    print("\n".join(error_lines(report.table.errors)))
     print(f"measured in {report.seconds:.0f} s: {engine_dir / 'profile.json'}")
+
+
+def _refit(path: Path, as_json: bool) -> None:
+    from faser_trtllm.core.curve_error import describe
+    from faser_trtllm.profiling.report import error_lines, refit_errors
+
+    errors = refit_errors(path)
+    if as_json:
+        print(json.dumps({"curves": {key: asdict(error) for key, error in errors.items()}}))
+        return
+    print("\n".join(error_lines(errors)))
+    if doubts := describe(errors):
+        print(doubts)

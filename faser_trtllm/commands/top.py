@@ -97,8 +97,10 @@ def render(view: View, url: str, note: str | None = None) -> RenderableType:
     state = "ready" if view.engine["is_ready"] else "NOT READY"
     restarts = f", {view.engine['num_restarts']:.0f} restarts" if view.engine["num_restarts"] else ""
     synthetic = ", SYNTHETIC ACCEPTANCE: not the target's output" if view.engine.get("is_synthetic") else ""
-    is_well = view.engine["is_ready"] and not synthetic
-    title = f"faser top  {url}  engine {state}{restarts}{synthetic}"
+    doubtful = view.engine.get("doubtful_costs", [])
+    costs = f", DOUBTFUL COSTS: {', '.join(doubtful)}" if doubtful else ""
+    is_well = view.engine["is_ready"] and not synthetic and not costs
+    title = f"faser top  {url}  engine {state}{restarts}{synthetic}{costs}"
     return Group(
         Text(
             note or title, style="bold" if is_well and note is None else "bold red", no_wrap=True, overflow="ellipsis"

@@ -10,8 +10,10 @@ tokens that a row attends to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from faser_trtllm.core.nnls import FloatArray, nnls
 RIDGE = (0.02, 0.1, 0.02, 0.02)  # weight of 0 for each slope's part of the largest pass, in mean passes
 LATENCY_REACH = 2.0  # times the longest measured context, where attention has split it among blocks, at a guess
 CONTEXTS_DIFFER = 1.5  # the longest over the shortest, from which on slopes over context can be told
+Number = TypeVar("Number", int, float)
 ALL = "all"  # every core; the lanes of an overlapped step are "verify" and "draft"
 
 
@@ -38,6 +41,32 @@ class CostSample:
     context_len: int
     ms: float
     partition: str = ALL
+
+    @property
+    def curve(self) -> str:
+        """The key of the curve that it belongs to."""
+        return f"{self.kind}@{self.partition}"
+
+
+def read_samples(items: Iterable[Mapping[str, Any]]) -> list[CostSample]:
+    """Samples from their JSON, unknown keys ignored; KeyError, TypeError or ValueError if they are none."""
+    return [
+        CostSample(
+            str(item["kind"]),
+            _positive(int(item["num_rows"])),
+            int(item["num_requests"]),
+            int(item["context_len"]),
+            _positive(float(item["ms"])),
+            str(item.get("partition", ALL)),
+        )
+        for item in items
+    ]
+
+
+def _positive(number: Number) -> Number:
+    if not 0 < number < math.inf:
+        raise ValueError(f"a sample with {number} rows or ms")
+    return number
 
 
 @dataclass(frozen=True)
@@ -113,6 +142,5 @@ def fit_curve(samples: Sequence[CostSample], *, slopes: bool = True) -> CostCurv
     return CostCurve(
         tuple(rows.tolist()),
         tuple(np.cumsum(stairs).tolist()),
-        *found_slopes.tolist(),
-        context_limit=LATENCY_REACH * float(context.max()),
+        *(*found_slopes.tolist(), LATENCY_REACH * float(context.max())),
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
-from faser_trtllm.core.curve_error import MAX_ERROR, CurveError, fit_judged
+from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample, read_samples
+from faser_trtllm.core.curve_error import CurveError, describe, fit_curves, leave_out
 from faser_trtllm.core.nnls import FloatArray
 from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.errors import ConfigError
@@ -31,12 +31,6 @@ FORMAT = 1
 CONTEXT_BUCKET = 16  # tokens
 CACHE_SIZE = 2048
 MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
-STAND_INS = {"draft_rows": "draft_step", "decode": "verify"}  # kinds that another stands for, by kind
-FIRST_STEPS, FIRST_ROW_MS, CALL_MS = (
-    3.0,
-    0.01,
-    1.0,
-)  # a draft call's first pass: at most so many steps, and so much more
 NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit")  # of CostCurve, which old files lack
 
 
@@ -102,7 +96,7 @@ class CostTable:
     traffic: Traffic | None = None
     warning: str = ""
     quick: bool = False
-    _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[tuple[str, int, int], FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def fit(
@@ -119,25 +113,12 @@ class CostTable:
         """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
         "draft_step".
 
-        held_out samples are never fitted; curves are judged by them and by what was fitted. One that is off by more
-        than MAX_ERROR is left out where another kind can stand for it (STAND_INS), and kept where none can: its best
-        fit prices drafting better than nothing.
+        held_out samples are never fitted; curves are judged by them and by what was fitted, and left out if they are
+        too far off and another can stand for them (core/curve_error.py).
         """
-        groups, held_out_groups = _by_curve(samples), _by_curve(held_out)
-        if f"verify@{ALL}" not in groups:
+        if not any(sample.curve == f"verify@{ALL}" for sample in samples):
             raise ValueError(f"no samples of verify on the partition {ALL!r}")
-        curves, errors = {}, {}
-        for key, group in groups.items():
-            curves[key], errors[key] = fit_judged(group, held_out_groups.get(key, ()))
-        for key in list(curves):
-            kind, _, partition = key.partition("@")
-            stand_in = curves.get(f"{STAND_INS.get(kind)}@{partition}")
-            if stand_in is None:
-                continue
-            absurd = kind == "draft_rows" and _is_absurd(curves[key], stand_in, groups[key])
-            if absurd or errors[key].worst > MAX_ERROR:
-                del curves[key]
-                errors[key] = replace(errors[key], left_out=True)
+        curves, errors = fit_curves(samples, held_out)
         return CostTable(
             fingerprint,
             curves,
@@ -151,19 +132,21 @@ class CostTable:
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:
-        """By kind, on the partition "all"."""
-        found = ((key.partition("@"), error.held_out) for key, error in self.errors.items())
-        return {kind: error for (kind, _, partition), error in found if partition == ALL and error is not None}
+        """Of the curves that are used, by kind, on the partition "all"."""
+        found = ((key.partition("@"), error) for key, error in self.errors.items() if not error.left_out)
+        return {
+            kind: error.held_out for (kind, _, place), error in found if place == ALL and error.held_out is not None
+        }
 
     @property
-    def doubts(self) -> Mapping[str, CurveError]:
-        """Curves that are further off than MAX_ERROR or were left out, by "kind@partition"."""
-        return {key: error for key, error in self.errors.items() if error.left_out or error.worst > MAX_ERROR}
+    def doubtful_kinds(self) -> tuple[str, ...]:
+        """Kinds of which a curve is off by more than MAX_ERROR or was left out."""
+        return tuple(sorted({key.partition("@")[0] for key, error in self.errors.items() if error.is_doubtful}))
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences for people: that other work disturbed the measurement, and which curves do not fit it."""
-        found = (self.warning, _sentence(self.doubts) if self.source == MEASURED else "")
+        found = (self.warning, describe(self.errors) if self.source == MEASURED else "")
         return tuple(sentence for sentence in found if sentence)
 
     @property
@@ -270,7 +253,11 @@ class CostTable:
 
     @staticmethod
     def from_json(data: Mapping[str, object]) -> CostTable:
-        """The inverse of to_json; ConfigError if it is not one. Unknown keys are ignored."""
+        """The inverse of to_json; ConfigError if it is not one. Unknown keys are ignored.
+
+        A measured table from before curves were judged is fitted again where the file keeps its samples, as that of
+        `faser profile` does, and else loses the curves that cannot be.
+        """
         try:
             if data["format"] != FORMAT:
                 raise ConfigError(
@@ -286,7 +273,7 @@ class CostTable:
                 )
                 for key, curve in data["curves"].items()  # type: ignore[attr-defined]
             }
-            return CostTable(
+            table = CostTable(
                 Fingerprint(**data["fingerprint"]),  # type: ignore[arg-type]
                 curves,
                 tuple(Interference(**i) for i in data["interference"]),  # type: ignore[attr-defined]
@@ -299,6 +286,14 @@ class CostTable:
                 str(data.get("warning", "")),
                 bool(data.get("quick", not data.get("error"))),  # before, held-out errors told a full one
             )
+            if "errors" in data or table.source != MEASURED:
+                return table
+            if data.get("samples"):
+                samples, held_out = (read_samples(data.get(name, ())) for name in ("samples", "held_out"))  # type: ignore[arg-type]
+                curves, errors = fit_curves(samples, held_out)
+            else:
+                curves, errors = leave_out(curves, {})
+            return replace(table, curves=curves, errors=errors)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the cost table lacks or garbles {error}; run `faser profile` again") from error
 
@@ -353,34 +348,3 @@ class CostTable:
             array.setflags(write=False)
             self._cache[key] = array
         return array
-
-
-def _by_curve(samples: Iterable[CostSample]) -> dict[str, list[CostSample]]:
-    groups: dict[str, list[CostSample]] = {}
-    for sample in samples:
-        groups.setdefault(f"{sample.kind}@{sample.partition}", []).append(sample)
-    return groups
-
-
-def _is_absurd(first: CostCurve, step: CostCurve, samples: Iterable[CostSample]) -> bool:
-    """Whether the first passes of draft calls cost what no such pass does, whatever was measured."""
-    return any(
-        first.at(s.num_rows, s.num_requests, s.context_len)
-        > FIRST_STEPS * step.at(s.num_rows, s.num_rows, s.context_len) + FIRST_ROW_MS * s.num_rows + CALL_MS
-        for s in samples
-    )
-
-
-def _sentence(doubts: Mapping[str, CurveError]) -> str:
-    """One sentence about curves that cannot be trusted, "" without any."""
-    if not doubts:
-        return ""
-    each = [
-        f"{key} is off by {100 * error.worst:.0f} %"
-        + (f" and left out ({STAND_INS[key.partition('@')[0]]} stands for it)" if error.left_out else "")
-        for key, error in sorted(doubts.items())
-    ]
-    return (
-        f"the cost table does not fit what was measured ({', '.join(each)}), so drafting may be priced wrongly; run "
-        "`faser profile` again on an idle machine"
-    )

@@ -1,8 +1,8 @@
-"""How far a cost curve is off, and the choice between a curve with slopes and one without by it."""
+"""How far cost curves are off what was measured, and what becomes of those that are too far."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,13 @@ from faser_trtllm.core.cost_curve import CostCurve, CostSample, fit_curve
 
 REFIT_ERROR = 0.10  # above which stairs without slopes are tried
 MAX_ERROR = 0.15  # above which a curve is measured again, and then left out where another can stand for it
+STAND_INS = {"draft_rows": "draft_step", "decode": "verify"}  # kinds that another stands for, by kind
+FIRST_STEPS, FIRST_ROW_MS, CALL_MS = (
+    3.0,
+    0.01,
+    1.0,
+)  # a draft call's first pass: at most so many steps, and so much more
+USUAL_CONTEXT = 256
 
 
 @dataclass(frozen=True)
@@ -30,15 +37,63 @@ class CurveError:
     def worst(self) -> float:
         return max(self.in_sample or 0.0, self.held_out or 0.0)
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether what is priced by it may be priced wrongly."""
+        return self.left_out or self.worst > MAX_ERROR
 
-def fit_judged(samples: Sequence[CostSample], held_out: Sequence[CostSample]) -> tuple[CostCurve, CurveError]:
-    """The curve of samples of one kind and partition, and its errors."""
-    curve = fit_curve(samples)
-    error = _error_of(curve, samples, held_out)
-    if error.worst > REFIT_ERROR and leave_one_out(samples, slopes=False) < leave_one_out(samples, slopes=True):
-        curve = fit_curve(samples, slopes=False)
-        error = replace(_error_of(curve, samples, held_out), refitted=True)
-    return curve, error
+
+def fit_curves(
+    samples: Iterable[CostSample], held_out: Iterable[CostSample] = ()
+) -> tuple[dict[str, CostCurve], dict[str, CurveError]]:
+    """Curves by "kind@partition", and the errors of all, those of curves that were left out, too.
+
+    A curve that is off by more than MAX_ERROR is left out where another kind can stand for it, and kept where none can:
+    its best fit prices drafting better than nothing.
+    """
+    groups, judges = by_curve(samples), by_curve(held_out)
+    fitted = {key: _fit(group, judges.get(key, ())) for key, group in groups.items()}
+    curves = {key: curve for key, (curve, _) in fitted.items()}
+    return leave_out(curves, {key: error for key, (_, error) in fitted.items()})
+
+
+def leave_out(
+    curves: Mapping[str, CostCurve], errors: Mapping[str, CurveError]
+) -> tuple[dict[str, CostCurve], dict[str, CurveError]]:
+    """The same without the curves that another stands for better."""
+    kept, judged = dict(curves), dict(errors)
+    for key, curve in curves.items():
+        kind, _, partition = key.partition("@")
+        error = errors.get(key, CurveError())
+        stand_in = curves.get(f"{STAND_INS.get(kind)}@{partition}")
+        if stand_in is not None and (error.is_doubtful or (kind == "draft_rows" and _is_absurd(curve, stand_in))):
+            del kept[key]
+            judged[key] = replace(error, left_out=True)
+    return kept, judged
+
+
+def by_curve(samples: Iterable[CostSample]) -> dict[str, list[CostSample]]:
+    groups: dict[str, list[CostSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.curve, []).append(sample)
+    return groups
+
+
+def describe(errors: Mapping[str, CurveError]) -> str:
+    """One sentence about the curves that are doubtful, "" without any."""
+    found = []
+    for key, error in sorted(errors.items()):
+        if not error.is_doubtful:
+            continue
+        how = f"is off by {100 * error.worst:.0f} %" if error.worst > MAX_ERROR else "costs more than such passes do"
+        kind = key.partition("@")[0]
+        found.append(f"{key} {how}" + (f" and is left out for {STAND_INS[kind]}" if error.left_out else ""))
+    if not found:
+        return ""
+    return (
+        f"the cost table does not fit what was measured ({', '.join(found)}), so drafting may be priced wrongly; run "
+        "`faser profile` again on an idle machine"
+    )
 
 
 def mean_error(curve: CostCurve, samples: Sequence[CostSample]) -> float:
@@ -49,14 +104,30 @@ def mean_error(curve: CostCurve, samples: Sequence[CostSample]) -> float:
 
 def leave_one_out(samples: Sequence[CostSample], *, slopes: bool) -> float:
     """Mean absolute relative error at each sample of the curve that was fitted to the others; 0 for one sample."""
-    if len(samples) < 2:
-        return 0.0
     errors = []
     for i, left in enumerate(samples):
         others = [*samples[:i], *samples[i + 1 :]]
-        errors.append(mean_error(fit_curve(others, slopes=slopes), [left]))
-    return float(np.mean(errors))
+        if others:
+            errors.append(mean_error(fit_curve(others, slopes=slopes), [left]))
+    return float(np.mean(errors)) if errors else 0.0
+
+
+def _fit(samples: Sequence[CostSample], held_out: Sequence[CostSample]) -> tuple[CostCurve, CurveError]:
+    curve = fit_curve(samples)
+    error = _error_of(curve, samples, held_out)
+    if error.worst > REFIT_ERROR and leave_one_out(samples, slopes=False) < leave_one_out(samples, slopes=True):
+        curve = fit_curve(samples, slopes=False)
+        error = replace(_error_of(curve, samples, held_out), refitted=True)
+    return curve, error
 
 
 def _error_of(curve: CostCurve, samples: Sequence[CostSample], held_out: Sequence[CostSample]) -> CurveError:
     return CurveError(mean_error(curve, samples), mean_error(curve, held_out) if held_out else None)
+
+
+def _is_absurd(first: CostCurve, step: CostCurve) -> bool:
+    """Whether the first passes of draft calls cost what no such pass does, whatever was measured."""
+    return any(
+        first.at(n, n, USUAL_CONTEXT) > FIRST_STEPS * step.at(n, n, USUAL_CONTEXT) + FIRST_ROW_MS * n + CALL_MS
+        for n in first.rows
+    )

@@ -88,7 +88,8 @@ def _errors(pair: Pair, table: CostTable) -> dict[str, CurveError]:
     """Of the fit to the model, with how far that is off."""
     public = {f"{kind}@{ALL}": error for kind, error in error_by_kind(pair.gpu.name).items()}
     return {
-        key: replace(table.errors.get(key, CurveError()), held_out=public.get(key)) for key in table.errors | public
+        key: replace(table.errors.get(key, CurveError()), held_out=public.get(key))
+        for key in dict.fromkeys((*table.errors, *public))
     }
 
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -58,8 +58,9 @@ class Executor:
         keep_runners_up: bool = False,
         guard: SpeculationGuard | None = None,
         drafters: Sequence[Drafter] = (),
+        gauges: Mapping[str, float] | None = None,
     ) -> None:
-        """drafters: those behind `drafter`, told when requests leave."""
+        """drafters: those behind `drafter`, told when requests leave. gauges: of stats(), which do not change."""
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self.max_draft_len = max_draft_len
@@ -77,6 +78,7 @@ class Executor:
         self._guard = guard
         self._drafters = tuple(drafters)
         self._stats = ExecutorStats(max_draft_len)
+        self._gauges = dict(gauges or {})
         self._watchers: list[StepWatcher] = []
         self._before_pass: Callable[[], None] = lambda: None
         self._sinks: dict[str, Sink] = {}
@@ -191,7 +193,7 @@ class Executor:
             tested, passed = self._sampling.tests(drafter.spec.source)
             sources[f"num_tested_drafts_{drafter.spec.name}"] = float(tested)
             sources[f"num_passed_drafts_{drafter.spec.name}"] = float(passed)
-        return self._stats.as_dict() | self._scheduler.gauges() | guard | synthetic | sources
+        return self._stats.as_dict() | self._gauges | self._scheduler.gauges() | guard | synthetic | sources
 
     def progress(self) -> Progress:
         """Whether the executor's thread makes progress. Thread-safe, even while that thread hangs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,8 @@ from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.limits import SchedulerLimits
 
 log = logging.getLogger(__name__)
+
+WITHOUT_COSTS = ("off", "fixed", "schedule:")  # how policies begin that need no cost table
 
 MAX_LOGIT_ROWS = 64
 """Of a pass, unless drafts need more: prompts with log probs are cut so, as their logits must not fill the memory."""
@@ -104,19 +106,15 @@ def open_executor(
         stack = guard.enter_context(ExitStack())
         core_set = stack.enter_context(CoreSet(config.cores, config.num_threads))
         policy: Policy = OffPolicy()
+        gauges: dict[str, float] = {}
         config = config.model_copy(update={"drafters": choose_drafters(engines, config)})
         if config.drafters and max_draft_len:
-            costs = simulation.costs if simulation else None
-            num_threads = core_set.num_threads
-            policy = choose_policy(
-                engine_dir,
-                config.speculation,
-                num_threads,
-                max_draft_len,
-                max_batch_size,
-                costs,
-                drafters=config.drafters,
-            )
+            if simulation is not None:
+                costs: CostTable | None = simulation.costs
+            else:
+                costs = choose_costs(engine_dir, config.speculation, core_set.num_threads)
+            policy = _policy(config.speculation, max_draft_len, max_batch_size, costs, config.drafters)
+            gauges = cost_gauges(costs)
         drafting = policy.name != "off"
         max_draft_len = max_draft_len if drafting else 0
         policy = wrap_policy(policy)
@@ -157,6 +155,7 @@ def open_executor(
             draft_timeout_ms=draft_timeout_ms,
             copy_kv=opened.copy_kv,
             branch_tester=opened.branch_tester,
+            gauges=gauges,
         )
         guard.pop_all()  # from here on the executor owns what was opened
         return executor
@@ -190,6 +189,7 @@ def assemble(
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     copy_kv: CopyKv | None = None,
     branch_tester: BranchTester | None = None,
+    gauges: Mapping[str, float] | None = None,
 ) -> Executor:
     """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
 
@@ -199,6 +199,7 @@ def assemble(
     draft_timeout_ms: as in open_executor.
     wrap_drafter: wraps every drafter, for faults on purpose.
     copy_kv, branch_tester: of a target that was opened with branches.
+    gauges: of Executor.stats(), which do not change.
 
     Raises ConfigError for drafters that cannot be there.
     """
@@ -271,6 +272,7 @@ def assemble(
         keep_runners_up=branches is not None,
         guard=guard,
         drafters=drafters,
+        gauges=gauges,
     )
 
 
@@ -292,27 +294,46 @@ def choose_policy(
     num_threads: int,
     max_draft_len: int,
     max_batch_size: int,
-    costs: CostTable | None = None,
     *,
     drafters: Collection[DrafterName] = (DrafterName.MODEL,),
 ) -> Policy:
-    """Parse a policy, with a cost table if it needs one: costs, else the directory's.
+    """Parse a policy, with the directory's cost table if it needs one.
 
     "auto" is price if there is a table that fits this machine, else fixed:4. Raises ConfigError for an invalid policy,
     or one whose table is missing or was measured elsewhere.
     """
-    if speculation.startswith(("off", "fixed", "schedule:")):
-        costs = None
-    elif costs is None:
-        try:
-            costs = load_costs(engine_dir, num_threads)
-        except ConfigError as error:
-            if speculation != "auto":
-                raise
-            log.warning("%s; speculating with fixed:4 until then", error)
-            costs = None
-        if costs is not None and costs.warning:
-            log.warning("%s", costs.warning)
+    costs = choose_costs(engine_dir, speculation, num_threads)
+    return _policy(speculation, max_draft_len, max_batch_size, costs, drafters)
+
+
+def choose_costs(engine_dir: Path, speculation: str, num_threads: int) -> CostTable | None:
+    """The directory's cost table for this machine, None for what goes without; its warnings are logged."""
+    if speculation.startswith(WITHOUT_COSTS):
+        return None
+    try:
+        costs = load_costs(engine_dir, num_threads)
+    except ConfigError as error:
+        if speculation != "auto":
+            raise
+        log.warning("%s; speculating with fixed:4 until then", error)
+        return None
+    for warning in costs.warnings if costs is not None else ():
+        log.warning("%s", warning)
+    return costs
+
+
+def cost_gauges(costs: CostTable | None) -> dict[str, float]:
+    """Of Executor.stats(): 1 for every kind of pass whose costs are doubtful."""
+    return {} if costs is None else {f"doubtful_costs_{kind}": 1.0 for kind in costs.doubtful_kinds}
+
+
+def _policy(
+    speculation: str,
+    max_draft_len: int,
+    max_batch_size: int,
+    costs: CostTable | None,
+    drafters: Collection[DrafterName],
+) -> Policy:
     if speculation == "auto":
         speculation = "price" if costs is not None else f"fixed:{min(4, max_draft_len)}"
     return make_policy(speculation, max_draft_len, costs, max_batch_size, drafters)

@@ -36,6 +36,11 @@ class Point:
     context_len: int
     held_out: bool = False
 
+    @property
+    def curve(self) -> str:
+        """The key of the cost curve that it belongs to."""
+        return f"{self.kind}@{self.partition}"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -86,9 +91,9 @@ def decode_points(limits: Limits, quick: bool) -> Iterator[Point]:
 def draft_points(limits: Limits, partition: str, quick: bool) -> Iterator[Point]:
     yield from _one_row_each("draft_step", partition, limits, quick)
     main, most = limits.main_context(), _most_requests(limits)
-    for num_rows in sorted({*(CATCH_UP_ROWS[::2] if quick else CATCH_UP_ROWS), most}):
-        some = {1, min(num_rows, most)} if quick else {1, num_rows // 2, min(num_rows, most)}
-        for num_requests in sorted(some - {0}):
+    for num_rows in sorted({*CATCH_UP_ROWS, most}):
+        fewer = {1, num_rows // 2} - {0} if not quick else {1} if num_rows in CATCH_UP_ROWS[::2] else set()
+        for num_requests in sorted({*fewer, min(num_rows, most)}):
             each = -(-num_rows // num_requests)
             context = min(main, limits.max_context - each) if each > limits.max_draft_len + 1 else main
             fits = num_requests <= limits.max_num_requests and num_rows <= limits.max_rows
@@ -149,5 +154,5 @@ def held_out_points(limits: Limits, seed: int, quick: bool = False) -> Iterator[
 
 
 def _draw_context(rng: np.random.Generator, longest: int) -> int:
-    shortest = min(CONTEXTS[0], longest)
+    shortest = max(1, min(CONTEXTS[0], longest // 2))
     return int(rng.integers(shortest, longest + 1))

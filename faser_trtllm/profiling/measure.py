@@ -7,9 +7,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from faser_trtllm.core.cost_table import ALL, CostSample, Interference
+from faser_trtllm.core.curve_error import fit_curves
 from faser_trtllm.profiling.disturbance import Disturbance
 from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.probe import DRAFTED, Probe
@@ -119,13 +120,35 @@ def measure_quickly(
         num_rounds += 1
 
 
+def measure_again(
+    measured: Measured, points: Sequence[Point], measure: Callable[[Sequence[Point]], Measured]
+) -> Measured:
+    """The same with doubtful curves measured once more, in as much time for fewer points; each keeps the samples that
+    fit it better."""
+    before = fit_curves(measured.samples, measured.held_out)[1]
+    doubtful = {key for key, error in before.items() if error.is_doubtful}
+    points = [point for point in points if point.curve in doubtful]
+    if not points:
+        return measured
+    again = measure(points)
+    after = fit_curves(again.samples, again.held_out)[1]
+    better = {key for key, error in after.items() if error.worst < before[key].worst}
+
+    def chosen(old: Sequence[CostSample], new: Sequence[CostSample]) -> tuple[CostSample, ...]:
+        return (*(s for s in old if s.curve not in better), *(s for s in new if s.curve in better))
+
+    return replace(
+        measured, samples=chosen(measured.samples, again.samples), held_out=chosen(measured.held_out, again.held_out)
+    )
+
+
 def _needed(ordered: Sequence[Point]) -> set[Point]:
     """The first points of every kind, one that is held out, and the widest pass of one request; ordered: by rows."""
     kinds: dict[tuple[str, str, bool], list[Point]] = {}
     for point in ordered:
         kinds.setdefault((point.kind, point.partition, point.held_out), []).append(point)
     found = {point for key, group in kinds.items() for point in group[: 1 if key[2] else NUM_NEEDED]}
-    return found | {[p for p in ordered if p.kind == "verify" and p.num_requests == 1 and not p.held_out][-1]}
+    return found.union([p for p in ordered if p.kind == "verify" and p.num_requests == 1 and not p.held_out][-1:])
 
 
 def _visit(probe: Probe, point: Point, run: Callable[[], float], num_runs: int, num_warm: int) -> list[float]:

@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faser_trtllm.backends import find_backend
@@ -19,6 +19,8 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
 from faser_trtllm.profiling.grid import Limits, Point, decode_points, draft_points, held_out_points, verify_points
 from faser_trtllm.profiling.measure import (
+    Measured,
+    measure_again,
     measure_exits,
     measure_interference,
     measure_points,
@@ -58,7 +60,7 @@ def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None
 
 
 def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None) -> ProfileReport:
-    """Measure without writing anything; a warning is logged if other work disturbed it.
+    """Measure without writing anything; a warning is logged if other work disturbed it, and one if curves do not fit.
 
     Raises ConfigError if the directory has no draft engine, or there is no GPU for one that needs it, EngineFileError
     if it is not usable.
@@ -75,13 +77,14 @@ def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None
     with _open_probe(engines, options) as probe:
         passes = measure_passes(probe, options, say)
         fingerprint = fingerprint_of(options.engine_dir, probe.num_units)
-    if passes.warning:
-        log.warning("%s", passes.warning)
+    table = passes.table(fingerprint)
+    for warning in table.warnings:
+        log.warning("%s", warning)
     found = Calibration()
     if not options.quick and engines.has_draft:
-        found = calibrate(engines, passes.table(fingerprint), options, say)
+        found = calibrate(engines, table, options, say)
     return ProfileReport(
-        table=passes.table(fingerprint, found),
+        table=replace(table, exits=found.exits, overhead_ms=found.overhead_ms),
         samples=passes.samples,
         held_out=passes.held_out,
         exit_quality=found.quality,
@@ -102,15 +105,12 @@ class Passes:
     warning: str = ""
     quick: bool = False
 
-    def table(self, fingerprint: Fingerprint, calibration: Calibration | None = None) -> CostTable:
-        found = calibration or Calibration()
+    def table(self, fingerprint: Fingerprint) -> CostTable:
         return CostTable.fit(
             self.samples,
             fingerprint,
             held_out=self.held_out,
             interference=self.interference,
-            exits=found.exits,
-            overhead_ms=found.overhead_ms,
             warning=self.warning,
             quick=self.quick,
         )
@@ -124,10 +124,12 @@ def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda
     def tick(done: int, total: int) -> None:
         say("passes", done, total)
 
-    if options.quick:
-        measured = measure_quickly(probe, points, QUICK_BUDGET_S, math.inf if options.lanes else QUICK_ROUND_S, tick)
-    else:
-        measured = measure_points(probe, points, options.time_budget_s, tick)
+    def measure(points: Sequence[Point]) -> Measured:
+        if options.quick:
+            return measure_quickly(probe, points, QUICK_BUDGET_S, math.inf if options.lanes else QUICK_ROUND_S, tick)
+        return measure_points(probe, points, options.time_budget_s, tick)
+
+    measured = measure_again(measure(points), points, measure)
     samples = (*measured.samples, *_segments(probe, options, say))
     interference = tuple(_interference(probe, options, say))
     return Passes(samples, measured.held_out, interference, measured.num_rounds, measured.warning, options.quick)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from faser_trtllm.core.cost_table import ALL, CostSample, CostTable
+from faser_trtllm.core.cost_curve import read_samples
+from faser_trtllm.core.cost_table import CostSample, CostTable, CurveError
+from faser_trtllm.core.curve_error import fit_curves
+from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.profiling.exit_models import ExitQuality
-
-PAPER_ERROR = {"draft_step": 0.17, "verify": 0.075}  # MAPE of the paper's cost models (arXiv 2604.20503)
-NAMES = {"draft_step": "draft", "verify": "target", "draft_rows": "draft catch-up"}
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,7 @@ class ProfileReport:
             f"{fingerprint.cpu_model}, {fingerprint.isa}, {fingerprint.num_threads} threads: "
             f"{len(self.samples)} points, {self.num_rounds} rounds, {self.seconds:.0f} s"
         )
-        for kind, error in self.table.held_out_errors.items():
-            count = sum(s.kind == kind for s in self.held_out)
-            paper = f", the paper states {100 * PAPER_ERROR[kind]:.1f}%" if kind in PAPER_ERROR else ""
-            yield f"{NAMES.get(kind, kind)}: MAPE {100 * error:.1f}% on {count} held-out points{paper}"
+        yield from error_lines(self.table.errors)
         for rows in (1, 8, 64):
             yield f"target, {rows} rows: {self.table.verify_ms(rows, max(1, rows // 4), 256):.2f} ms"
         for requests in (1, 8):
@@ -69,7 +68,42 @@ class ProfileReport:
             )
 
 
-def predict(table: CostTable, sample: CostSample) -> float:
-    """ms predicted by the curve of the sample's kind and partition."""
-    curve = table.curves[f"{sample.kind}@{sample.partition or ALL}"]
-    return curve.at(sample.num_rows, sample.num_requests, sample.context_len)
+def refit_errors(path: Path) -> Mapping[str, CurveError]:
+    """Fit the samples of a profile.json, on any machine -> errors by "kind@partition"; InvalidArgumentError if it has
+    no samples."""
+    try:
+        data = json.loads(path.read_text())
+        samples, held_out = (read_samples(data.get(name) or ()) for name in ("samples", "held_out"))
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"refit is {path}, which cannot be read ({reason_of(error)}); name a profile.json"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"refit is {path}, which is no profile ({reason_of(error)}); name a profile.json that `faser build` or "
+            "`faser profile` wrote"
+        ) from error
+    if not samples:
+        raise InvalidArgumentError(
+            f"refit is {path}, which keeps no samples; name a profile.json that `faser build` or `faser profile` wrote"
+        )
+    return fit_curves(samples, held_out)[1]
+
+
+def error_lines(errors: Mapping[str, CurveError]) -> Iterator[str]:
+    """Mean errors by curve, for people."""
+    yield f"{'mean error of a curve':<22} {'in-sample':>10} {'held-out':>10}"
+    for key, error in sorted(errors.items()):
+        notes = ("fitted without slopes" if error.refitted else "", "left out" if error.left_out else "")
+        note = ", ".join(note for note in notes if note)
+        yield f"{key:<22} {_percent(error.in_sample):>10} {_percent(error.held_out):>10}  {note}".rstrip()
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def predict(table: CostTable, sample: CostSample) -> float | None:
+    """ms predicted by the curve of the sample's kind and partition; None if it was left out."""
+    curve = table.curves.get(sample.curve)
+    return None if curve is None else curve.at(sample.num_rows, sample.num_requests, sample.context_len)

@@ -30,6 +30,9 @@ PROMPTS = ("The", "def main(", "0, 1, 2, 3,")
 class OpenedHostGpu(HostGpu):
     """In place of CudaGpu."""
 
+    def __init__(self, plain_streams: bool = False) -> None:
+        """On the host there are no streams of either kind."""
+
     def __enter__(self):
         return self
 

@@ -29,8 +29,9 @@ def test_points_fit_the_engines(limits, quick, tmp_path) -> None:
     assert len(set(points)) == len(points)
 
 
-def test_held_out_points_are_not_on_the_grid(tmp_path) -> None:
-    points = grid(LIMITS[0], ("all",), ProfileOptions(tmp_path))
+@pytest.mark.parametrize("quick", [False, True])
+def test_held_out_points_are_not_on_the_grid(quick, tmp_path) -> None:
+    points = grid(LIMITS[0], ("all",), ProfileOptions(tmp_path, quick=quick))
     held_out = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points if p.held_out}
     fitted = {(p.kind, p.num_rows, p.num_requests, p.context_len) for p in points if not p.held_out}
     assert {kind for kind, *_ in held_out} == {"verify", "draft_step", "draft_rows", "decode"}
@@ -48,9 +49,37 @@ def test_a_quick_grid_has_every_length_of_one_request() -> None:
     assert rows == set(range(1, 2 + LIMITS[0].max_draft_len))
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_kind_is_measured_at_two_contexts_and_with_many_requests(quick, tmp_path) -> None:
+    """With one context, or a few requests, what a context costs is a guess, which long contexts multiply."""
+    points = grid(LIMITS[0], ("all",), ProfileOptions(tmp_path, quick=quick))
+    for kind in ("verify", "decode", "draft_step", "draft_rows"):
+        fitted = [p for p in points if p.kind == kind and not p.held_out]
+        for num_requests in (1, 32):
+            assert {64, 256} <= {p.context_len for p in fitted if p.num_requests == num_requests}, kind
+
+
+def test_edges_of_a_gpus_tiles_are_measured() -> None:
+    gpu = Limits(max_rows=1280, max_num_requests=256, max_context=320, max_draft_len=8)
+    for quick in (False, True):
+        assert {64, 65, 128, 129, 256, 257} <= {p.num_rows for p in verify_points(gpu, "all", quick)}
+
+
+def test_a_long_catch_up_is_measured_however_short_the_longest_context_is() -> None:
+    bench = Limits(max_rows=1280, max_num_requests=256, max_context=256, max_draft_len=8)
+    for point in draft_points(bench, "all", quick=True):
+        if point.kind == "draft_rows":
+            assert point.context_len + point.num_rows // point.num_requests <= 256 + 8 + 1
+    rows = {
+        p.num_rows for p in draft_points(bench, "all", quick=True) if p.kind == "draft_rows" and p.num_requests == 1
+    }
+    assert {16, 64} <= rows
+
+
 def test_seed_decides_held_out_points() -> None:
     first, again, other = (list(held_out_points(LIMITS[0], seed)) for seed in (1, 1, 2))
     assert first == again != other
+    assert len(list(held_out_points(LIMITS[0], 1, quick=True))) < len(first)
 
 
 def test_catch_up_is_measured_with_a_token_or_two_of_each_request_and_with_many_of_one() -> None:

@@ -3,12 +3,15 @@
 import time
 from collections import Counter
 
+from faser_trtllm.core.cost_table import CostSample
 from faser_trtllm.profiling.grid import Point
 from faser_trtllm.profiling.measure import (
     FIRST_RUNS,
     MAX_ROUNDS,
     QUICK_RUNS,
     SMALL_ROUNDS,
+    Measured,
+    measure_again,
     measure_points,
     measure_quickly,
 )
@@ -52,6 +55,7 @@ def test_a_pass_without_drafts_is_timed_warm_and_one_with_drafts_cold():
 def test_a_quick_round_that_takes_too_long_keeps_what_curves_need():
     points = [Point("verify", "all", rows, 1, 64) for rows in (1, 2, 3, 4, 9)]
     points += [Point("draft_step", "all", rows, rows, 64) for rows in (1, 2, 4)]
+    points += [Point("draft_step", "all", rows, rows, 65, held_out=True) for rows in (3, 5)]
     hurried = measure_quickly(Caches(), points, budget_s=0.0, first_round_s=0.0)
     assert {(sample.kind, sample.num_rows) for sample in hurried.samples} == {
         ("verify", 1),
@@ -60,8 +64,9 @@ def test_a_quick_round_that_takes_too_long_keeps_what_curves_need():
         ("draft_step", 1),
         ("draft_step", 2),
     }
+    assert [sample.num_rows for sample in hurried.held_out] == [3], "a curve that nothing judges"
     whole = measure_quickly(Caches(), points, budget_s=0.0, first_round_s=1e9)
-    assert len(whole.samples) == len(points)
+    assert len(whole.samples) + len(whole.held_out) == len(points)
     assert whole.num_rounds == 1
 
 
@@ -107,3 +112,42 @@ def test_cold_pages_are_no_part_of_a_quick_profile():
     points = [Point("verify", "all", rows, 1, 64) for rows in (1, 2, 3)]
     found = measure_quickly(Loading(), points, budget_s=0.0, first_round_s=1e9)
     assert {sample.num_rows: sample.ms for sample in found.samples} == {1: 1.0, 2: 1.0, 3: 1.0}
+
+
+AGAIN = [Point(kind, "all", rows, rows, 64) for kind in ("verify", "draft_step") for rows in (1, 2, 4, 8)]
+
+
+def timed(factors):
+    """What was measured of AGAIN, each kind's times by the factors of its points in turn."""
+    return Measured(
+        tuple(
+            CostSample(p.kind, p.num_rows, p.num_requests, 64, p.num_rows * factor)
+            for p, factor in zip(AGAIN, (*factors["verify"], *factors["draft_step"]), strict=True)
+            if p.kind in factors
+        ),
+        (),
+        1,
+    )
+
+
+def test_a_curve_that_does_not_fit_is_measured_again_and_the_better_half_stays():
+    steady, shaken = (1.0, 1.0, 1.0, 1.0), (9.0, 1.0, 1.0, 0.1)
+    asked = []
+
+    def measure(points):
+        asked.append({point.kind for point in points})
+        return Measured(tuple(s for s in timed({"verify": steady, "draft_step": steady}).samples), (), 1)
+
+    good = timed({"verify": steady, "draft_step": steady})
+    assert measure_again(good, AGAIN, measure) is good
+    assert not asked
+    mended = measure_again(timed({"verify": shaken, "draft_step": steady}), AGAIN, measure)
+    assert asked == [{"verify"}]
+    assert {(s.kind, s.num_rows): s.ms for s in mended.samples} == {(p.kind, p.num_rows): p.num_rows for p in AGAIN}
+
+
+def test_a_second_measurement_that_is_worse_is_not_used():
+    shaken, worse = (9.0, 1.0, 1.0, 0.1), (90.0, 1.0, 1.0, 0.01)
+    first = timed({"verify": shaken, "draft_step": (1.0,) * 4})
+    second = timed({"verify": worse, "draft_step": (1.0,) * 4})
+    assert set(measure_again(first, AGAIN, lambda points: second).samples) == set(first.samples)

@@ -11,6 +11,7 @@ from faser_trtllm.executor.stats import HISTOGRAMS
 
 FINISH_REASONS = ("stop", "length", "timeout", "cancelled")
 _DRAFT_MS = {DrafterName.MODEL: "draft_ms", DrafterName.SUFFIX: "free_draft_ms"}
+COST_KINDS = ("verify", "decode", "draft_step", "draft_rows")  # of a cost table's curves, which prices go by
 FAILURE_CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 
@@ -160,6 +161,13 @@ FAMILIES = (
         "price_tokens_per_ms",
         "Goodput expected by the policy price, the rate at which it buys rows; 0 with other policies",
         1e3,
+    ),
+    Family(
+        "faser_doubtful_costs",
+        "gauge",
+        "1 where the cost table does not fit what was measured of this kind of pass: drafting may be priced wrongly",
+        lambda stats: {kind: stats[f"doubtful_costs_{kind}"] for kind in COST_KINDS},
+        "kind",
     ),
     _gauge(
         "faser_synthetic_acceptance",

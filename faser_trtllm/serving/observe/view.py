@@ -23,7 +23,8 @@ LATENCIES = {
 
 @dataclass(frozen=True)
 class View:
-    """A server over one window of time. engine has is_synthetic only if outputs are not the target's.
+    """A server over one window of time. engine has is_synthetic only if outputs are not the target's, and
+    doubtful_costs, the kinds of passes whose costs do not fit, only where there are such.
 
     Fractions are 0 to 1, times in seconds; None where a window without traffic has no value. Rates and lanes are those
     of the window. Acceptance, frontiers, cache hits and latencies are too, or since the start if is_since_start.
@@ -77,12 +78,14 @@ def make_view(now: Scrape, before: Scrape | None = None) -> View:
     draft_s = counts.deltas(f"{_SPEC}_draft_seconds_by_drafter_total", "drafter")
     tokens = counts.delta("faser_generation_tokens_total")
     modes = window.deltas("faser_steps_total", "mode")
+    doubtful = [kind for kind, is_so in now.by_label("faser_doubtful_costs", "kind").items() if is_so > 0.0]
     num_steps = sum(modes.values())
     return View(
         engine={
             "is_ready": now.get("faser_engine_ready") > 0.0,
             "num_restarts": now.get("faser_engine_restarts_total"),
             **({"is_synthetic": True} if now.get("faser_synthetic_acceptance") > 0.0 else {}),
+            **({"doubtful_costs": doubtful} if doubtful else {}),
         },
         requests={
             "running": now.get("faser_num_requests_running"),

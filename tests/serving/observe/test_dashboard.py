@@ -35,7 +35,7 @@ MAY_BE_ZERO = {
     *("faser_num_requests_waiting", "faser_price_tokens_per_second", "faser_engine_restarts_total"),
     *("faser_num_preemptions_total", "faser_spec_decode_num_pruned_rows_total", "faser_prefix_cache_hits_total"),
     *("faser_request_failures_total", "faser_spec_disabled", "faser_spec_fallbacks_total"),
-    *("faser_synthetic_acceptance", "faser_spec_decode_num_branch_tokens_total"),
+    *("faser_synthetic_acceptance", "faser_spec_decode_num_branch_tokens_total", "faser_doubtful_costs"),
 }
 """Zero on a healthy server without the policy price, early exits or repeated prompts, and with a poor draft model."""
 

@@ -134,6 +134,15 @@ def test_the_fullest_screen_fits_24_lines_and_no_length_is_left_out():
     assert f"{100 * (60 + 70 + 40) / (10 * 28 + 40):.0f}%" in longest
 
 
+def test_costs_that_do_not_fit_are_named():
+    well = make_view(scrape(STATS))
+    assert "doubtful_costs" not in well.engine
+    assert "COSTS" not in rendered(well)
+    view = make_view(scrape(STATS | {"doubtful_costs_draft_rows": 1.0, "doubtful_costs_verify": 1.0}))
+    assert view.engine["doubtful_costs"] == ["verify", "draft_rows"]
+    assert "engine ready, DOUBTFUL COSTS: verify, draft_rows" in rendered(view, width=120)
+
+
 def test_a_server_that_is_down_is_seen_to_be():
     text = rendered(make_view(scrape(STATS | {"is_ready": 0.0, "num_restarts": 2.0})))
     assert "engine NOT READY, 2 restarts" in text
