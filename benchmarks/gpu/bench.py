@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,17 @@ class Bench:
     @property
     def left_s(self) -> float:
         return self.deadline_s - time.monotonic()
+
+    def forms(self, seconds_each: float) -> Iterator[str]:
+        """Of the options, those that there is time for, the first in any case; of a dry run only that. What is left out
+        is noted."""
+        first, *others = self.options.forms
+        yield first
+        for form in () if self.is_dry else others:
+            if self.left_s < seconds_each:
+                self.record.note(f"{form}: the time was over")
+            else:
+                yield form
 
     def found_before(self, section: str, name: str) -> Any:
         """A value that an earlier section of this run recorded; None if there is none."""

@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.gpu.bench import RESULT_FILE
 from benchmarks.gpu.options import GpuBenchOptions
-from benchmarks.gpu.report.failures import EARLIER
+from benchmarks.gpu.report.failures import EARLIER, SKIPPED
 from benchmarks.gpu.report.markdown import render_markdown
 from benchmarks.gpu.report.plot import write_plots
-from benchmarks.gpu.sections import SECTIONS, Section, chosen
+from benchmarks.gpu.sections import SECTIONS, Section, chosen, fitting
 from faser_trtllm.bench.environment import describe_environment, portable
 
 FORMAT_VERSION = 1
@@ -34,11 +34,13 @@ def run_gpu_bench(
     """Measure, and write gpu.json, gpu.md, gpu.log and (with matplotlib) gpu.png into options.output_dir.
 
     The files are rewritten after every section. A section that fails, crashes or times out is reported with its partial
-    results, and the next one runs. Sections of an earlier run into the same folder are kept and marked. Returns the
-    contents of gpu.json.
+    results, and the next one runs. Unless sections are named, those that do not fit the minutes are left out. Sections
+    of an earlier run into the same folder are kept and marked. Returns the contents of gpu.json.
     """
     options.validate()
-    plan = chosen(options.sections, sections)
+    plan = named = chosen(options.sections, sections)
+    if not options.sections and not options.dry_run:  # on a CPU they take other times
+        plan = fitting(named, 60.0 * options.minutes)
     say = progress or (lambda line: None)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
@@ -59,13 +61,19 @@ def run_gpu_bench(
             found: dict[str, Any] = report["sections"].get(section.name, {"status": over})
         else:
             say(f"{section.name} ({number} of {len(plan)}): {section.what}, {left_s:.0f} s left")
-            found, log = run_section(section, options, min(section.limit_s, left_s))
+            # What later ones need is kept for them, the rest is anybody's.
+            spare_s = left_s - sum(later.typical_s for later in plan[number:])
+            found, log = run_section(section, options, min(section.limit_s, left_s, max(section.typical_s, spare_s)))
             with log_path.open("a") as file:
                 file.write(f"===== {section.name}\n{log}\n")
         report["sections"][section.name] = {"what": section.what} | found
         report["seconds"] = round(time.monotonic() - start_s, 1)
         write_report(report, options.output_dir)
         say(f"{section.name}: {found['status']}")
+    for section in (section for section in named if section not in plan):
+        why = f"{SKIPPED}{options.minutes:g} minutes have no room for its {section.typical_s:.0f} s"
+        report["sections"].setdefault(section.name, {"what": section.what, "status": why})
+    write_report(report, options.output_dir)
     return report
 
 
@@ -93,7 +101,7 @@ def run_section(section: Section, options: GpuBenchOptions, budget_s: float) -> 
         try:
             found: dict[str, Any] = json.loads(result.read_text())
         except (OSError, ValueError):
-            found = {"values": {}, "tables": [], "plots": [], "errors": []}
+            found = {"values": {}, "tables": [], "plots": [], "notes": [], "errors": []}
         if found.get("status") in (None, "running"):
             found["status"] = ending
         return found, log.read_text(errors="replace")[-LOG_TAIL_BYTES:]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.calibration import calibrated
 from benchmarks.gpu.models.cuda_engines import PairLimits
-from benchmarks.gpu.models.pair import OpenPair, open_pair
+from benchmarks.gpu.models.pair import OpenPair, Pair, open_pair
 from benchmarks.gpu.models.probe import PairProbe
 from faser_trtllm.core.cost_table import CostTable
+from faser_trtllm.core.curve_error import MAX_ERROR
+from faser_trtllm.errors import ConfigError
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import measure_passes
 
@@ -16,10 +18,7 @@ SECONDS_PER_FORM = 30.0
 
 
 def run(bench: Bench) -> None:
-    for form in bench.options.forms[:1] if bench.is_dry else bench.options.forms:
-        if bench.left_s < SECONDS_PER_FORM and not bench.is_dry:
-            bench.record.error(f"the time was over before {form}")
-            return
+    for form in bench.forms(SECONDS_PER_FORM):
         bench.record.attempt(form, lambda form=form: _form(bench, form))  # type: ignore[misc]
 
 
@@ -54,8 +53,7 @@ def _form(bench: Bench, form: str) -> None:
                 )
             ],
         )
-    error = {kind: round(value, 4) for kind, value in table.held_out_errors.items()}
-    bench.record.value(f"error {form}", error)
+    judge(bench, form, table)
     points = {
         label: dict(zip(curve.rows, curve.ms, strict=True))
         for label, curve in (("verify", table.curves["verify@all"]), ("draft step", table.curves["draft_step@all"]))
@@ -63,6 +61,29 @@ def _form(bench: Bench, form: str) -> None:
     bench.record.plot(
         f"{form}: ms by rows", "rows", "ms", {k: {float(n): t for n, t in p.items()} for k, p in points.items()}
     )
+
+
+def judge(bench: Bench, form: str, table: CostTable) -> None:
+    """Record how well each curve fits what was measured. One that does not is an error, as `price` goes by the table;
+    but not in a dry run, whose times mean nothing."""
+
+    def percent(share: float | None) -> str | None:
+        return None if share is None else f"{100 * share:.1f}%"
+
+    errors = sorted(table.errors.items())
+    bench.record.table(
+        f"{form}: errors of the curves",
+        ("curve", "on what was fitted", "held out", "refitted", "left out"),
+        [(key, percent(e.in_sample), percent(e.held_out), e.refitted, e.left_out) for key, e in errors],
+        "Mean absolute relative errors. refitted: without slopes; left out: another curve stands for it.",
+    )
+    bench.record.value(f"error {form}", {key: [error.in_sample, error.held_out] for key, error in errors})
+    for key, error in () if bench.is_dry else errors:
+        if error.worst > MAX_ERROR:
+            off, most = (f"{100 * share:.0f} %" for share in (error.worst, MAX_ERROR))
+            bench.record.error(f"{form}, {key} is off by {off}, more than {most}")
+        elif error.left_out:
+            bench.record.error(f"{form}, {key} costs more than such passes do, and is left out")
 
 
 def cost_file(form: str) -> str:
@@ -75,3 +96,14 @@ def measure_table(bench: Bench, pair: OpenPair, context_len: int) -> CostTable:
     options = ProfileOptions(bench.options.output_dir, quick=True, lanes=True, seed=bench.options.seed)
     passes = measure_passes(PairProbe(pair, context_len), options)
     return passes.table(bench.machine.fingerprint(pair.made_of))
+
+
+def table_of(bench: Bench, pair: Pair, context_len: int) -> CostTable:
+    """The table that this section wrote for the pair if it is for this GPU and pair, or one measured now."""
+    path = bench.file(cost_file(pair.name))
+    if path.exists():
+        try:
+            return CostTable.load(path, bench.machine.fingerprint(pair.made_of))
+        except ConfigError as error:
+            bench.record.value(f"table of {pair.name} measured again", str(error))
+    return measure_table(bench, pair, context_len)

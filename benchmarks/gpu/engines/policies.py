@@ -1,113 +1,110 @@
-"""Section "policies": off, fixed lengths, the schedule, gp_lcb and price, with pruning and overlap, by concurrency."""
+"""Sections "policies" (off, fixed lengths, price) and "other_policies" (longer ones, the other policies, pruning and
+overlap): tokens per second by concurrency, each against off in the same round."""
 
 from __future__ import annotations
 
 import random
 import statistics
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.engines.costs import cost_file, measure_table
+from benchmarks.gpu.engines.costs import table_of
+from benchmarks.gpu.engines.jobs import WORDS, measured_load, warm_up_load
 from benchmarks.gpu.models.cuda_engines import PairLimits
 from benchmarks.gpu.models.pair import Pair, open_pair
 from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len
+from benchmarks.policies.drive import DriveResult
 from benchmarks.policies.options import OFF, POLICIES
 from benchmarks.policies.report import Round
 from benchmarks.policies.stopwatch import Stopwatch
 from benchmarks.policies.systems import System
 from benchmarks.policies.watch import StepWitness
-from benchmarks.policies.workload import closed_loop, draw_jobs
-from faser_trtllm.bench.stats import agreement
+from benchmarks.policies.workload import Workload
+from faser_trtllm.bench.prompts import PromptSet
+from faser_trtllm.bench.stats import agreement, summarize
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.errors import ConfigError, FaserError
+from faser_trtllm.errors import FaserError
 from faser_trtllm.policy.registry import make_policy
 
 # Overlap alone: the same drafts as fixed:K, verified while drafting.
 OVERLAPPED = {f"fixed:4 {mode}": f"fixed:4,mode={mode}" for mode in ("draft_ahead", "ping_pong")}
-JOBS_PER_STREAM, MIN_JOBS = 2, 4
-NUM_ROUNDS = 3  # the first is a warm-up, and counts if there is no time for another
-NUM_FIXED_KEPT = 2
-TEMPERATURE, SAMPLED_SHARE = 0.8, 0.5
-MIN_SECONDS_PER_FORM = 30.0
+PRICE = "price"
+NUM_FIXED = 2  # of the options' fixed lengths, in the section "policies"
+NUM_ROUNDS = 3
+NUM_FIRST_LOADS = 4  # get all their rounds before the other loads get one
+SECONDS_PER_FORM = 60.0
+DRY_LOADS = (1, 2)
 
-Results = dict[tuple[int, str], list[Round]]
+
+@dataclass
+class Results:
+    """Of one form. rounds: by (load, system) and number. shares: of the tokens before the first that differs from off's
+    in the last round. seconds: of the last round."""
+
+    names: Sequence[str]
+    rounds: dict[tuple[int, str], dict[int, Round]] = field(default_factory=dict)
+    shares: dict[tuple[int, str], float] = field(default_factory=dict)
+    seconds: dict[tuple[int, str], float] = field(default_factory=dict)
+
+    @property
+    def loads(self) -> list[int]:
+        return sorted({load for load, _ in self.rounds})
+
+    def rates(self, load: int, name: str) -> list[float]:
+        return [r.tokens_per_s for r in self.rounds.get((load, name), {}).values()]
+
+    def ratios(self, load: int, name: str) -> list[float]:
+        """Over off, by round."""
+        found, base = self.rounds.get((load, name), {}), self.rounds.get((load, OFF), {})
+        return [found[n].tokens_per_s / base[n].tokens_per_s for n in found if n in base]
 
 
 def run(bench: Bench) -> None:
-    for form in bench.options.forms:
-        if not bench.is_dry and bench.left_s < MIN_SECONDS_PER_FORM:
-            bench.record.error(f"the time was over before {form}")
-            return
-        bench.record.attempt(form, lambda form=form: _form(bench, form))  # type: ignore[misc]
-        if bench.is_dry:
-            return
+    fixed = [f"fixed:{k}" for k in bench.options.fixed[:NUM_FIXED]]
+    _run(bench, {OFF: OFF} | {name: name for name in fixed} | {PRICE: POLICIES[PRICE]}, overlap=False)
 
 
-def spellings(bench: Bench) -> dict[str, str]:
-    """Label -> policy."""
-    fixed = {f"fixed:{k}": f"fixed:{k}" for k in bench.options.fixed}
-    return {OFF: OFF} | fixed | OVERLAPPED | {k: v for k, v in POLICIES.items() if k != "price again"}
+def run_others(bench: Bench) -> None:
+    fixed = [f"fixed:{k}" for k in bench.options.fixed[NUM_FIXED:]]
+    others = {name: spelling for name, spelling in POLICIES.items() if name not in (PRICE, "price again")}
+    _run(bench, {OFF: OFF} | {name: name for name in fixed} | others | OVERLAPPED, overlap=True)
 
 
-def _form(bench: Bench, form: str) -> None:
-    levels = (1, 2) if bench.is_dry else bench.options.concurrency
-    seq_len = prompt_len(bench) + max_tokens(bench) + 16
-    rows = max(64 if bench.is_dry else 2048, 5 * max(levels))
-    limits = PairLimits(max(levels), seq_len, rows, max(8, *bench.options.fixed))
-    prompts = bench_prompts(bench)
-    results: Results = {}
-    shares: dict[tuple[int, str], float] = {}
-    with open_pair(bench, form, limits, overlap=True) as pair, ExitStack() as stack:
-        table = _table(bench, pair)
-        systems = _open(bench, pair, table, stack)
+def _run(bench: Bench, spellings: dict[str, str], overlap: bool) -> None:
+    for form in bench.forms(SECONDS_PER_FORM):
+        bench.record.attempt(form, lambda form=form: _form(bench, form, spellings, overlap))  # type: ignore[misc]
+
+
+def _form(bench: Bench, form: str, spellings: dict[str, str], overlap: bool) -> None:
+    loads = DRY_LOADS if bench.is_dry else bench.options.concurrency
+    rows = max(64 if bench.is_dry else 2048, 5 * max(loads))
+    longest = prompt_len(bench) + max_tokens(bench) + 16
+    limits = PairLimits(max(loads), longest, rows, max(8, *bench.options.fixed))
+    prompts, results = bench_prompts(bench), Results(list(spellings))
+    with open_pair(bench, form, limits, overlap=overlap) as pair, ExitStack() as stack:
         bench.record.value(f"described {form}", pair.describe())
-        for concurrency in levels:
+        table = table_of(bench, pair, prompt_len(bench) + max_tokens(bench) // 2)
+        systems = _open(bench, pair, spellings, table, stack)
+        for some in (loads[:NUM_FIRST_LOADS], loads[NUM_FIRST_LOADS:]):
             for number in range(NUM_ROUNDS):
-                names = _kept(list(systems), results, concurrency, number)
-                random.Random(f"{bench.options.seed}/{number}/{concurrency}").shuffle(names)
-                jobs = draw_jobs(
-                    prompts.token_ids,
-                    max(MIN_JOBS, JOBS_PER_STREAM * concurrency),
-                    min_tokens=max(1, max_tokens(bench) // 3),
-                    max_tokens=max_tokens(bench),
-                    temperature=TEMPERATURE,
-                    sampled_share=SAMPLED_SHARE,
-                    seed=bench.options.seed + 1000 * number + concurrency,
-                )
-                names.sort(key=lambda name: name != OFF)  # the other settings' tokens are compared with its tokens
-                reference: tuple[tuple[int, ...], ...] = ()
-                for name in names:
-                    if bench.left_s < 0:
-                        break
-                    found, result = systems[name].run(closed_loop(jobs, concurrency))
-                    reference = reference or result.token_ids
-                    shares[concurrency, name] = agreement(result.token_ids, reference).prefix_share
-                    rounds = results.setdefault((concurrency, name), [])
-                    if number == 1:
-                        rounds.clear()
-                    rounds.append(found)
-                _write(bench, form, results, shares)
-            if bench.left_s < 0:
-                bench.record.error(f"{form}: the time was over at concurrency {concurrency}")
-                return
+                for load in some:
+                    _round(bench, systems, prompts, load, number, results)
+                    _write(bench, form, results)
+    for load in loads:
+        missing = [name for name in systems if (load, name) not in results.rounds]
+        if missing:
+            bench.record.note(f"{form}, {load} request(s) in flight: no time for {', '.join(missing)}")
+    if not results.rounds:
+        bench.record.error(f"{form}: no time for a single round")
 
 
-def _table(bench: Bench, pair: Pair) -> CostTable:
-    """The cost table of the section "costs" if it is for this GPU and pair, or another."""
-    path = bench.file(cost_file(pair.name))
-    if path.exists():
-        try:
-            return CostTable.load(path, bench.machine.fingerprint(pair.made_of))
-        except ConfigError as error:
-            bench.record.value(f"table of {pair.name} measured again", str(error))
-    return measure_table(bench, pair, prompt_len(bench) + max_tokens(bench) // 2)
-
-
-def _open(bench: Bench, pair: Pair, table: CostTable, stack: ExitStack) -> dict[str, System]:
+def _open(bench: Bench, pair: Pair, spellings: dict[str, str], table: CostTable, stack: ExitStack) -> dict[str, System]:
     systems = {}
     limits = pair.limits
-    for name, spelling in spellings(bench).items():
+    for name, spelling in spellings.items():
         try:
             policy = make_policy(spelling, limits.max_draft_len, table, limits.max_batch_size)
         except FaserError as error:
@@ -121,54 +118,91 @@ def _open(bench: Bench, pair: Pair, table: CostTable, stack: ExitStack) -> dict[
     return systems
 
 
-def _kept(names: list[str], results: Results, concurrency: int, number: int) -> list[str]:
-    """After the first round, keep only the fastest fixed length."""
-    if number == 0:
-        return names
-    fixed = [name for name in names if name.startswith("fixed:") and name not in OVERLAPPED]
-    fixed.sort(key=lambda name: -max((r.tokens_per_s for r in results.get((concurrency, name), ())), default=0.0))
-    return [name for name in names if name not in fixed[NUM_FIXED_KEPT:]]
+def _round(
+    bench: Bench, systems: dict[str, System], prompts: PromptSet, load: int, number: int, results: Results
+) -> None:
+    """One run of every system over the same requests, off first, since the others' tokens are compared with its. What
+    there is no time for is left out."""
+    work = measured_load(bench, prompts, load, number)
+    names = [name for name in systems if name != OFF]
+    random.Random(f"{bench.options.seed}/{number}/{load}").shuffle(names)
+    reference: DriveResult | None = None
+    for name in (OFF, *names):
+        found = _measured(bench, systems[name], prompts, work, load, results.seconds)
+        if found is None:
+            if name == OFF:
+                return
+            continue
+        one, result = found
+        reference = reference or result
+        results.shares[load, name] = agreement(result.token_ids, reference.token_ids).prefix_share
+        results.rounds.setdefault((load, name), {})[number] = one
 
 
-def _write(bench: Bench, form: str, results: Results, shares: dict[tuple[int, str], float]) -> None:
-    levels = list(dict.fromkeys(level for level, _ in results))
-    names = list(dict.fromkeys(name for name in spellings(bench) if any(key[1] == name for key in results)))
-    rates = {key: statistics.median(r.tokens_per_s for r in rounds) for key, rounds in results.items()}
+def _measured(
+    bench: Bench,
+    system: System,
+    prompts: PromptSet,
+    work: Workload,
+    load: int,
+    seconds: dict[tuple[int, str], float],
+) -> tuple[Round, DriveResult] | None:
+    """A run of the system, before its first at this load another that is not counted; None if there is no time."""
+    key = (load, system.name)
+    begun_s = time.monotonic()
+    if key not in seconds:
+        if bench.left_s < 0:
+            return None
+        warm_up = warm_up_load(bench, prompts, load)
+        system.run(warm_up)
+        seconds[key] = (time.monotonic() - begun_s) * work.num_tokens / warm_up.num_tokens
+        begun_s = time.monotonic()
+    if bench.left_s < seconds[key]:
+        return None
+    found = system.run(work)
+    seconds[key] = time.monotonic() - begun_s
+    return found
 
-    def cell(level: int, name: str) -> str | None:
-        rate, off = rates.get((level, name)), rates.get((level, OFF))
-        return None if rate is None else f"{rate:.0f}" + (f" ({rate / off:.2f})" if off else "")
+
+def _write(bench: Bench, form: str, results: Results) -> None:
+    loads, names = results.loads, results.names
+
+    def cell(load: int, name: str) -> str | None:
+        rates, ratios = results.rates(load, name), results.ratios(load, name)
+        if not rates:
+            return None
+        return f"{statistics.median(rates):.0f}" + (f" ({summarize(ratios).words()})" if name != OFF else "")
 
     bench.record.table(
         f"{form}: output tokens per second (against off), by requests in flight",
-        ("system", *map(str, sorted(levels))),
-        [(name, *(cell(level, name) for level in sorted(levels))) for name in names],
-        "Median of the rounds behind a first one that warms up, whole runs of requests with their prompts. Half of the "
-        f"requests are greedy, half sampled with a seed at temperature {TEMPERATURE:g}. The target is a trained one, "
-        "enlarged without a change of what it says: real acceptance, realistic cost.",
+        ("system", *map(str, loads)),
+        [(name, *(cell(load, name) for load in loads)) for name in names],
+        "Median of the rounds, each with requests of its own, after a run that is not counted; in brackets the median "
+        "of the rounds' ratios and, of several, their range. Whole runs of requests with their prompts. Empty: there "
+        f"was no time. {WORDS} The target is a trained one, enlarged without a change of what it says: real "
+        "acceptance, realistic cost.",
     )
-    for level in sorted(levels):
+    for load in loads:
         bench.record.table(
-            f"{form}, {level} request(s) in flight",
+            f"{form}, {load} request(s) in flight",
             ("system", "rounds", "TTFT ms", "ms per token", "accepted", "drafts", "pruned", "of oracle", "as off"),
-            [_details(name, results[level, name], shares[level, name]) for name in names if (level, name) in results],
+            [
+                _details(name, list(results.rounds[load, name].values()), results.shares[load, name])
+                for name in names
+                if (load, name) in results.rounds
+            ],
             "as off: share of the tokens before the first that differs from off's (see the section exactness). of "
             "oracle: against a clairvoyant cut of the same drafts.",
         )
-    bench.record.plot(
-        f"{form}: against off",
-        "requests in flight",
-        "tokens per second / off",
-        {
-            name: {
-                float(level): rates[level, name] / rates[level, OFF]
-                for level in sorted(levels)
-                if (level, name) in rates and (level, OFF) in rates
-            }
-            for name in names
-        },
-    )
-    rounds = [{"concurrency": k[0], "system": k[1], "rounds": [asdict(r) for r in v]} for k, v in results.items()]
+    medians = {
+        name: {float(load): statistics.median(ratios) for load in loads if (ratios := results.ratios(load, name))}
+        for name in names
+    }
+    bench.record.plot(f"{form}: against off", "requests in flight", "tokens per second / off", medians)
+    rounds = [
+        {"concurrency": load, "system": name, "rounds": {number: asdict(one) for number, one in found.items()}}
+        for (load, name), found in results.rounds.items()
+    ]
     bench.record.value(f"rounds {form}", rounds)
 
 

@@ -54,6 +54,8 @@ def _section(name: str, data: dict[str, Any]) -> str:
         if item["note"]:
             parts.append(item["note"])
         parts.append(table(item["header"], item["rows"]))
+    if data.get("notes"):
+        parts.append("Not measured:\n\n" + "\n".join(f"- {line}" for line in data["notes"]))
     if data.get("errors"):
         parts.append("Failed:\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in data["errors"]))
     return "\n\n".join(parts) if len(parts) > 1 else ""

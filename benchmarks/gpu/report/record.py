@@ -18,13 +18,13 @@ T = TypeVar("T")
 class Record:
     """Saved at every change: a killed section keeps its results so far.
 
-    data: "values" (anything of JSON), "tables" ({title, header, rows, note}), "plots" ({title, x, y, log, series}) and
-    "errors" (one line per measurement that failed).
+    data: "values" (anything of JSON), "tables" ({title, header, rows, note}), "plots" ({title, x, y, log, series}),
+    "notes" (a line for each thing that was left out) and "errors" (one line per measurement that failed).
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self.data: dict[str, Any] = {"values": {}, "tables": [], "plots": [], "errors": []}
+        self.data: dict[str, Any] = {"values": {}, "tables": [], "plots": [], "notes": [], "errors": []}
 
     def value(self, name: str, value: Any) -> None:
         self.data["values"][name] = value
@@ -52,6 +52,11 @@ class Record:
             traceback.print_exc()
             self.error(f"{what}: {type(error).__name__}: {error}")
             return None
+
+    def note(self, line: str) -> None:
+        """What was left out, for want of time or room: no failure."""
+        self.data["notes"].append(line)
+        self.save()
 
     def error(self, line: str) -> None:
         self.data["errors"].append(line[:600])

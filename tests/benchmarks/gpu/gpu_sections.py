@@ -17,6 +17,10 @@ def fine(bench: Bench) -> None:
     bench.record.plot("Curve", "x", "y", {"line": {1.0: 2.0, 2.0: 4.0}})
 
 
+def tells_its_time(bench: Bench) -> None:
+    bench.record.value("left_s", bench.left_s)
+
+
 def one_measurement_fails(bench: Bench) -> None:
     bench.record.attempt("division", lambda: 1 / 0)
     bench.record.value("after", 1)

@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import runner
-from benchmarks.gpu.bench import Ceilings
+from benchmarks.gpu.bench import Bench, Ceilings
 from benchmarks.gpu.models.enlarge import SHAPES
 from benchmarks.gpu.options import CONCURRENCY, DRAFT_OF, FORMS, GpuBenchOptions
+from benchmarks.gpu.report.failures import failures
 from benchmarks.gpu.report.markdown import render_markdown
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.runner import run_gpu_bench
 from benchmarks.gpu.section_process import run_entry
-from benchmarks.gpu.sections import SECTIONS, Section, chosen
+from benchmarks.gpu.sections import SECTIONS, Section, chosen, fitting
 from faser_trtllm.commands.bench.gpu import gpu
 from faser_trtllm.commands.options import numbers
 from faser_trtllm.errors import InvalidArgumentError
@@ -130,12 +131,65 @@ def test_sections_without_time_are_not_run(tmp_path: Path) -> None:
 def test_sections_are_chosen_by_name_in_the_suites_order() -> None:
     assert [s.name for s in chosen(("kernels", "environment"))] == ["environment", "kernels"]
     assert len(chosen(())) == len(SECTIONS)
-    with pytest.raises(InvalidArgumentError, match="section speed is unknown, there are environment, kernels"):
+    with pytest.raises(InvalidArgumentError, match="section speed is unknown, there are environment, cuda"):
         chosen(("speed",))
 
 
 def test_the_default_time_is_enough_for_every_section(tmp_path: Path) -> None:
-    assert sum(s.limit_s for s in SECTIONS) <= 60 * options(tmp_path).minutes
+    assert fitting(SECTIONS, 60 * options(tmp_path).minutes) == list(SECTIONS)
+    assert all(0 < s.typical_s <= s.limit_s for s in SECTIONS)
+
+
+def test_short_runs_have_what_is_worth_most() -> None:
+    """As docs/gpu_suite.md has it."""
+    short, middle = ({s.name for s in fitting(SECTIONS, 60 * minutes)} for minutes in (5, 12))
+    assert short == {
+        *("environment", "cuda", "exactness", "steps", "row_counts", "breakdown", "costs", "policies", "gemms"),
+    }
+    assert middle == {*short, "timeline", "host_profile", "kernels", "fp8", "partitions", "other_policies", "peers"}
+
+
+def test_what_does_not_fit_the_minutes_is_left_out_and_said_so(tmp_path: Path) -> None:
+    def lasting(name: str, typical_s: float) -> Section:
+        return dataclasses.replace(section(name), typical_s=typical_s)
+
+    plan = [lasting("fine", 30.0), lasting("raises", 31.0), lasting("one_measurement_fails", 25.0)]
+    given = options(tmp_path, dry_run=False, minutes=1.0)
+    found = run_gpu_bench(given, sections=plan)
+    status = {name: data["status"] for name, data in found["sections"].items()}
+    assert status == {
+        "fine": "ok",
+        "one_measurement_fails": "1 measurement(s) failed",
+        "raises": "skipped: 1 minutes have no room for its 31 s",
+    }
+    assert [name for name, _ in failures(found)] == ["one_measurement_fails"]
+    assert "`raises`, 1 minutes have no room" in (tmp_path / "gpu.md").read_text()
+    named = run_gpu_bench(dataclasses.replace(given, sections=("raises",)), sections=plan)
+    assert named["sections"]["raises"]["status"] == "failed: RuntimeError: broken", "it is run where it is named"
+
+
+def test_time_that_later_sections_need_is_kept_for_them(tmp_path: Path) -> None:
+    def spending(name: str, typical_s: float) -> Section:
+        entry = "tests.benchmarks.gpu.gpu_sections:tells_its_time"
+        return Section(name, "tells", entry, limit_s=50.0, typical_s=typical_s)
+
+    plan = [spending("first", 10.0), spending("second", 30.0), spending("third", 5.0)]
+    found = run_gpu_bench(options(tmp_path, minutes=1.0), sections=plan)["sections"]
+    left_s = {name: data["values"]["left_s"] / 0.9 for name, data in found.items()}
+    assert 10.0 < left_s["first"] <= 60.0 - 35.0
+    assert left_s["first"] < left_s["second"] <= 50.0
+
+
+def test_forms_without_time_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: tuple[dict[str, Any], Path]
+) -> None:
+    record, left_s = Record(), iter([70.0, 59.0, 80.0])
+    monkeypatch.setattr(Bench, "left_s", property(lambda bench: next(left_s)))
+    bench = Bench(options(tmp_path, dry_run=False), None, record)  # type: ignore[arg-type]
+    assert list(bench.forms(60.0)) == [FORMS[0], FORMS[1], FORMS[3]]
+    assert record.data["notes"] == [f"{FORMS[2]}: the time was over"]
+    found = {"sections": {"steps": {"what": "w", "status": "ok"} | record.data}}
+    assert "Not measured:\n\n- 1B: the time was over" in render_markdown(report[0] | found)
 
 
 @pytest.mark.parametrize(
