@@ -3,8 +3,7 @@
 A row is read from memory once, then from cache: one pass for greedy, 2 or 3 for plain sampling, 4 for seeded, and up to
 6 more for top_k and top_p, which need no sort (many equal logits at the cut cost extra). All features of ops.accept are
 supported; penalties, bias, bad words and min_tokens need `edited_logits`. All sums are over integers, so results do not
-depend on the number of threads. Not run on a GPU yet, time not measured: the kernels are tested on
-the CPU (tests/ops/cuda).
+depend on the number of threads. docs/gpu_kernels.md has times on an H100.
 """
 
 from __future__ import annotations

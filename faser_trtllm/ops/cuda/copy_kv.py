@@ -1,7 +1,4 @@
-"""copy_kv: tokens from blocks of a paged cache to others, in all layers at once.
-
-Not run on a GPU yet: its arithmetic is tested on the CPU (tests/ops/cuda).
-"""
+"""copy_kv: tokens from blocks of a paged cache to others, in all layers at once."""
 
 from __future__ import annotations
 

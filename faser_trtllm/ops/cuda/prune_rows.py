@@ -1,6 +1,6 @@
 """Early pruning's decision on the device: rows kept per request, and the list of rows that stay, in one launch.
 
-Bound by a launch's own time. Not run on a GPU yet: its arithmetic is tested on the CPU (tests/ops/cuda).
+Bound by a launch's own time.
 """
 
 from __future__ import annotations

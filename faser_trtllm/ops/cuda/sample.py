@@ -1,8 +1,7 @@
 """Draft tokens on the device: sample draws one for each request, advance counts them and decides who drafts on.
 
 A launch each. The same tokens, distributions, margins and candidates as ops/sample.py, and as ops/draft_stop.py ends
-drafting, up to the last bits of two libraries' logarithms and exponentials. Not run on a GPU yet: the kernels are
-tested on the CPU (tests/ops/cuda).
+drafting, up to the last bits of two libraries' logarithms and exponentials.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """set_conditional: sets the condition of a CUDA graph's conditional node from a number on the device.
 
-One thread. Not run on a GPU yet: it is tested on the CPU (tests/ops/cuda) and on the virtual GPU, in graphs.
+One thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """take_step: the inputs of a draft step's pass, one row per request, in one launch.
 
-Bound by a launch's own time. Not run on a GPU yet: it is tested on the CPU (tests/ops/cuda).
+Bound by a launch's own time.
 """
 
 from __future__ import annotations
