@@ -183,7 +183,7 @@ class FormRun:
         )
         for line in profile.lines():
             self._say(f"x{self.expand}: {line}")
-        self.cost_error = dict(profile.table.error)
+        self.cost_error = dict(profile.table.held_out_errors)
         return profile.table
 
     def _open(self, table: CostTable, stack: ExitStack) -> dict[str, System]:
