@@ -1,1 +1,1 @@
-"""`faser bench gpu`: kernels, passes, partitions, exactness and policies on an NVIDIA GPU. Not run on a GPU yet."""
+"""`faser bench gpu`: kernels, passes, partitions, exactness and policies on an NVIDIA GPU."""

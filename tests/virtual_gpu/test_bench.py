@@ -65,8 +65,9 @@ def run_command(output_dir: Path, *arguments: str) -> subprocess.CompletedProces
 @pytest.mark.slow
 def test_the_command_runs_its_sections_on_the_device(tmp_path: Path) -> None:
     target, draft = make_pair(tmp_path / "pair", **SIZES)  # type: ignore[arg-type]
-    models = ("--checkpoint_dir", str(target), "--draft_checkpoint_dir", str(draft), "--forms", "1B")
-    sections = ("--sections", "environment,kernels,gemms,steps,partitions")
+    models = ("--checkpoint_dir", str(target), "--draft_checkpoint_dir", str(draft), "--forms", "8B-128k")
+    names = "environment,kernels,gemms,steps,row_counts,breakdown,host_profile,partitions"
+    sections = ("--sections", names)
     command = (
         sys.executable,
         "-m",

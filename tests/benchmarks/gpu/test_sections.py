@@ -1,6 +1,6 @@
 """Every section of the GPU suite, walked through on the CPU with tiny shapes; kernels by the emulator where it matters.
 
-What this cannot show: that it works on a GPU, and any time. The gpu-marked test at the end has not been run.
+What this cannot show: that it works on a GPU, and any time. docs/gpu_suite.md says which sections have run on one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_sections_walk_their_plan(options: GpuBenchOptions, name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(ENTRIES))
 def test_on_a_gpu(options: GpuBenchOptions, name: str) -> None:
-    """Every section as it is meant, on a form that is quick. Not run yet."""
+    """Every section as it is meant, on a form that is quick. Not run yet, unlike most sections by themselves."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     given = dataclasses.replace(options, dry_run=False, concurrency=(1, 4), prompt_len=16, max_tokens=16)
