@@ -12,12 +12,9 @@ from faser_trtllm.core.cost_curve import CostCurve, CostSample, fit_curve
 REFIT_ERROR = 0.10  # above which stairs without slopes are tried
 MAX_ERROR = 0.15  # above which a curve is measured again, and then left out where another can stand for it
 STAND_INS = {"draft_rows": "draft_step", "decode": "verify"}  # kinds that another stands for, by kind
-FIRST_STEPS, FIRST_ROW_MS, CALL_MS = (
-    3.0,
-    0.01,
-    1.0,
-)  # a draft call's first pass: at most so many steps, and so much more
+FIRST_STEPS, FIRST_ROW_MS, CALL_MS = 3.0, 0.01, 1.0  # what a draft call's first pass takes at most: steps, and more
 USUAL_CONTEXT = 256
+MAX_LEFT_OUT = 100  # samples, one fit each
 
 
 @dataclass(frozen=True)
@@ -103,13 +100,15 @@ def mean_error(curve: CostCurve, samples: Sequence[CostSample]) -> float:
 
 
 def leave_one_out(samples: Sequence[CostSample], *, slopes: bool) -> float:
-    """Mean absolute relative error at each sample of the curve that was fitted to the others; 0 for one sample."""
+    """Mean absolute relative error of curves at the sample that each was fitted without; 0 for one sample. Of many
+    samples, some are left out in their turn."""
+    if len(samples) < 2:
+        return 0.0
     errors = []
-    for i, left in enumerate(samples):
-        others = [*samples[:i], *samples[i + 1 :]]
-        if others:
-            errors.append(mean_error(fit_curve(others, slopes=slopes), [left]))
-    return float(np.mean(errors)) if errors else 0.0
+    for i in range(0, len(samples), 1 + len(samples) // MAX_LEFT_OUT):
+        curve = fit_curve([*samples[:i], *samples[i + 1 :]], slopes=slopes)
+        errors.append(mean_error(curve, samples[i : i + 1]))
+    return float(np.mean(errors))
 
 
 def _fit(samples: Sequence[CostSample], held_out: Sequence[CostSample]) -> tuple[CostCurve, CurveError]:
