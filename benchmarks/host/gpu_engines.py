@@ -186,6 +186,7 @@ class _Decoder:
         self.batch = batch
         self.coins: CoinLogits | None = None
         self._clock = clock
+        self._max_seq_len = spec.max_seq_len
         self._hidden = torch.zeros((spec.max_num_tokens, 1))
 
     def hidden(self, segment: int) -> Tensor:
@@ -194,9 +195,14 @@ class _Decoder:
     def query_rows(self, num_query_rows: int, rows: int) -> int:
         return rows
 
-    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+    def kv_lens(self) -> tuple[int, ...]:
+        return (self._max_seq_len,)
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         self._clock.launched()
-        if logits is None or self.coins is None:
+
+    def write_logits(self, logits: Tensor) -> None:
+        if self.coins is None:
             return
         with self._clock.stopped():
             logits.numpy()[:] = _CERTAIN * self.coins.of_pass(logits.shape[0])

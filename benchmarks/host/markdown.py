@@ -6,15 +6,13 @@ from benchmarks.host.options import GPU, NULL
 from benchmarks.host.report import HostBenchReport
 from faser_trtllm.bench.markdown import table
 from faser_trtllm.bench.stats import summarize
-from faser_trtllm.engine.buckets import MAX_GRAPH_ROWS
 
 _COUNTED = {
     NULL: "Engines compute nothing and their calls are not counted.",
     GPU: "Engines and the test are those of a GPU, over an *emulated device*: it computes nothing, and its memory is "
     "the host's. What their calls do on the host is counted: checks, batches, uploads, reads. Copies are torch's, on "
     "the CPU, in place of CUDA's, and nothing is launched, so the driver's own time is not in it. What is done in the "
-    f"device's place is not counted; nor are the layers of passes of more than {MAX_GRAPH_ROWS} rows, which the host "
-    "launches one by one, without a graph.",
+    "device's place is not counted.",
 }
 """By engines: what of them is in the times."""
 

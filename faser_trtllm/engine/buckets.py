@@ -1,50 +1,63 @@
-"""Bucket sizes: passes are rounded up to them, so that few shapes are compiled and captured."""
+"""Bucket sizes: passes are rounded up to them, so that few shapes are compiled, captured and first run at start-up."""
 
 from __future__ import annotations
 
 import bisect
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_GRAPH_ROWS = 512
-"""Of passes with a graph: in larger ones the GPU takes longer than the host needs to launch them kernel by kernel."""
+"""Of passes whose graph makes the logits of all their rows: larger ones are mostly prompts, which need few."""
 
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)
-_COARSE = range(256, MAX_GRAPH_ROWS, 64)
+_SMALLEST = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)
+_STEP = 64  # up to 1024 rows; from there on a sixteenth to an eighth of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Row counts that graphs are captured for, up to `limit`.
+    """Row counts of passes: sizes() up to `limit`, large_sizes() beyond it up to `largest`; what is larger runs as it
+    is.
 
-    largest: larger passes are padded too, to the limit times a power of two, at most to this; 0: they run as they are.
+    is_coarse: large sizes are the limit times powers of two, where each takes memory of its own.
     """
 
     limit: int
     largest: int = 0
+    is_coarse: bool = False
 
     def sizes(self) -> tuple[int, ...]:
-        """Of passes with a graph."""
         return _sizes(self.limit)
 
     def large_sizes(self) -> tuple[int, ...]:
-        """Of padded passes without a graph."""
-        return _large_sizes(self.limit, self.largest)
+        return _large_sizes(self.limit, self.largest, self.is_coarse)
 
     def rows(self, num_rows: int) -> int:
         """The bucket for a number of rows, which is at least 1."""
+        if num_rows > max(self.limit, self.largest):
+            return num_rows
         sizes = self.sizes() if num_rows <= self.limit else self.large_sizes()
-        return sizes[bisect.bisect_left(sizes, max(num_rows, 1))] if sizes else num_rows
+        return sizes[bisect.bisect_left(sizes, max(num_rows, 1))]
 
 
 @functools.cache
 def _sizes(limit: int) -> tuple[int, ...]:
-    return (*(size for size in (*_SIZES, *_COARSE) if size < limit), limit)
+    return (*_below(limit), limit)
 
 
 @functools.cache
-def _large_sizes(limit: int, largest: int) -> tuple[int, ...]:
+def _large_sizes(limit: int, largest: int, is_coarse: bool) -> tuple[int, ...]:
     if largest <= limit:
         return ()
-    doublings = range(1, (largest // limit).bit_length())
-    return (*(limit << n for n in doublings if limit << n < largest), largest)
+    doublings = (limit << n for n in range(1, (largest // limit).bit_length()))
+    sizes = doublings if is_coarse else _below(largest)
+    return (*(size for size in sizes if limit < size < largest), largest)
+
+
+def _below(largest: int) -> Iterator[int]:
+    """Smaller sizes, ascending."""
+    yield from (size for size in _SMALLEST if size < largest)
+    size = 4 * _STEP
+    while size < largest:
+        yield size
+        size += max(_STEP, 1 << size.bit_length() - 4)

@@ -116,7 +116,8 @@ def of_layer(
     gpu: VirtualGpuProcess, folder: Path, quantization: Quantization = Quantization.NONE, context: int = 1, **model: Any
 ) -> tuple[Launches, Launches]:
     """A layer of a model, as what a third one adds to two; and what a pass has beside its layers."""
-    sizes = {"max_seq_len": 1024, "max_position_embeddings": 1024} | model
+    max_seq_len = 512 if context < 512 else 1024
+    sizes = {"max_seq_len": max_seq_len, "max_position_embeddings": max_seq_len} | model
     made = (build_pair(folder / str(n), num_layers=n, **sizes) for n in (2, 3))
     two, three = (gpu.run(of_pass, engines, quantization, context) for engines in made)
     return three - two, two - three + two

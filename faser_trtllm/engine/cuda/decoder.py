@@ -18,6 +18,7 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class TorchDecoder:
         import torch
 
         self.batch = DeviceBatch(runtime, spec, token_rows=token_rows)
-        self._segments = spec.segments
+        self._segments, self._max_seq_len = spec.segments, spec.max_seq_len
 
         sizes = weights.sizes
         self.weights = weights
@@ -90,7 +91,11 @@ class TorchDecoder:
     def weight_bytes(self) -> int:
         return self.weights.num_bytes
 
-    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+    def kv_lens(self) -> tuple[int, ...]:
+        """Contexts of up to a chunk need no second launch of attention."""
+        return (SPLIT_TOKENS, self._max_seq_len) if self._max_seq_len > SPLIT_TOKENS else (self._max_seq_len,)
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         import torch
 
         hidden = self._hidden[:rows]
@@ -102,13 +107,14 @@ class TorchDecoder:
             scaled = self._layer(self.weights.layers[index], self.cache[index], hidden, scaled, bounds)
         if last == len(self._segments) - 1:
             self._keep(self._segments[last], hidden)
-        if logits is not None:
-            kept = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
-            x = self._ops.rms_norm(kept, self.weights.final_norm, self._eps)
-            self._write_logits(x, logits)
+
+    def write_logits(self, logits: Tensor) -> None:
+        kept = self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]])
+        self._multiply_head(self._ops.rms_norm(kept, self.weights.final_norm, self._eps), logits)
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        self.run(rows, 0, len(self._segments) - 1, bounds, logits)
+        self.run(rows, 0, len(self._segments) - 1, bounds)
+        self.write_logits(logits)
 
     def hidden(self, segment: int) -> Tensor:
         return self._hidden
@@ -171,5 +177,5 @@ class TorchDecoder:
     ) -> ScaledRows | None:
         return self._ops.add_linear(hidden, x, weight, bias)
 
-    def _write_logits(self, x: Tensor, logits: Tensor) -> None:
+    def _multiply_head(self, x: Tensor, logits: Tensor) -> None:
         self._ops.logits(x, self.weights.lm_head, logits)

@@ -53,14 +53,16 @@ class Eagle3Decoder(TorchDecoder):
         self._takes_normed = bool(weights.sizes["head"]["norm_before_residual"])
         self._outputs = self._hidden.new_zeros((spec.max_batch_size, self._hidden.shape[1]))
 
-    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+    def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         kept = self._read.tensor.index_select(0, self.batch.token_rows[:rows])
         self._run_layer(self._features(kept), bounds)
-        if logits is not None:
-            outputs = self._outputs_of(self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]]))
-            num_kept = min(outputs.shape[0], self._outputs.shape[0])
-            self._outputs[:num_kept].copy_(outputs[:num_kept])
-            self._draft_logits(outputs, logits)
+
+    def write_logits(self, logits: Tensor) -> None:
+        """As Decoder.write_logits; the rows are kept for a step."""
+        outputs = self._outputs_of(self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]]))
+        num_kept = min(outputs.shape[0], self._outputs.shape[0])
+        self._outputs[:num_kept].copy_(outputs[:num_kept])
+        self._draft_logits(outputs, logits)
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
         """As Decoder.step; requests without a row keep their output, and their logits are made of it again."""

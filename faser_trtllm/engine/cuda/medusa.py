@@ -70,7 +70,7 @@ class MedusaDecoder:
         self._read = hidden_rows
         medusa: Mapping[str, int] = weights.sizes["medusa"]
         self._num_heads, self._num_layers = medusa["num_heads"], medusa["num_layers"]
-        self._max_batch_size = spec.max_batch_size
+        self._max_batch_size, self._max_seq_len = spec.max_batch_size, spec.max_seq_len
         runtime.wait()  # weights may come from the default stream, which other streams do not wait for
         with runtime.on(partition):
             self.batch = DeviceBatch(runtime, spec, token_rows=hidden_rows.rows_before)
@@ -91,10 +91,14 @@ class MedusaDecoder:
     def query_rows(self, num_query_rows: int, rows: int) -> int:
         return rows
 
-    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
-        """As Decoder.run, for the first max_batch_size rows with logits: no more requests draft."""
-        if logits is None:
-            return
+    def kv_lens(self) -> tuple[int, ...]:
+        return (self._max_seq_len,)
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
+        """Nothing: a row without logits counts for nothing."""
+
+    def write_logits(self, logits: Tensor) -> None:
+        """As Decoder.write_logits, for the first max_batch_size rows: no more requests draft."""
         import torch
 
         tensors, sizes = self.weights.tensors, self.weights.sizes

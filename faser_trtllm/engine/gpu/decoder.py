@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Host-side bounds over the requests of a pass, which choose the tiles and splits of attention."""
+    """Host-side bounds over the requests of a pass, which choose the tiles and splits of attention; a Decoder's few."""
 
     max_query_rows: int
     max_kv_len: int
@@ -23,7 +23,7 @@ class Bounds:
 class Decoder(Protocol):
     """One model's layers, KV memory and hidden rows, all at fixed addresses.
 
-    Work is enqueued on the current stream. Passes whose rows and query_rows() are equal enqueue the same work, which
+    Work is enqueued on the current stream. Passes of equal rows, query_rows() and kv_len() enqueue the same work, which
     depends on the contents of device memory only, so they can share a graph.
     """
 
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Whether a pass of any size must be padded to a bucket."""
+        """Whether each size of a pass takes memory of its own, so that there should be few large ones."""
 
     @property
     def weight_bytes(self) -> int:
@@ -48,11 +48,14 @@ class Decoder(Protocol):
     def query_rows(self, num_query_rows: int, rows: int) -> int:
         """The bucket for the most rows of one request, in a pass of `rows` rows."""
 
-    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
-        """Segments [first, last) over the batch's first `rows` rows, dummies included; segment 0 embeds the tokens.
+    def kv_lens(self) -> tuple[int, ...]:
+        """Bounds of contexts with work of their own, ascending; the last is max_seq_len."""
 
-        logits: fp32 [n, vocab_size], filled for the first n of batch.logit_rows; only behind the last segment.
-        """
+    def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
+        """Segments [first, last) over the batch's first `rows` rows, dummies included; segment 0 embeds the tokens."""
+
+    def write_logits(self, logits: Tensor) -> None:
+        """After the last segment: fill fp32 [n, vocab_size] for the first n of batch.logit_rows."""
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
         """A whole pass of one row per request behind the last pass, with logits of each; a head goes on from its own

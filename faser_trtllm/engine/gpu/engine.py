@@ -8,7 +8,8 @@ emulated, the kernels themselves (tests/engine/cuda).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,9 @@ WHOLE_PASS = -1
 class GpuEngine(HostPruning):
     """Engine (engine/base.py) over a decoder in device memory. Not thread-safe: one caller at a time, on any thread.
 
-    A pass of up to max_graph_rows rows is padded to a bucket. Inputs, hidden rows, caches and outputs have fixed
-    addresses, and a replayed graph allocates nothing; larger passes allocate from torch's caching allocator.
+    A pass is padded to a bucket, and so are the logits of one of more than max_graph_rows rows, which are made apart.
+    Inputs, hidden rows, caches and outputs have fixed addresses, and a replayed graph allocates nothing; what has no
+    graph allocates from torch's caching allocator.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class GpuEngine(HostPruning):
         logit_rows = (spec.max_logit_rows or spec.max_num_tokens) + spec.max_num_branches
         self._max_logit_rows = min(logit_rows, max(spec.max_num_tokens, spec.max_batch_size))
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
-        self._buckets = Buckets(graph_rows, limits.max_num_tokens if decoder.has_fixed_shapes else 0)
+        self._buckets = Buckets(graph_rows, limits.max_num_tokens, is_coarse=decoder.has_fixed_shapes)
         runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for
         with runtime.on(partition), torch.no_grad():
             self.graphs = GraphStore(runtime, limits.graph_bytes) if graphs is None else graphs
+            self.sizes_without_graph: set[int] = set()  # rows of passes that the budget left out
             logits = (self._max_logit_rows, spec.vocab_size)
             self._logits = torch.zeros(logits, dtype=torch.float32, device=runtime.device)
             self._copies = Staging(runtime, 4 * spec.max_num_branches) if spec.max_num_branches else None
@@ -121,41 +124,31 @@ class GpuEngine(HostPruning):
         self._move(partition)
 
     def capture_graphs(self, partitions: Iterable[GpuPartition]) -> int:
-        """Capture the graphs of all passes up to max_graph_rows on each partition -> number of graphs that did not fit
-        the budget.
+        """Run all passes that there may be on each partition once, so that no shape is seen first while serving, and
+        capture their graphs -> number of graphs that did not fit the budget.
 
-        Small passes come first. A decoder of fixed shapes runs its larger passes once, too, so that nothing is left to
-        be prepared. Call before serving: no pass may be running.
+        Small passes come first. Call before serving: no pass may be running.
         """
         import torch
 
         before = self.graphs.num_left_out
         partitions = tuple(dict.fromkeys(partitions))
-        num_segments = len(self._spec.segments) - 1
-        parts = [WHOLE_PASS, *(range(num_segments) if num_segments > 1 else ())]
         current = self.partition
         with self.runtime.on(current):
             self._batch.clear()
-        for rows in self._buckets.sizes():
+        for rows in _largest_first(self._buckets.sizes()):
             for partition in partitions:
-                self._move(partition)
-                with self.runtime.on(partition), torch.no_grad():
-                    for part in parts:
-                        for query_rows in self._query_buckets(rows):
-                            self.graphs.capture(self._key(part, rows, query_rows), self._work(part, rows, query_rows))
-        for rows in self._buckets.large_sizes():
-            for partition in partitions:
-                self._move(partition)
-                with self.runtime.on(partition), torch.no_grad():
-                    for query_rows in self._query_buckets(rows):
-                        for part in parts:
-                            self._run_part(part, rows, self._buckets.limit, Bounds(query_rows, self._spec.max_seq_len))
-                    self.runtime.wait()
+                self._capture_passes(rows, partition)
         if self._draft_loop is not None:
             for partition in partitions:
                 self._move(partition)
                 with self.runtime.on(partition), torch.no_grad():
                     self._draft_loop.capture(partition.name)
+        for rows in _largest_first(self._buckets.large_sizes()):
+            for partition in partitions:
+                self._capture_passes(rows, partition)
+                with self.runtime.on(partition), torch.no_grad():
+                    self._decoder.write_logits(self._logits[: self._logit_bucket(rows)])
         self._move(current)
         return self.graphs.num_left_out - before
 
@@ -235,7 +228,7 @@ class GpuEngine(HostPruning):
         """A draft step over the batch on the device, by the graph of such a pass if there is one."""
         key = ("step", rows, self.partition.name)
         if not self._spec.is_head:
-            key = self._key(WHOLE_PASS, rows, self._decoder.query_rows(1, rows))
+            key = self._key(WHOLE_PASS, rows, Bounds(self._decoder.query_rows(1, rows), self._spec.max_seq_len))
         if not self.graphs.replay(key):
             self._step(rows)
 
@@ -300,44 +293,70 @@ class GpuEngine(HostPruning):
             return
         widest = int((batch.cu_rows[1:] - batch.cu_rows[:-1]).max())  # np.diff takes three times as long
         rows = self._buckets.rows(batch.num_rows)
-        query_rows = self._decoder.query_rows(widest, rows)
+        bounds = self._bounds(batch, rows, widest)
         with self.runtime.on(self.partition), torch.no_grad():
             # Segments of one pass share a batch; a new pass may reuse the same arrays with new contents.
             if part in (WHOLE_PASS, 0) or batch is not self._uploaded:
-                self._batch.upload(batch, rows, query_rows)
+                self._batch.upload(batch, rows, bounds.max_query_rows)
             self._uploaded = batch
             if part in (WHOLE_PASS, 0):
                 self._begun = self.runtime.now()
-            if not self.graphs.replay(self._key(part, rows, query_rows)):
-                longest = int(batch.positions.max()) + 1
-                is_padded = rows <= self._buckets.limit
-                self._run_part(part, rows, rows if is_padded else num_logits, Bounds(widest, longest))
+            if not self.graphs.replay(self._key(part, rows, bounds)):
+                self._run_part(part, rows, bounds)
             if has_logits:
+                if num_logits and rows > self._buckets.limit:
+                    self._decoder.write_logits(self._logits[: self._logit_bucket(num_logits)])
                 self._ended = self.runtime.now()
                 if not num_logits and self._decoder.is_read:
                     self.runtime.wait()  # nobody reads its logits, so nothing else tells the head's stream when it ends
 
-    def _run_part(self, part: int, rows: int, num_logits: int, bounds: Bounds) -> None:
+    def _run_part(self, part: int, rows: int, bounds: Bounds) -> None:
+        """With the logits of all rows where the pass is small."""
         num_segments = len(self._spec.segments) - 1
         first, last = (0, num_segments) if part == WHOLE_PASS else (part, part + 1)
-        logits = self._logits[:num_logits] if last == num_segments and num_logits else None
-        self._decoder.run(rows, first, last, bounds, logits)
+        self._decoder.run(rows, first, last, bounds)
+        if last == num_segments and rows <= self._buckets.limit:
+            self._decoder.write_logits(self._logits[:rows])
+
+    def _capture_passes(self, rows: int, partition: GpuPartition) -> None:
+        import torch
+
+        self._move(partition)
+        num_segments = len(self._spec.segments) - 1
+        with self.runtime.on(partition), torch.no_grad():
+            for part in (WHOLE_PASS, *(range(num_segments) if num_segments > 1 else ())):
+                for bounds in self._all_bounds(rows):
+                    work = functools.partial(self._run_part, part, rows, bounds)
+                    if not self.graphs.capture(self._key(part, rows, bounds), work):
+                        self.sizes_without_graph.add(rows)
 
     def _step(self, rows: int) -> None:
         """A draft step: a whole pass with one row per request over the batch on the device."""
         self._decoder.step(rows, Bounds(1, self._spec.max_seq_len), self._logits[:rows])
 
-    def _work(self, part: int, rows: int, query_rows: int) -> Callable[[], None]:
-        bounds = Bounds(query_rows, self._spec.max_seq_len)
-        return lambda: self._run_part(part, rows, rows, bounds)
+    def _bounds(self, batch: RaggedBatch, rows: int, widest: int) -> Bounds:
+        """Of a pass; widest: the most rows of a request."""
+        *shorter, kv_len = self._kv_lens(rows)
+        if shorter:
+            longest = int(batch.positions.max()) + 1
+            kv_len = next((bound for bound in shorter if longest <= bound), kv_len)
+        return Bounds(self._decoder.query_rows(widest, rows), kv_len)
 
-    def _key(self, part: int, rows: int, query_rows: int) -> tuple[Any, ...]:
-        return ("pass", part, rows, query_rows, self.partition.name)
-
-    def _query_buckets(self, rows: int) -> list[int]:
+    def _all_bounds(self, rows: int) -> list[Bounds]:
         """Of all passes in a bucket: one request may have all rows, or its share of them."""
         fewest = -(-rows // self._spec.num_slots)
-        return sorted({self._decoder.query_rows(count, rows) for count in range(fewest, rows + 1)})
+        query_rows = sorted({self._decoder.query_rows(count, rows) for count in range(fewest, rows + 1)})
+        return [Bounds(count, kv_len) for count in query_rows for kv_len in self._kv_lens(rows)]
+
+    def _kv_lens(self, rows: int) -> tuple[int, ...]:
+        """One for small passes, which would need twice the graphs."""
+        return self._decoder.kv_lens()[-1:] if rows <= self._buckets.limit else self._decoder.kv_lens()
+
+    def _logit_bucket(self, num_logits: int) -> int:
+        return min(self._buckets.rows(num_logits), self._max_logit_rows)
+
+    def _key(self, part: int, rows: int, bounds: Bounds) -> tuple[Any, ...]:
+        return ("pass", part, rows, bounds.max_query_rows, bounds.max_kv_len, self.partition.name)
 
     @contextlib.contextmanager
     def _enqueueing(self) -> Iterator[None]:
@@ -350,3 +369,8 @@ class GpuEngine(HostPruning):
         if self._keep_logits:
             return DeviceLogits(self._logits[:num_rows], self)
         return self.host_logits(num_rows)
+
+
+def _largest_first(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Then ascending: graphs share a pool, and what the largest has allocated serves the others."""
+    return (*sizes[-1:], *sizes[:-1])

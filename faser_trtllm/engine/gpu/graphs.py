@@ -18,7 +18,8 @@ DEFAULT_GRAPH_BYTES = 2 << 30
 
 
 class GraphStore:
-    """Graphs of one engine. budget_bytes: capturing stops once the graphs take this much device memory.
+    """Graphs of one engine. budget_bytes: capturing stops once the graphs take this much device memory, or half of what
+    was free before the first one.
 
     least_of_ranks: of a number, where engines on several GPUs must capture the same graphs.
     """
@@ -33,6 +34,7 @@ class GraphStore:
         self._budget_bytes = budget_bytes
         self._least_of_ranks = least_of_ranks
         self._graphs: dict[Hashable, Replay] = {}
+        self._max_bytes: int | None = None
         self._refuses_loops = False
         self.num_bytes = 0
         self.num_left_out = 0
@@ -49,6 +51,8 @@ class GraphStore:
         `work` may depend only on the contents of device memory at replay.
         """
         if not self._has_budget():
+            work()  # so that nothing of it is first when it is launched without a graph
+            self._runtime.wait()
             self.num_left_out += 1
             return False
         self._keep(key, (work,), lambda: self._runtime.capture(work))
@@ -84,7 +88,9 @@ class GraphStore:
         self._graphs.clear()
 
     def _has_budget(self) -> bool:
-        return self._least_of_ranks(self._budget_bytes - self.num_bytes) > 0
+        if self._max_bytes is None:
+            self._max_bytes = min(self._budget_bytes, self._runtime.free_bytes() // 2)
+        return self._least_of_ranks(self._max_bytes - self.num_bytes) > 0
 
     def _keep(self, key: Hashable, works: tuple[Work, ...], capture: Callable[[], Replay]) -> None:
         before = self._runtime.memory_bytes()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from faser_trtllm.engine.gpu.engine import GpuEngine
     from faser_trtllm.engine.gpu.ops import Ops
     from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+    from faser_trtllm.partition.green_context import GpuPartition
 
     OpenOne = Callable[[str, DraftProbs | None, bool], tuple[GpuEngine, Ops]]
 
@@ -37,18 +38,9 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     target, ops = open_one("target", None, True)
     draft = open_one("draft", draft_probs, False)[0] if drafting else None
     tester = DeviceAcceptor(target, ops, limits.max_draft_len, draft_probs)
-    begun = time.monotonic()
-    left_out = target.capture_graphs((gpu.whole, gpu.pair.target) if drafting else (gpu.whole,))
-    num_graphs = len(target.graphs)
+    _capture("target", target, (gpu.whole, gpu.pair.target) if drafting else (gpu.whole,))
     if draft is not None:
-        left_out += draft.capture_graphs((gpu.whole, gpu.pair.draft))
-        num_graphs += len(draft.graphs)
-    log.info(
-        "%d CUDA graphs captured in %.1f s; the memory budget left out %d, whose passes are launched kernel by kernel",
-        num_graphs,
-        time.monotonic() - begun,
-        left_out,
-    )
+        _capture("draft", draft, (gpu.whole, gpu.pair.draft))
     partitions = {ALL: gpu.whole}
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
@@ -60,9 +52,29 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:
     """Only the draft, on its side of the pair, for a target run by another system. Raises as open_pair."""
     draft, _ = open_one("draft", _draft_probs(request, gpu), False)
-    draft.capture_graphs((gpu.pair.draft,))
+    _capture("draft", draft, (gpu.pair.draft,))
     draft.use(gpu.pair.draft)
     return draft
+
+
+def _capture(role: str, engine: GpuEngine, partitions: tuple[GpuPartition, ...]) -> None:
+    begun = time.monotonic()
+    num_left_out, graphs = engine.capture_graphs(partitions), engine.graphs
+    log.info(
+        "%s: %d CUDA graphs captured in %.1f s, which take %.2f GiB",
+        role,
+        len(graphs),
+        time.monotonic() - begun,
+        graphs.num_bytes / (1 << 30),
+    )
+    if num_left_out:
+        sizes = ", ".join(map(str, sorted(engine.sizes_without_graph)))
+        log.warning(
+            "%s: no memory was left for %d CUDA graphs; launched kernel by kernel are %s",
+            role,
+            num_left_out,
+            f"passes of {sizes} rows" if sizes else "draft steps",
+        )
 
 
 def _draft_probs(request: OpenRequest, gpu: Gpu) -> DraftProbs:

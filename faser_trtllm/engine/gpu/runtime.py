@@ -54,6 +54,9 @@ class Runtime(Protocol):
     def memory_bytes(self) -> int:
         """Bytes of device memory that this process holds."""
 
+    def free_bytes(self) -> int:
+        """Bytes of device memory that nobody holds."""
+
     def stream(self) -> int:
         """The current stream as a number, for what is not torch."""
 
@@ -108,6 +111,9 @@ class HostRuntime:
 
     def memory_bytes(self) -> int:
         return 0
+
+    def free_bytes(self) -> int:
+        return 1 << 62
 
     def now(self) -> Any:
         return time.perf_counter()
@@ -256,6 +262,9 @@ class CudaRuntime:
     def memory_bytes(self) -> int:
         free, total = self._torch.cuda.mem_get_info(self.device)
         return int(total - free)
+
+    def free_bytes(self) -> int:
+        return int(self._torch.cuda.mem_get_info(self.device)[0])
 
     def now(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True, blocking=True)

@@ -61,7 +61,7 @@ class PlanDecoder:
         self._max_logit_rows = min(max_logit_rows, spec.max_num_tokens)
         self._num_blocks = spec.num_blocks
         self._num_slots = file.network.max_batch_size if self._is_linear else spec.max_batch_size
-        self._max_num_tokens = spec.max_num_tokens
+        self._max_num_tokens, self._max_seq_len = spec.max_num_tokens, spec.max_seq_len
         self._hidden_rows = hidden_rows
         read = file.network.read_layers
         names = [{spec.name for spec in plan.info.outputs} for plan in file.segments]
@@ -104,7 +104,10 @@ class PlanDecoder:
             bucket *= _QUERY_BUCKET
         return min(bucket, rows, self._options.max_query_rows)
 
-    def run(self, rows: int, first: int, last: int, bounds: Bounds, logits: Tensor | None) -> None:
+    def kv_lens(self) -> tuple[int, ...]:
+        return (self._max_seq_len,)
+
+    def run(self, rows: int, first: int, last: int, bounds: Bounds) -> None:
         shape, stream = PassShape(rows, self.query_rows(bounds.max_query_rows, rows)), self._runtime.stream()
         for segment in range(first, last):
             if segment:
@@ -112,11 +115,13 @@ class PlanDecoder:
             self._plans.run(segment, shape, stream, lambda number=segment: self._bound(number, number, shape))  # type: ignore[misc]
             for layer in self._given[segment]:
                 self._keep(layer, self._tensors[hidden_output(layer)], rows)
-        if logits is not None:
-            logits.copy_(self._tensors["logits"][: logits.shape[0]])
+
+    def write_logits(self, logits: Tensor) -> None:
+        logits.copy_(self._tensors["logits"][: logits.shape[0]])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        self.run(rows, 0, len(self._file.segments), bounds, logits)
+        self.run(rows, 0, len(self._file.segments), bounds)
+        self.write_logits(logits)
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
         n, width = candidates.shape

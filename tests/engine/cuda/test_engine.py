@@ -136,10 +136,28 @@ def test_the_budget_ends_capturing() -> None:
     done = [store.capture(key, lambda key=key: ran.append(key)) for key in range(5)]
     assert done == [True, True, True, False, False]
     assert (len(store), store.num_bytes, store.num_left_out) == (3, 120, 2)
-    assert ran == [0, 1, 2], "each is run once before it is captured"
+    assert ran == [0, 1, 2, 3, 4], "each is run once, captured or not"
     assert store.replay(1)
     assert not store.replay(3)
     assert ran[-1] == 1
+
+
+def test_half_of_what_is_free_ends_capturing_too() -> None:
+    class Small(HostRuntime):
+        num_bytes = 0
+
+        def capture(self, work):
+            self.num_bytes += 40
+            return work
+
+        def memory_bytes(self):
+            return self.num_bytes
+
+        def free_bytes(self):
+            return 140 - self.num_bytes
+
+    store = GraphStore(Small(), budget_bytes=1000)
+    assert [store.capture(key, lambda: None) for key in range(4)] == [True, True, False, False]
 
 
 class Refusing(HostRuntime):

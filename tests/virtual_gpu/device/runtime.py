@@ -46,6 +46,9 @@ class VirtualRuntime:
         free, total = call("cuMemGetInfo")
         return int(total - free)
 
+    def free_bytes(self) -> int:
+        return int(call("cuMemGetInfo")[0])
+
     def now(self) -> Event:
         return Event().record()
 

@@ -60,7 +60,7 @@ class ShardDecoder(TorchDecoder):
         self._group.gather(part, hidden)
         return None
 
-    def _write_logits(self, x: Tensor, logits: Tensor) -> None:
+    def _multiply_head(self, x: Tensor, logits: Tensor) -> None:
         part = logits.new_empty((logits.shape[0], logits.shape[1] // self._group.shard.size))
-        super()._write_logits(x, part)
+        super()._multiply_head(x, part)
         self._group.gather(part, logits)

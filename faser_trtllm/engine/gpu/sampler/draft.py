@@ -108,7 +108,8 @@ class DraftLoop:
 
     def capture(self, partition: str) -> None:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
-        sizes = [size for size in self._buckets.sizes() if size < self._spec.max_batch_size]
+        every = (*self._buckets.sizes(), *self._buckets.large_sizes())
+        sizes = [size for size in every if size < self._spec.max_batch_size]
         for size in (*sizes, self._size(self._spec.max_batch_size)):
             if self._pending is not None:
                 self._state.clear()
