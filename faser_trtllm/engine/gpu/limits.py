@@ -18,9 +18,8 @@ class GpuLimits:
     """Limits that an engine is opened with. max_logit_rows: maximum logit rows of one pass.
 
     max_draft_len: of a draft model, else 0. max_num_branches: of a target's pass; their logit rows come on top.
-    keeps_runners_up: of a draft beside such a target. max_graph_rows: passes of up to this many rows are padded to a
-    bucket and replayed if a graph was captured at start-up. graph_bytes: device memory budget for graphs (the last one
-    may exceed it).
+    keeps_runners_up: of a draft beside such a target. max_graph_rows: graphs of passes of up to this many rows make the
+    logits of all of them. graph_bytes: device memory budget for graphs (the last one may exceed it).
     """
 
     num_blocks: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.buckets import Buckets
+from faser_trtllm.engine.cuda import decoder
 from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import WHOLE, build_pair, open_engine, random_tokens
 from tests.engine.cuda.host_executor import HostGpu, generate
@@ -47,8 +50,17 @@ def run_passes(engine) -> list[np.ndarray]:
     return [*found, *(logits.copy() for logits in harness.run([(2, first, 222, 223), (3, third, 6, 7)]))]
 
 
+@pytest.fixture(params=[SPLIT_TOKENS, 64])
+def split_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Contexts beyond it are split, so that large passes have bounds for shorter and for longer ones."""
+    monkeypatch.setattr(decoder, "SPLIT_TOKENS", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("is_captured", [True, False])
-def test_padding_changes_no_bit(pair: EngineDir, monkeypatch: pytest.MonkeyPatch, is_captured: bool) -> None:
+def test_padding_changes_no_bit(
+    pair: EngineDir, monkeypatch: pytest.MonkeyPatch, is_captured: bool, split_tokens: int
+) -> None:
     with open_engine(pair.target_path, **SMALL) as engine:
         if is_captured:
             engine.capture_graphs([WHOLE])
@@ -61,18 +73,22 @@ def test_padding_changes_no_bit(pair: EngineDir, monkeypatch: pytest.MonkeyPatch
 
 
 class CountedOps(ExactOps):
-    """Remembers how many rows its products have had."""
+    """Remembers how many rows its products have had, and attention its bounds as well."""
 
     def __init__(self) -> None:
-        self.num_rows: dict[str, set[int]] = {"layers": set(), "logits": set()}
+        self.seen: dict[str, set[Any]] = {"layers": set(), "logits": set(), "attention": set()}
 
     def linear(self, x, weight, scaled=None):
-        self.num_rows["layers"].add(x.shape[0])
+        self.seen["layers"].add(x.shape[0])
         return super().linear(x, weight, scaled)
 
     def logits(self, x, lm_head, out):
-        self.num_rows["logits"].add(x.shape[0])
+        self.seen["logits"].add(x.shape[0])
         super().logits(x, lm_head, out)
+
+    def verify_attention(self, q, *inputs, **bounds):
+        self.seen["attention"].add((q.shape[0], bounds["max_query_rows"], bounds["max_kv_len"]))
+        super().verify_attention(q, *inputs, **bounds)
 
 
 def with_logit_rows(batch: RaggedBatch, rows: np.ndarray) -> RaggedBatch:
@@ -80,18 +96,23 @@ def with_logit_rows(batch: RaggedBatch, rows: np.ndarray) -> RaggedBatch:
 
 
 @pytest.mark.parametrize("graph_bytes", [0, 1 << 30])
-def test_all_sizes_of_layers_and_of_logits_are_run_at_start_up(pair: EngineDir, graph_bytes: int) -> None:
+def test_all_sizes_of_layers_and_of_logits_are_run_at_start_up(
+    pair: EngineDir, graph_bytes: int, split_tokens: int
+) -> None:
     """Also where more rows may have logits than a small pass has, and where no graph has memory."""
     ops = CountedOps()
     with open_engine(pair.target_path, ops, max_logit_rows=70, graph_bytes=graph_bytes, **SMALL) as engine:
         num_left_out = engine.capture_graphs([WHOLE])
-        at_start = {name: counts.copy() for name, counts in ops.num_rows.items()}
-        harness, tokens = Harness(engine), random_tokens(96)
+        at_start = {name: seen.copy() for name, seen in ops.seen.items()}
+        harness, tokens = Harness(engine), random_tokens(200)
         for count in range(1, 97):
-            batch = harness.batch([(0, tokens, 0, count)])
-            engine.forward(with_logit_rows(batch, batch.logit_rows[-70:]))
-    assert ops.num_rows == at_start
+            for begin in (0, 104):
+                batch = harness.batch([(0, tokens, begin, begin + count)])
+                engine.forward(with_logit_rows(batch, batch.logit_rows[-70:]))
+    assert ops.seen == at_start
     assert max(at_start["logits"]) == 70
+    kv_lens = {kv_len for rows, _, kv_len in at_start["attention"] if rows > 16}
+    assert kv_lens == ({256, split_tokens} if split_tokens < 256 else {256})
     assert (num_left_out == 0) == (graph_bytes > 0)
 
 
