@@ -284,16 +284,25 @@ def _compile(nvcc: Path, stem: str, arch: str, kind: str, flags: list[str], targ
         os.replace(output, target)
 
 
+def _define(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ConfigError(f"--define is {text!r}; it must be like FASER_HEAD_DIM=128")
+    return name, value
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Compile and print the report; returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m faser_trtllm.ops.cuda.compiler", description=__doc__)
     parser.add_argument("--arch", action="append", help=f"repeatable; default {' '.join(ARCHITECTURES)}")
     parser.add_argument("--stem", action="append", help="repeatable; default every file of plugins/cuda")
+    parser.add_argument("--define", action="append", default=[], help="NAME=VALUE for all of them, repeatable")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nvcc processes at a time")
     parser.add_argument("--report", type=Path, help="also write the report as JSON to this file")
     options = parser.parse_args(arguments)
     try:
-        done = compile_all(options.stem or stems(), options.arch or ARCHITECTURES, options.jobs)
+        defines = dict(_define(text) for text in options.define)
+        done = compile_all(options.stem or stems(), options.arch or ARCHITECTURES, options.jobs, defines)
     except FaserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -138,6 +138,15 @@ def test_the_report_has_every_kernel(one_kernel, capsys, tmp_path):
     assert compiler.main(["--arch", "sm_90", "--jobs", "1"]) == 1
 
 
+def test_the_report_is_of_what_the_definitions_make(one_kernel, capsys):
+    compiled = ["--arch", "sm_90", "--jobs", "1", "--define"]
+    assert compiler.main([*compiled, "FACTOR=3"]) == 0
+    (path,) = (one_kernel.parent / "cache").glob("*.cubin")
+    assert path == compiler.compile_stem("twice", "sm_90", defines={"FACTOR": 3}).path
+    assert compiler.main([*compiled, "FACTOR"]) == 2
+    assert "--define is 'FACTOR'; it must be like FASER_HEAD_DIM=128" in capsys.readouterr().err
+
+
 def test_ptxas_words_are_read():
     one, two = compiler.parse_resources(PTXAS_LOG)
     assert one == compiler.Resources("one", 168, 28 + 36, 35328)
