@@ -13,9 +13,11 @@ from benchmarks.gpu.models.pair import OpenPair, exit_layers
 from benchmarks.gpu.skipped import Skipped
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import MANIFEST_FILE, EngineDir
-from faser_trtllm.builder.network.vendor import MODULES
+from faser_trtllm.builder.network.vendor import MODULES, rtx_refusal
+from faser_trtllm.builder.plan_file import arch_capability
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.models.config import load_model_config
+from faser_trtllm.ops.cuda.module import device_arch
 
 REFERENCE = "cuda"
 LIMITS = PairLimits(max_batch_size=16, max_seq_len=512, max_num_tokens=512, max_draft_len=8)
@@ -23,13 +25,16 @@ DRY_LIMITS = PairLimits(max_batch_size=4, max_seq_len=48, max_num_tokens=32, max
 
 
 def check_installed(bench: Bench, backend: str) -> None:
-    """Skipped without its module, whose name is the backend's. (Importing it may still fail, without a driver.)"""
+    """Skipped without its module, whose name is the backend's, and on a GPU that it refuses. (Importing it may still
+    fail, without a driver.)"""
     if backend == REFERENCE:
         return
     if importlib.util.find_spec(backend) is None:
         raise Skipped(f"{backend} is not installed; {MODULES[backend]}")
     if backend == "tensorrt" and not bench.machine.is_gpu:
         raise Skipped("full TensorRT builds on a GPU only")
+    if backend == "tensorrt_rtx" and bench.machine.is_gpu and (why := rtx_refusal(arch_capability(device_arch()))):
+        raise Skipped(why)
 
 
 def limits_of(bench: Bench) -> PairLimits:
