@@ -3,16 +3,21 @@
 A green context is a mask of SMs over the primary context: memory, modules and events are shared, and work on its
 streams stays on its SMs. To move to another partition, enqueue on its stream. Splits were granted as asked on an H100
 (2026-11-26); the calls are tested through cuda-python's bindings over a stand-in driver.
+
+Streams and their contexts live as long as the process, as torch's own streams do. torch keeps what it knows by stream
+(cached memory, workspaces, events), has no way to forget a stream, and aborts the process where a driver then refuses
+one that is gone.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.ops.cuda.module import call_driver, ensure_context, load_driver, num_sms
@@ -58,12 +63,21 @@ def default_draft_sms(device_sms: int) -> tuple[int, ...]:
     return (max(8, device_sms // 4 // 8 * 8),)
 
 
+class _Division(NamedTuple):
+    kind: str
+    whole: GpuPartition
+    pairs: tuple[PartitionPair, ...]
+
+
+_given_back: defaultdict[tuple[Any, ...], list[_Division]] = defaultdict(list)  # by what was asked for
+
+
 class GpuPartitions:
     """The whole GPU, and pairs that divide it between a draft and a target; all created up front, none while serving.
 
     whole: a stream of the primary context. pairs[i]: for draft_sms[i], with the counts that the driver granted. kind:
     "green", or "streams" where those are asked for or the driver has no green contexts: then both sides of the one pair
-    have every SM. Use a `with` block, or close().
+    have every SM. Nobody else has these streams until close(), or the end of a `with` block.
     """
 
     def __init__(
@@ -81,7 +95,6 @@ class GpuPartitions:
         """
         self._driver = load_driver()
         self.num_sms = num_sms(ordinal)
-        self.kind = "green"
         counts = tuple(draft_sms) if draft_sms is not None else default_draft_sms(self.num_sms)
         for count in counts:
             if not 1 <= count < self.num_sms:
@@ -89,15 +102,12 @@ class GpuPartitions:
                     f"draft_sms has {count}, it must be 1 to {self.num_sms - 1}, which leaves the target at least one "
                     f"of the GPU's {self.num_sms} SMs"
                 )
-        with ExitStack() as guard:
-            self._stack = guard.enter_context(ExitStack())
-            ensure_context(self._driver)
-            self._device = self._call("cuDeviceGet", ordinal)
-            self.whole = GpuPartition("whole", self._stream("cuStreamCreate", _NON_BLOCKING), self.num_sms)
-            self.pairs: tuple[PartitionPair, ...] = () if plain_streams else self._green_pairs(counts, require_green)
-            if not self.pairs and counts:
-                self.kind, self.pairs = "streams", (self._stream_pair(),)
-            guard.pop_all()
+        self._given_back = _given_back[ordinal, counts, require_green, plain_streams]
+        self._division = (
+            self._given_back.pop() if self._given_back else self._make(counts, ordinal, require_green, plain_streams)
+        )
+        self.kind, self.whole, self.pairs = self._division
+        self._is_closed = False
 
     @property
     def partitions(self) -> tuple[GpuPartition, ...]:
@@ -105,8 +115,10 @@ class GpuPartitions:
         return (self.whole, *(side for pair in self.pairs for side in (pair.draft, pair.target)))
 
     def close(self) -> None:
-        """Destroy streams, then their contexts, newest first. Their work must have finished. Idempotent."""
-        self._stack.close()
+        """Give the streams back, for whoever asks for the same next in this process. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._given_back.append(self._division)
 
     def __enter__(self) -> GpuPartitions:
         return self
@@ -116,18 +128,29 @@ class GpuPartitions:
     ) -> None:
         self.close()
 
-    def _green_pairs(self, counts: Sequence[int], require_green: bool) -> tuple[PartitionPair, ...]:
+    def _make(self, counts: Sequence[int], ordinal: int, require_green: bool, plain_streams: bool) -> _Division:
+        with ExitStack() as made:  # destroyed only if something cannot be made: until then nobody has seen them
+            ensure_context(self._driver)
+            self._device = self._call("cuDeviceGet", ordinal)
+            whole = GpuPartition("whole", self._stream(made), self.num_sms)
+            kind, pairs = "green", () if plain_streams else self._green_pairs(counts, require_green, made)
+            if not pairs and counts:
+                kind, pairs = "streams", (self._stream_pair(made),)
+            made.pop_all()
+        return _Division(kind, whole, pairs)
+
+    def _green_pairs(self, counts: Sequence[int], require_green: bool, made: ExitStack) -> tuple[PartitionPair, ...]:
         reason = next((f"cuda-python has no {name}" for name in _GREEN_CALLS if not hasattr(self._driver, name)), "")
         pairs: list[PartitionPair] = []
         if not reason:
             # If one pair fails, drop those made before it: half of what was requested would be a trap.
-            with ExitStack() as made:
+            with ExitStack() as made_here:
                 try:
-                    pairs = [self._green_pair(count, made) for count in counts]
+                    pairs = [self._green_pair(count, made_here) for count in counts]
                 except (FaserError, RuntimeError) as error:  # a driver older than the bindings lacks the functions
                     reason = str(error)
                 else:
-                    self._stack.enter_context(made.pop_all())
+                    made.enter_context(made_here.pop_all())
         if reason and require_green:
             raise FaserError(f"green contexts cannot be made: {reason}; a driver for CUDA 12.4 or newer has them")
         if reason:
@@ -162,16 +185,16 @@ class GpuPartitions:
             log.warning("partition %s was granted %d SMs, %d were asked for", name, granted, resource.sm.smCount)
         return GpuPartition(name, int(stream), granted)
 
-    def _stream_pair(self) -> PartitionPair:
+    def _stream_pair(self, made: ExitStack) -> PartitionPair:
         """Without priorities: on an H100 one for the draft's stream changed no time (2026-11-26)."""
-        draft, target = (self._stream("cuStreamCreate", _NON_BLOCKING) for _ in range(2))
+        draft, target = (self._stream(made) for _ in range(2))
         return PartitionPair(
             GpuPartition("draft stream", draft, self.num_sms), GpuPartition("target stream", target, self.num_sms)
         )
 
-    def _stream(self, create: str, *arguments: Any) -> int:
-        stream = self._call(create, *arguments)
-        self._stack.callback(self._call, "cuStreamDestroy", stream)
+    def _stream(self, made: ExitStack) -> int:
+        stream = self._call("cuStreamCreate", _NON_BLOCKING)
+        made.callback(self._call, "cuStreamDestroy", stream)
         return int(stream)
 
     def _call(self, name: str, *arguments: Any) -> Any:

@@ -73,9 +73,10 @@ class CudaGpu:
         CudaRuntime(ordinal)  # reports what is missing, and creates the context that green contexts need
         check_driver(driver_version())
         self.compute_capability = arch_capability(device_arch(ordinal))
+        self._stack = ExitStack()
         self.partitions = GpuPartitions(draft_sms or None, ordinal, plain_streams=plain_streams)
+        self._stack.callback(self.partitions.close)
         self.whole, self.pair = self.partitions.whole, self.partitions.pairs[0]
-        self._modules = ExitStack()
 
     def make_runtime(self) -> Runtime:
         from faser_trtllm.engine.gpu.runtime import CudaRuntime
@@ -121,13 +122,12 @@ class CudaGpu:
             if stem == "verify_attention" and head_dim is None:
                 continue
             defines = {"FASER_HEAD_DIM": head_dim} if stem == "verify_attention" and head_dim is not None else None
-            launchers[stem] = self._modules.enter_context(Module(compile_stem(stem, arch, defines=defines).path))
+            launchers[stem] = self._stack.enter_context(Module(compile_stem(stem, arch, defines=defines).path))
         return KernelOps(launchers, runtime.stream, self.whole.num_sms)
 
     def close(self) -> None:
-        """Unload the kernels and destroy the partitions; engines must be closed before."""
-        self._modules.close()
-        self.partitions.close()
+        """Unload the kernels and give the partitions back; engines must be closed before."""
+        self._stack.close()
 
     def __enter__(self) -> CudaGpu:
         return self

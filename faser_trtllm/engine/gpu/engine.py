@@ -255,17 +255,18 @@ class GpuEngine(HostPruning):
             self.runtime.wait()
 
     def close(self) -> None:
-        """Free graphs and device memory; the caller owns weights and partitions."""
+        """Free graphs and device memory, also of a device that has failed; the caller owns weights and partitions."""
         if self._is_closed:
             return
-        with self.runtime.on(self.partition):
-            self.runtime.wait()
         self._is_closed = True
-        self.graphs.clear()
-        self._draft_loop = None
-        self._decoder.close()
-        del self._decoder, self._batch, self._logits, self._boundary
-        self._host_logits = None
+        try:
+            self.wait()
+        finally:
+            self.graphs.clear()
+            self._draft_loop = None
+            self._decoder.close()
+            del self._decoder, self._batch, self._logits, self._boundary
+            self._host_logits = None
 
     def __enter__(self) -> GpuEngine:
         return self

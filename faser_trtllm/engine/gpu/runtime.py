@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
+from faser_trtllm.engine.gpu.host_memory import page_locked
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.ops.cuda.module import Module, call_driver, device_arch, load_driver
 from faser_trtllm.ops.cuda.set_conditional import STEM, set_conditional
@@ -36,7 +37,7 @@ class Runtime(Protocol):
         """A context whose work runs on this partition."""
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed page-locked host memory."""
+        """Zeroed page-locked host memory; copies must have ended before nobody holds it."""
 
     def wait(self) -> None:
         """Sleep until all work enqueued so far is done."""
@@ -230,8 +231,7 @@ class CudaRuntime:
         return context
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        tensor: torch.Tensor = self._torch.zeros(shape, dtype=dtype, pin_memory=True)
-        return tensor
+        return page_locked(shape, dtype)
 
     def wait(self) -> None:
         self.mark()()
