@@ -260,7 +260,8 @@ class GpuEngine(HostPruning):
             return
         self._is_closed = True
         try:
-            self.wait()
+            with self.runtime.on(self.partition):
+                self.runtime.wait()
         finally:
             self.graphs.clear()
             self._draft_loop = None
