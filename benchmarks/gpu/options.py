@@ -23,7 +23,8 @@ class GpuBenchOptions:
 
     checkpoint_dir, draft_checkpoint_dir: a trained pair (engines/demo, or what engines/train_gpu_pair.py makes), which
     sections that run models enlarge to their shapes.
-    sections: names, run in the suite's order; (): all. minutes: total time; each section has its own limit.
+    sections: names, run in the suite's order; (): those that fit into the minutes. minutes: total time; each section
+    has its own limit, too.
     forms: shapes of the target, in order of measurement. concurrency: of the policy matrix.
     dry_run: tiny shapes on the CPU, to check that everything runs; the numbers are meaningless.
     """

@@ -25,8 +25,8 @@ def _ours(name: str, what: str, place: str, typical_s: float, limit_s: float) ->
     return Section(name, what, f"benchmarks.gpu.{place}", limit_s, typical_s)
 
 
-# Times of 2026-11-26, but for what has changed since: steps, breakdown, timeline and policies measure more now, and
-# row_counts, host_profile, other_policies, tensorrt, tensorrt_rtx, peers and sanitizer have not run: estimates.
+# Times of 2026-11-26, but for what has changed since: steps, breakdown, timeline, policies and kernels measure more
+# now, and row_counts, host_profile, other_policies, tensorrt, tensorrt_rtx, peers and sanitizer have not run: estimates.
 SECTIONS = (
     _ours("environment", "versions, the device, its bandwidth and arithmetic ceilings", "environment:run", 8, 40),
     _ours("cuda", "an engine directory: built, run, timed, its memory watched", "backends.section:run_cuda", 36, 90),
@@ -38,7 +38,7 @@ SECTIONS = (
     _ours("policies", "off, fixed lengths and price by concurrency", "engines.policies:run", 100, 400),
     _ours("timeline", "where a step's time goes, with prompts in it and without", "engines.timeline:run", 65, 150),
     _ours("host_profile", "what the executor's thread does in a step", "engines.host_profile:run", 20, 60),
-    _ours("kernels", "our kernels against references, rooflines and torch's attention", "kernels.checks:run", 31, 110),
+    _ours("kernels", "our kernels against references, rooflines and torch's attention", "kernels.checks:run", 36, 110),
     _ours("gemms", "the matrix products of a pass by rows: the floor of a step", "kernels.gemms:run", 5, 25),
     _ours("fp8", "products, passes, memory and tokens in fp8 against bf16", "engines.fp8:run", 23, 60),
     _ours("partitions", "draft and target alone and together on shares of the SMs", "kernels.partitions:run", 10, 60),

@@ -45,6 +45,13 @@ CASES = (
         for batch, context in ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (32, 1024), (128, 1024))
         for rows in (1, 5)
     ),
+    # In a chunk of 512 positions, filling it, and in two.
+    *(
+        AttentionCase(batch, rows, context, *_HEADS[0])
+        for batch in (1, 32, 128)
+        for context in (448, 512, 640)
+        for rows in (1, 5)
+    ),
     *(AttentionCase(batch, rows, 1024, *_HEADS[1]) for batch in (1, 8, 64) for rows in (1, 5)),
     AttentionCase(16, 9, 2048, *_HEADS[0]),
     AttentionCase(1, 512, 512, *_HEADS[0]),

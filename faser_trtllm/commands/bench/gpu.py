@@ -36,7 +36,9 @@ def gpu(
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="requests in flight for the policies, in the order of measuring")
     ] = "16,64,1,256,4,128,8,32,2",
-    minutes: Annotated[float, typer.Option("--minutes", help="time for everything together")] = 25.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="time for everything; sections that do not fit are left out")
+    ] = 25.0,
     dry_run: Annotated[
         bool, typer.Option("--dry_run", help="run tiny shapes on the CPU, to see that everything works")
     ] = False,
