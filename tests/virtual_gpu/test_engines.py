@@ -76,7 +76,8 @@ def test_lanes_on_plain_streams_change_no_token(
     gpu: VirtualGpuProcess, engines: EngineDir, alone: list[list[int]]
 ) -> None:
     """In every mode, with rows pruned, in a random order of work; both lanes have every SM."""
-    found = gpu.run(generate_requests, engines.path, "erratic", REQUESTS, seed=1, gpu_partitions="streams")
+    limits = {"max_batch_size": 4, "max_num_tokens": 32}
+    found = gpu.run(generate_requests, engines.path, "erratic", REQUESTS, seed=1, gpu_partitions="streams", **limits)
     assert found.tokens == alone
     assert set(found.counters.work) == {"whole"}
     assert found.stats["num_pruned_rows"] > 0
