@@ -35,8 +35,8 @@ class Bench:
         return self.deadline_s - time.monotonic()
 
     def forms(self, seconds_each: float) -> Iterator[str]:
-        """Of the options, those that there is time for, the first in any case; of a dry run only that. What is left out
-        is noted."""
+        """The options' forms that there is time for, the first in any case; in a dry run only that. Others are noted
+        as left out."""
         first, *others = self.options.forms
         yield first
         for form in () if self.is_dry else others:

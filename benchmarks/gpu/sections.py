@@ -26,7 +26,8 @@ def _ours(name: str, what: str, place: str, typical_s: float, limit_s: float) ->
 
 
 # Times of 2026-11-26, but for what has changed since: steps, breakdown, timeline, policies and kernels measure more
-# now, and row_counts, host_profile, other_policies, tensorrt, tensorrt_rtx, peers and sanitizer have not run: estimates.
+# now, and row_counts, host_profile, other_policies, tensorrt, tensorrt_rtx, peers and sanitizer have not run. Theirs
+# are estimates.
 SECTIONS = (
     _ours("environment", "versions, the device, its bandwidth and arithmetic ceilings", "environment:run", 8, 40),
     _ours("cuda", "an engine directory: built, run, timed, its memory watched", "backends.section:run_cuda", 36, 90),
@@ -60,7 +61,7 @@ def chosen(names: Sequence[str], sections: Sequence[Section] = SECTIONS) -> list
 
 
 def fitting(sections: Sequence[Section], seconds: float) -> list[Section]:
-    """Those that fit into the time together, earlier ones first; the first is always among them."""
+    """The sections that fit into the time together, earlier ones first; the first is always among them."""
     found: list[Section] = []
     for section in sections:
         if not found or section.typical_s + sum(s.typical_s for s in found) <= seconds:

@@ -13,7 +13,7 @@ NAME_CHARS = 90
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Of one run. us: all of its launches together."""
+    """A kernel's part of one run. us: all of its launches together."""
 
     name: str
     launches: float

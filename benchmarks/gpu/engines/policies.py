@@ -41,8 +41,8 @@ DRY_LOADS = (1, 2)
 
 @dataclass
 class Results:
-    """Of one form. rounds: by (load, system) and number. shares: of the tokens before the first that differs from off's
-    in the last round. seconds: of the last round."""
+    """A form's rounds, by (load, system) and number. shares: of the tokens before the first that differs from off's in
+    the last round. seconds: that the last round took."""
 
     names: Sequence[str]
     rounds: dict[tuple[int, str], dict[int, Round]] = field(default_factory=dict)

@@ -88,7 +88,7 @@ def by_kind(steps: Sequence[StepTime], load: int) -> dict[str, list[StepTime]]:
 
 
 def step_cells(steps: Sequence[StepTime], whole_ms: float) -> list[str]:
-    """The columns of HEADER behind the kind of the steps."""
+    """The columns of HEADER from "n" on."""
 
     def median(field: str, digits: int = 2) -> str:
         return f"{statistics.median(getattr(step, field) for step in steps):.{digits}f}"

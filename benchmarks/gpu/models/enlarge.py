@@ -134,7 +134,7 @@ def enlarge_config(config: ModelConfig, shape: DecoderShape) -> ModelConfig:
 
 
 def _constant(config: ModelConfig) -> float:
-    """What the dimension of the added tokens holds: a power of two, which bf16 does not round, and whose square the
+    """The value in the dimension of the added tokens: a power of two, which bf16 does not round, and whose square the
     trained epsilon makes room for."""
     if not config.rms_norm_eps > 0:
         raise InvalidArgumentError("rms_norm_eps is 0, it must be more for a larger vocabulary")

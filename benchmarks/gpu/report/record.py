@@ -54,7 +54,7 @@ class Record:
             return None
 
     def note(self, line: str) -> None:
-        """What was left out, for want of time or room: no failure."""
+        """Say that something was left out, for want of time or room: no failure."""
         self.data["notes"].append(line)
         self.save()
 

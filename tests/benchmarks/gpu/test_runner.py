@@ -141,7 +141,7 @@ def test_the_default_time_is_enough_for_every_section(tmp_path: Path) -> None:
 
 
 def test_short_runs_have_what_is_worth_most() -> None:
-    """As docs/gpu_suite.md has it."""
+    """docs/gpu_suite.md lists the same."""
     short, middle = ({s.name for s in fitting(SECTIONS, 60 * minutes)} for minutes in (5, 12))
     assert short == {
         *("environment", "cuda", "exactness", "steps", "row_counts", "breakdown", "costs", "policies", "gemms"),
