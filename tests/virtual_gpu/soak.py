@@ -16,6 +16,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import StepView
 from tests.support.executor_harness import Collector, ErraticPolicy
+from tests.virtual_gpu.device import frees
 from tests.virtual_gpu.device.counters import Counters
 from tests.virtual_gpu.device.library import driver
 from tests.virtual_gpu.device.streams import call
@@ -96,6 +97,7 @@ def in_use() -> Bytes:
     """Now, with what nobody holds freed."""
     for _ in range(2):  # what is freed by work that ran is freed by work that follows
         gc.collect()
+        frees.retry()
         call("cuCtxSynchronize")
     counters = Counters.now()
     return counters.device_bytes, counters.host_bytes

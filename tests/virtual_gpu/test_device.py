@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +12,13 @@ import torch
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import FaserError
-from faser_trtllm.ops.cuda.module import Module
+from faser_trtllm.ops.cuda.module import Module, load_driver
 from faser_trtllm.ops.cuda.quantize_rows import NUM_THREADS, quantize_rows
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions
 from tests.virtual_gpu.device.counters import Counters
 from tests.virtual_gpu.device.library import compile_stem, driver
 from tests.virtual_gpu.device.runtime import VirtualRuntime
-from tests.virtual_gpu.device.streams import call
+from tests.virtual_gpu.device.streams import Event, Graph, call
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 pytestmark = pytest.mark.slow
@@ -230,6 +232,91 @@ def test_memory_is_freed_in_the_order_of_its_stream() -> None:
         assert all(gpu.run(_freed_too_early, seed, False) for seed in SEEDS)
         with pytest.raises(FaserError, match="ILLEGAL_ADDRESS"):  # another stream's use is a race, which a seed shows
             [gpu.run(_freed_too_early, seed, True) for seed in SEEDS]
+
+
+def _green_stream() -> tuple[Any, int]:
+    """A green context, and a stream of it."""
+    device, sm = call("cuDeviceGet", 0), load_driver().CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    groups, _, _ = call("cuDevSmResourceSplitByCount", 1, call("cuDeviceGetDevResource", device, sm), 0, 32)
+    context = call("cuGreenCtxCreate", call("cuDevResourceGenerateDesc", [groups[0]], 1), device, 1)
+    return context, int(call("cuGreenCtxStreamCreate", context, 1, 0))
+
+
+def _destroyed(used: str, stream_first: bool) -> str:
+    """What the driver says to a use of a stream after its green context was destroyed."""
+    runtime = VirtualRuntime()
+    context, stream = _green_stream()
+    with runtime.on(GpuPartition("green", stream, 32)):
+        x, event = torch.ones(4, device=runtime.device), Event()
+        runtime.wait()
+        graph = Graph(lambda: x.add_(1))
+    if stream_first:
+        call("cuStreamDestroy", stream)
+    call("cuGreenCtxDestroy", context)
+    uses = {
+        "event": lambda: call("cuEventRecord", event.handle, stream),
+        "wait": lambda: call("cuStreamSynchronize", stream),
+        "copy": lambda: call("cuMemcpyDtoDAsync", x.data_ptr(), x.data_ptr() + 8, 8, stream),
+        "graph": graph.replay,  # on another stream
+        "destroy": lambda: call("cuStreamDestroy", stream),
+    }
+    try:
+        uses[used]()
+    except FaserError as error:
+        return str(error)
+    return "done"
+
+
+@pytest.mark.parametrize("stream_first", [True, False])
+@pytest.mark.parametrize("used", ["event", "wait", "copy", "graph", "destroy"])
+def test_streams_of_a_destroyed_context_are_refused(gpu: VirtualGpuProcess, used: str, stream_first: bool) -> None:
+    assert gpu.run(_destroyed, used, stream_first).endswith("failed with CUDA_ERROR_CONTEXT_IS_DESTROYED")
+
+
+def _page_locked_outlives(what: str) -> None:
+    """torch's page-locked memory, which a copy on a stream has used, is freed after the stream."""
+    runtime = VirtualRuntime()
+    context, stream = _green_stream()
+    with GpuPartitions([32]) as made:
+        partition = made.pairs[0].draft if what == "partitions" else GpuPartition("green", stream, 32)
+        with runtime.on(partition):
+            on_host = torch.zeros(4, pin_memory=True)
+            torch.zeros(4, device=runtime.device).copy_(on_host, non_blocking=True)
+            runtime.wait()
+    if what == "context":
+        call("cuStreamDestroy", stream)
+        call("cuGreenCtxDestroy", context)
+    del on_host
+
+
+def test_torch_aborts_where_a_stream_is_gone_that_used_its_page_locked_memory() -> None:
+    with VirtualGpuProcess() as gpu:
+        gpu.run(_page_locked_outlives, "partitions")
+        with pytest.raises(BrokenProcessPool):
+            gpu.run(_page_locked_outlives, "context")
+
+
+def _host_bytes() -> list[int]:
+    """Page-locked bytes before, with and after a tensor of ours that an array outlives, and one of a failed device."""
+    runtime, found = VirtualRuntime(), [Counters.now().host_bytes]
+    array = runtime.host_tensor((2, 3), torch.float32).numpy()
+    assert array.tolist() == [[0.0] * 3] * 2
+    found.append(Counters.now().host_bytes)
+    del array
+    found.append(Counters.now().host_bytes)
+    tensor = runtime.host_tensor((100,), torch.int32)
+    torch.zeros(100, dtype=torch.int32, device=runtime.device).copy_(tensor, non_blocking=True)
+    driver().fail()
+    del tensor
+    found.append(Counters.now().host_bytes)
+    return found
+
+
+def test_page_locked_memory_of_ours_goes_with_who_holds_it() -> None:
+    """Without a word of the driver, so that nothing aborts."""
+    with VirtualGpuProcess() as gpu:
+        before, held, freed, failed = gpu.run(_host_bytes)
+    assert (held - before, freed, failed) == (24, before, before)
 
 
 def _read_by_address(num_bytes: int) -> None:

@@ -94,6 +94,10 @@ class Driver:
         pointer = ctypes.c_void_p
         self._library.virtual_gpu_is_live.argtypes = [pointer, ctypes.c_size_t, ctypes.c_char_p]
         self._library.virtual_gpu_host_function.argtypes = [pointer, pointer, pointer, ctypes.c_char_p]
+        self._library.virtual_gpu_torch_host_alloc.argtypes = [pointer, ctypes.c_size_t]
+        self._library.virtual_gpu_torch_host_used.argtypes = [pointer, pointer]
+        self.torch_host_free = self._library.virtual_gpu_torch_host_free
+        self.torch_host_free.argtypes = [pointer]
 
     def label(self, name: str) -> None:
         """Of this thread's next copy or wait."""
@@ -107,6 +111,17 @@ class Driver:
         """FaserError unless all of it lies within one live block of memory."""
         if self._library.virtual_gpu_is_live(address, num_bytes, user.encode()):
             raise FaserError(f"{user} uses {num_bytes} bytes that are not allocated")
+
+    def torch_host_alloc(self, num_bytes: int) -> int:
+        """The address of page-locked memory of torch's, which torch_host_free frees."""
+        address = ctypes.c_void_p()
+        if status := self._library.virtual_gpu_torch_host_alloc(ctypes.byref(address), num_bytes):
+            raise FaserError(f"torch cannot have {num_bytes} bytes of page-locked memory, status {status}")
+        return int(address.value or 0)
+
+    def torch_host_used(self, address: int, stream: int) -> None:
+        """By a copy that the host does not wait for; nothing where the memory is not torch's."""
+        self._library.virtual_gpu_torch_host_used(address, stream)
 
     def seed(self, seed: int) -> None:
         """Of the order of work from here on."""

@@ -1,64 +1,84 @@
-"""Memory of the virtual GPU as torch holds it: freed in the order of the stream that it was allocated on."""
+"""Tensors over memory of the virtual GPU, as torch has them.
+
+Of the device: freed in the order of the stream that it was allocated on, or of the pool of the graph that is captured.
+Page-locked (pin_memory=True): torch's own allocator's (driver/host_allocator.cpp).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from faser_trtllm.errors import FaserError
-from tests.virtual_gpu.device.streams import call, current_stream, is_capturing
-
-_waiting: list[_Block] = []  # freed where it was not possible, as while a stream captured
+from tests.virtual_gpu.device import frees
+from tests.virtual_gpu.device.library import driver
+from tests.virtual_gpu.device.streams import call, current_pool, current_stream
 
 
 class _Block:
     """Memory at an address; freed when nobody refers to it."""
 
-    def __init__(self, size: int, is_device: bool) -> None:
-        _retry()
-        self._is_device = is_device
+    def __init__(self, size: int) -> None:
+        frees.retry()
         self._stream = current_stream()
-        # A graph's memory is the graph's.
-        self._is_owned = not (is_device and is_capturing())
-        name, arguments = ("cuMemAllocAsync", (size, self._stream)) if is_device else ("cuMemHostAlloc", (size, 0))
-        self.address = int(call(name, *arguments))
-
-    def free(self) -> bool:
-        try:
-            if not self._is_owned:
-                return True
-            if self._is_device:
-                call("cuMemFreeAsync", self.address, self._stream)
-            else:
-                call("cuMemFreeHost", self.address)
-        except FaserError as error:
-            if "INVALID_HANDLE" not in str(error):
-                return False
-            self._stream = 0  # its stream is gone
-            return self.free()
-        return True
+        self.address = int(call("cuMemAllocAsync", size, self._stream))
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            if not self.free():
-                _waiting.append(self)
+            frees.free_or_wait("cuMemFreeAsync", self.address, self._stream)
 
 
-def _retry() -> None:
-    if _waiting and not is_capturing():
-        waiting, _waiting[:] = _waiting[:], []
-        _waiting.extend(block for block in waiting if not block.free())
+class _PageLockedBlock:
+    """Of torch's allocator, whose function is kept, since modules may be gone when an interpreter ends."""
+
+    def __init__(self, size: int) -> None:
+        self.address = driver().torch_host_alloc(size)
+        self._free = driver().torch_host_free
+
+    def __del__(self) -> None:
+        self._free(self.address)
 
 
-def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, is_device: bool = True) -> torch.Tensor:
-    """A torch tensor over new memory: poisoned if it is the device's, zeroed if it is the host's."""
+def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A torch tensor over new memory of the device, which is poisoned."""
     reach = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if math.prod(size) else 1
-    num_bytes = reach * dtype.itemsize
-    block = _Block(num_bytes, is_device)
+    num_bytes, pool = reach * dtype.itemsize, current_pool()
+    return _tensor(_Block(num_bytes) if pool is None else pool.take(num_bytes), num_bytes, dtype).as_strided(
+        size, stride
+    )
+
+
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as the graph that is captured knows it: by an address, which keeps nothing of the pool from reuse."""
+    pool, storage = current_pool(), tensor.untyped_storage()
+    if pool is None or storage.data_ptr() not in pool:
+        return tensor
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@functools.cache
+def install_page_locked() -> None:
+    """torch.zeros takes pin_memory=True, which its CPU build refuses."""
+    zeros: Any = torch.zeros
+
+    def with_page_locked(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        like: torch.Tensor = zeros(*size, **options)
+        if not pin_memory:
+            return like
+        num_bytes = max(1, like.numel()) * like.element_size()
+        return _tensor(_PageLockedBlock(num_bytes), num_bytes, like.dtype)[: like.numel()].view(like.shape)
+
+    torch.zeros = with_page_locked
+
+
+def _tensor(block: Any, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
     buffer = (ctypes.c_uint8 * num_bytes).from_address(block.address)
-    buffer.block = block
-    return torch.frombuffer(buffer, dtype=dtype).as_strided(size, stride)
+    buffer.block = block  # type: ignore[attr-defined]
+    return torch.frombuffer(buffer, dtype=dtype)

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from faser_trtllm.engine.gpu.runtime import GraphLoop, Replay, Work
+from faser_trtllm.engine.gpu.runtime import CudaRuntime, GraphLoop, Replay, Work
 from faser_trtllm.ops.cuda.module import ensure_context, load_driver
 from faser_trtllm.partition.green_context import GpuPartition
-from tests.virtual_gpu.device.memory import allocate
+from tests.virtual_gpu.device.graph_pool import GraphPool
+from tests.virtual_gpu.device.memory import install_page_locked
 from tests.virtual_gpu.device.streams import Event, Graph, call, current_stream, on_stream
 from tests.virtual_gpu.device.tensors import install
 
@@ -20,15 +21,17 @@ from tests.virtual_gpu.device.tensors import install
 class VirtualRuntime:
     """Runtime (engine/gpu/runtime.py)."""
 
+    host_tensor = CudaRuntime.host_tensor
+    _torch: Any = torch
+
     def __init__(self, ordinal: int = 0) -> None:
         ensure_context(load_driver())
         self.device = install()
+        install_page_locked()
+        self._pool = GraphPool()
 
     def on(self, partition: GpuPartition) -> AbstractContextManager[Any]:
         return on_stream(partition.stream)
-
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return allocate(shape, torch.empty(shape, device="meta").stride(), dtype, is_device=False)
 
     def wait(self) -> None:
         self.mark()()
@@ -37,10 +40,11 @@ class VirtualRuntime:
         return Event().record().synchronize
 
     def capture(self, work: Work) -> Replay:
-        return Graph(work).replay
+        return Graph(work, pool=self._pool).replay
 
     def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
-        return GraphLoop(self.stream, functools.partial(Graph, keep_graph=True), begin, step, going).launch
+        capture = functools.partial(Graph, keep_graph=True, pool=self._pool)
+        return GraphLoop(self.stream, capture, begin, step, going).launch
 
     def memory_bytes(self) -> int:
         free, total = call("cuMemGetInfo")

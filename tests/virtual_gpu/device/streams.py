@@ -22,10 +22,12 @@ _BLOCKING = 1  # CU_EVENT_BLOCKING_SYNC
 
 
 class _Thread(threading.local):
-    """What torch.cuda keeps per thread: the current stream. captured: functions of the graph in the making."""
+    """What torch.cuda keeps per thread: the current stream. captured: functions of the graph in the making; pool: its
+    memory."""
 
     stream = 0
     captured: list[int] | None = None
+    pool: Any = None
 
 
 _thread = _Thread()
@@ -58,6 +60,10 @@ def on_stream(stream: int) -> Iterator[None]:
 
 def is_capturing() -> bool:
     return _thread.captured is not None
+
+
+def current_pool() -> Any:
+    return _thread.pool
 
 
 def enqueue(function: Callable[[], None], label: str, stream: int | None = None) -> None:
@@ -124,18 +130,20 @@ class Event:
 
 
 class Graph:
-    """What `work` enqueues on the current stream, as torch.cuda.CUDAGraph: with keep_graph it is not instantiated."""
+    """What `work` enqueues on the current stream, as torch.cuda.CUDAGraph: with keep_graph it is not instantiated.
+    pool: a GraphPool, without which `work` may not allocate."""
 
-    def __init__(self, work: Callable[[], None], keep_graph: bool = False) -> None:
+    def __init__(self, work: Callable[[], None], keep_graph: bool = False, pool: Any = None) -> None:
         stream = current_stream()
+        self._pool = pool
         self._functions: list[int] = []
         self._graph = self._instance = None
         call("cuStreamBeginCapture", stream, load_driver().CUstreamCaptureMode(_THREAD_LOCAL))
-        _thread.captured = self._functions
+        _thread.captured, _thread.pool = self._functions, pool
         try:
             work()
         finally:
-            _thread.captured = None
+            _thread.captured = _thread.pool = None
             self._graph = call("cuStreamEndCapture", stream)
         if not keep_graph:
             self._instance = call("cuGraphInstantiate", self._graph, 0)

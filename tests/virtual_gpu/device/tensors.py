@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils import backend_registration
 
-from tests.virtual_gpu.device.memory import allocate
+from tests.virtual_gpu.device.library import driver
+from tests.virtual_gpu.device.memory import allocate, borrowed
 from tests.virtual_gpu.device.streams import call, current_stream, enqueue, label_by_caller
 
 NAME = "virtual"
@@ -141,20 +142,21 @@ def _argument(value: Any) -> Any:
         if value.dim():
             raise RuntimeError(f"a tensor {list(value.shape)} of the host in an operation of the device")
         return value.clone()  # a number, which torch passes to kernels by value
-    return _inner(value)
+    return borrowed(value.inner) if isinstance(value, DeviceTensor) else value
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     """Queue an operation with new results."""
     kind, shapes = _results(func, args, kwargs)
     outs = [allocate(*shape) for shape in shapes]
+    targets = [borrowed(out) for out in outs]
     args, kwargs = _each(_argument, args), _each(_argument, kwargs)
     operation = _EXACT.get(func, func)
 
     def run() -> None:
         results = operation(*args, **kwargs)
-        for out, result in zip(outs, (results,) if kind is None else results, strict=True):
-            out.copy_(result)
+        for target, result in zip(targets, (results,) if kind is None else results, strict=True):
+            target.copy_(result)
 
     enqueue(run, str(func))
     wrapped = [DeviceTensor(out) for out in outs]
@@ -196,9 +198,7 @@ def _to_device(target: DeviceTensor, source: torch.Tensor, non_blocking: bool) -
         return
     label_by_caller("to device", behind="/staging.py")
     call("cuMemcpyHtoDAsync", target.data_ptr(), source.data_ptr(), _num_bytes(source), current_stream())
-    if not non_blocking:
-        label_by_caller("wait")
-        call("cuStreamSynchronize", current_stream())
+    _end_copy(source, non_blocking)
 
 
 def _read(target: torch.Tensor, source: DeviceTensor, non_blocking: bool) -> None:
@@ -208,7 +208,13 @@ def _read(target: torch.Tensor, source: DeviceTensor, non_blocking: bool) -> Non
         source = source.to(target.dtype).expand(target.shape).contiguous()
     label_by_caller("to host")
     call("cuMemcpyDtoHAsync", target.data_ptr(), source.data_ptr(), _num_bytes(source), current_stream())
-    if not non_blocking:
+    _end_copy(target, non_blocking)
+
+
+def _end_copy(on_host: torch.Tensor, non_blocking: bool) -> None:
+    if non_blocking:
+        driver().torch_host_used(on_host.untyped_storage().data_ptr(), current_stream())
+    else:
         label_by_caller("wait")
         call("cuStreamSynchronize", current_stream())
 
@@ -236,7 +242,8 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: Any = None
 def _arange(*args: Any, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
     values = torch.arange(*args, dtype=dtype)
     made = torch.empty(values.shape, dtype=values.dtype, device=NAME)
-    enqueue(lambda: _discard(made.inner.copy_(values)), "aten.arange")
+    target = borrowed(made.inner)
+    enqueue(lambda: _discard(target.copy_(values)), "aten.arange")
     return made
 
 

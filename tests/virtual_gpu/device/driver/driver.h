@@ -23,9 +23,9 @@ namespace virtual_gpu {
 
 using Status = int;  // CUresult
 constexpr Status kDone = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201,
-                 kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700, kLaunchFailed = 719,
-                 kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900, kCaptureInvalidated = 901,
-                 kCaptureUnmatched = 903, kInvalidConfiguration = 915;
+                 kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700, kContextDestroyed = 709,
+                 kLaunchFailed = 719, kNotPermitted = 800, kNotSupported = 801, kCaptureUnsupported = 900,
+                 kCaptureInvalidated = 901, kCaptureUnmatched = 903, kInvalidConfiguration = 915;
 
 constexpr uint32_t kNumSms = 132;
 
@@ -68,10 +68,8 @@ struct Node {  // with one of work, child and condition
 
 struct Graph {  // a chain: each node depends on the one before
   std::vector<Node> nodes;
-  std::vector<uintptr_t> memory;  // allocated while capturing, freed with the graph
   std::vector<std::shared_ptr<Condition>> conditions;
   unsigned num_instances = 0;
-  ~Graph();
 };
 
 struct GraphHandle {  // also of an instance
@@ -93,8 +91,8 @@ struct Device {
   Status failure = kDone;  // of an item: every later call returns it
   std::mt19937_64 random;
   Stream null_stream;
-  std::set<Stream*> streams;
-  std::set<void*> handles;  // of the other kinds
+  std::set<Stream*> streams, destroyed_streams;  // what is destroyed stays, so that no other gets its address
+  std::set<void*> handles;                       // of the other kinds
 };
 
 // Never destroyed, since threads may still call at exit.
@@ -103,8 +101,15 @@ Device& device();
 // Whether the calling thread captures a stream; calls that wait or allocate then fail and invalidate the capture.
 Status refuse_while_capturing(const char* name);
 
-// nullptr where the handle is no stream.
+// Whether calls that wait are allowed: no stream captures here, and no item runs.
+bool may_wait();
+
+// nullptr where the handle is no stream, or one of a green context that was destroyed; what a call then returns.
 Stream* find_stream(void* handle);
+Status no_stream(void* handle);
+
+// Whether a context is there still: a green one may have been destroyed.
+bool is_context(const void* context);
 
 // As cuStreamGetCtx's: of a green context, or the primary one.
 void* context_handle(const Stream* stream);
@@ -142,6 +147,9 @@ void say(const std::string& line);  // to stderr
 
 // Logs a call to $LIBCUDA_LOG; kNotSupported if $LIBCUDA_FAILS names it.
 Status logged(const char* name, const char* note = "");
+
+// Whether $VIRTUAL_GPU_FAILS is "name:number" and this is the call of that number.
+bool fails_now(const char* name);
 
 template <typename T>
 bool is_handle(T* handle) {

@@ -42,6 +42,13 @@ std::shared_ptr<Condition> find_condition(const Graph& graph, const void* handle
   return nullptr;
 }
 
+// Whether no node's context was destroyed.
+bool has_contexts(const Graph& graph) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
+    return node.child != nullptr ? has_contexts(*node.child) : is_context(node.context);
+  });
+}
+
 bool is_within(const Graph& graph, const void* context) {
   return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
     return node.child != nullptr ? is_within(*node.child, context) : node.context == context;
@@ -59,7 +66,7 @@ Status evaluate(const Condition& condition, const Graph& body, int* num_rounds) 
   return kLaunchFailed;
 }
 
-// The items of a launch of `root`, of which `graph` is a part. An item holds the graph: its memory lives until it ran.
+// The items of a launch of `root`, of which `graph` is a part. An item holds the graph.
 void add_items(const std::shared_ptr<Graph>& root, const Graph& graph, bool is_in_loop, std::vector<Work>* items) {
   for (const Node& node : graph.nodes) {
     if (node.condition != nullptr) {
@@ -104,10 +111,6 @@ Status add(Graph* graph, Node node, const void* const* dependencies, size_t num_
 }
 
 }  // namespace
-
-Graph::~Graph() {
-  for (uintptr_t address : memory) release(address);
-}
 
 }  // namespace virtual_gpu
 
@@ -204,9 +207,12 @@ CALL(cuGraphExecDestroy, void* exec) {
 CALL(cuGraphLaunch, void* exec, void* handle) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr || !is_handle(exec)) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
+  if (!is_handle(exec)) return kInvalidHandle;
   if (stream->capture != nullptr) return kNotSupported;
+  if (fails_now(__func__)) return device().failure = kLaunchFailed;
   auto graph = static_cast<GraphHandle*>(exec)->graph;
+  if (!has_contexts(*graph)) return kContextDestroyed;
   count_graph(stream);
   std::vector<Work> items;
   if (!graph->conditions.empty()) {

@@ -154,12 +154,13 @@ const char* direction(const Transfer& transfer) {
 Status copy(Transfer transfer, void* handle, bool waits) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   if (transfer.size == 0) return kDone;
   const std::string label = Label::take("copy");
   const uintptr_t on_host = !transfer.from_device ? transfer.source : !transfer.to_device ? transfer.target : 0;
   std::shared_ptr<std::vector<unsigned char>> staged;
-  if (on_host != 0 && !is_page_locked(on_host)) {
+  const bool is_locked = on_host != 0 && is_page_locked(on_host);
+  if (on_host != 0 && !is_locked) {
     if (Status refused = refuse_while_capturing("a copy of memory that is not page-locked")) return refused;
     if (transfer.from_device) {
       waits = true;
@@ -171,8 +172,9 @@ Status copy(Transfer transfer, void* handle, bool waits) {
   if (waits) {
     if (Status refused = refuse_while_capturing("a copy that waits")) return refused;
   }
-  const auto run = [transfer, staged, label] {
-    const bool is_fine = (!transfer.from_device || is_live(transfer.source, transfer.size, label)) &&
+  const auto run = [transfer, staged, label, on_host, is_locked] {
+    const bool is_fine = (!is_locked || is_live(on_host, transfer.size, label)) &&
+                         (!transfer.from_device || is_live(transfer.source, transfer.size, label)) &&
                          (!transfer.to_device || is_live(transfer.target, transfer.size, label));
     if (!is_fine) return kIllegalAddress;
     std::memmove(bytes(transfer.target), bytes(transfer.source), transfer.size);
@@ -209,23 +211,28 @@ CALL(cuMemFree, uintptr_t address) {
   });
   return status == kDone ? release(address) : status;
 }
-// While a stream captures: memory of the graph, poisoned at each launch.
+// Nodes that allocate do not exist here.
 CALL(cuMemAllocAsync, uintptr_t* address, size_t size, void* handle) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
-  if (Status status = allocate(address, size, true)) return status;
-  if (stream->capture == nullptr) return kDone;
-  stream->capture->memory.push_back(*address);
-  return enqueue(stream, {"poison", [address = *address, size] {
-                            std::memset(bytes(address), kNewByte, size);
+  if (stream == nullptr) return no_stream(handle);
+  if (stream->capture != nullptr) return kCaptureUnsupported;
+  return fails_now(__func__) ? kOutOfMemory : allocate(address, size, true);
+}
+CALL(cuMemsetD8Async, uintptr_t address, unsigned char value, size_t size, void* handle) {
+  Lock lock(device().mutex);
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return no_stream(handle);
+  return enqueue(stream, {"memset", [address, value, size] {
+                            if (!is_live(address, size, "memset")) return kIllegalAddress;
+                            std::memset(bytes(address), value, size);
                             return kDone;
                           }});
 }
 CALL(cuMemFreeAsync, uintptr_t address, void* handle) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   if (stream->capture != nullptr) return kCaptureUnsupported;
   return enqueue(stream, {"free", [address] { return release(address); }});
 }

@@ -79,6 +79,8 @@ CALL(cuLibraryGetKernel, void** function, void* handle, const char* name) {
 CALL(cuLaunchKernel, void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
      unsigned block_y, unsigned block_z, unsigned shared_bytes, void* handle, void** parameters, void** extra) {
   Lock lock(device().mutex);
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return no_stream(handle);
   const Kernel* kernel = static_cast<Kernel*>(function);
   const std::vector<unsigned> grid{grid_x, grid_y, grid_z}, block{block_x, block_y, block_z};
   if (!fits(grid.data(), block.data()) || extra != nullptr || shared_bytes != 0) return kInvalidValue;
@@ -104,5 +106,5 @@ CALL(cuLaunchKernel, void* function, unsigned grid_x, unsigned grid_y, unsigned 
     const auto is_intact = [&](uint64_t address) { return is_border_intact(address, kernel->name); };
     return each_pointer(is_intact) ? kDone : kIllegalAddress;
   };
-  return enqueue(find_stream(handle), {"kernel " + kernel->name, run});
+  return enqueue(stream, {"kernel " + kernel->name, run});
 }

@@ -48,12 +48,24 @@ Device& device() {
 Stream* find_stream(void* handle) {
   if (reinterpret_cast<uintptr_t>(handle) <= 2) return &device().null_stream;
   Stream* stream = static_cast<Stream*>(handle);
-  return device().streams.count(stream) ? stream : nullptr;
+  return device().streams.count(stream) && is_context(context_handle(stream)) ? stream : nullptr;
+}
+
+Status no_stream(void* handle) {
+  Stream* stream = static_cast<Stream*>(handle);
+  const bool was_one = device().streams.count(stream) || device().destroyed_streams.count(stream);
+  return was_one && !is_context(context_handle(stream)) ? kContextDestroyed : kInvalidHandle;
+}
+
+bool is_context(const void* context) {
+  return context == reinterpret_cast<void*>(kPrimaryContext) || is_handle(const_cast<void*>(context));
 }
 
 void* context_handle(const Stream* stream) {
   return stream->green != nullptr ? stream->green : reinterpret_cast<void*>(kPrimaryContext);
 }
+
+bool may_wait() { return !in_work && capturing == nullptr; }
 
 Status refuse_while_capturing(const char* name) {
   if (in_work) return kNotPermitted;
@@ -64,7 +76,6 @@ Status refuse_while_capturing(const char* name) {
 }
 
 Status enqueue(Stream* stream, Work work) {
-  if (stream == nullptr) return kInvalidHandle;
   if (device().failure != kDone) return device().failure;
   if (stream->capture != nullptr) {
     stream->capture->nodes.push_back({context_handle(stream), std::move(work)});
@@ -146,18 +157,18 @@ CALL(cuGreenCtxStreamCreate, void** stream, void* green, unsigned flags, int) {
 CALL(cuStreamDestroy, void* handle) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr || stream == &device().null_stream) return kInvalidHandle;
-  if (stream->green != nullptr && !is_handle(stream->green)) return kInvalidContext;  // it must go before its context
+  if (stream == nullptr) return no_stream(handle);  // it must go before its context
+  if (stream == &device().null_stream) return kInvalidHandle;
   const Status status = run_until(lock, [stream] { return stream->queue.empty(); });
   device().streams.erase(stream);
-  delete stream;
+  device().destroyed_streams.insert(stream);
   return status == kDone ? logged(__func__) : status;
 }
 CALL(cuStreamSynchronize, void* handle) {
   Lock lock(device().mutex);
   if (Status refused = refuse_while_capturing(__func__)) return refused;
   Stream* stream = find_stream(handle);
-  return stream == nullptr ? kInvalidHandle : wait_for(lock, stream);
+  return stream == nullptr ? no_stream(handle) : wait_for(lock, stream);
 }
 CALL(cuCtxSynchronize) {
   Lock lock(device().mutex);
@@ -172,7 +183,8 @@ CALL(cuCtxSynchronize) {
 CALL(cuStreamWaitEvent, void* handle, void* event, unsigned) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr || !is_handle(event)) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
+  if (!is_handle(event)) return kInvalidHandle;
   if (stream->capture != nullptr) return kCaptureUnsupported;  // graphs of several streams do not exist here
   auto& held = static_cast<EventHandle*>(event)->event;
   return enqueue(stream, {"wait for an event", [] { return kDone; }, held, held->num_recorded});
@@ -181,10 +193,12 @@ CALL(cuStreamWaitEvent, void* handle, void* event, unsigned) {
 // host functions cannot be launched twice.
 CALL(virtual_gpu_host_function, void* handle, void (*function)(void*), void* data, const char* label) {
   Lock lock(device().mutex);
-  return enqueue(find_stream(handle), {label, [function, data] {
-                                         function(data);
-                                         return device().failure;
-                                       }});
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return no_stream(handle);
+  return enqueue(stream, {label, [function, data] {
+                            function(data);
+                            return device().failure;
+                          }});
 }
 
 CALL(cuEventCreate, void** event, unsigned) {
@@ -202,7 +216,8 @@ CALL(cuEventDestroy, void* event) {
 CALL(cuEventRecord, void* event, void* handle) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr || !is_handle(event)) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
+  if (!is_handle(event)) return kInvalidHandle;
   if (stream->capture != nullptr) return kCaptureUnsupported;
   auto held = static_cast<EventHandle*>(event)->event;
   const uint64_t number = ++held->num_recorded;
@@ -241,7 +256,7 @@ CALL(cuEventElapsedTime, float* ms, void* begin, void* end) {
 CALL(cuStreamGetCtx, void* handle, void** context) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   *context = context_handle(stream);
   return kDone;
 }
@@ -249,7 +264,7 @@ CALL(cuStreamGetCtx, void* handle, void** context) {
 CALL(cuStreamIsCapturing, void* handle, int* status) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   *status = stream->capture == nullptr ? 0 : stream->is_invalidated ? 2 : 1;
   return kDone;
 }
@@ -257,7 +272,7 @@ CALL(cuStreamIsCapturing, void* handle, int* status) {
 CALL(cuStreamBeginCapture, void* handle, int mode) {
   Lock lock(device().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   if (mode != 1 || stream == &device().null_stream) return kNotSupported;
   if (stream->capture != nullptr || capturing != nullptr) return kCaptureUnmatched;
   stream->capture = std::make_shared<Graph>();

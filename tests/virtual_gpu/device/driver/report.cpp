@@ -88,6 +88,12 @@ Status logged(const char* name, const char* note) {
   return is_named("LIBCUDA_FAILS", name) ? kNotSupported : kDone;
 }
 
+bool fails_now(const char* name) {
+  static std::map<std::string, uint64_t> calls;
+  static const char* rule = std::getenv("VIRTUAL_GPU_FAILS");
+  return rule != nullptr && rule == name + (":" + number(++calls[name]));
+}
+
 }  // namespace virtual_gpu
 
 using namespace virtual_gpu;
