@@ -31,10 +31,12 @@ def main() -> None:
         sys.exit(reason)
     import torch
 
+    from tests.virtual_gpu.device import interrupt
     from tests.virtual_gpu.device.install import install
 
     torch.set_num_threads(1)
     install()
+    interrupt.install()
     if arguments[:1] == ["serve"]:
         os.environ["FASER_ENGINE_MODULE"] = "tests.virtual_gpu.engine_process"
     else:
