@@ -140,7 +140,7 @@ def build(
 ) -> None:
     """Compile a target and a draft checkpoint into engines.
 
-    A pair for the CPU is profiled for a few seconds, so that speculation auto knows what drafts cost on this machine.
+    Engines that this machine can run are profiled for a few seconds, so that speculation auto knows what drafts cost.
     """
     from faser_trtllm.builder.build import BuildOptions, build_engines
     from faser_trtllm.trtllm.convert.tokenizer import check_tokenizer
