@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.virtual_gpu.device.library import compile_stem, driver
 from tests.virtual_gpu.device.runtime import VirtualRuntime
 from tests.virtual_gpu.device.streams import Event, Graph, call
 from tests.virtual_gpu.process import VirtualGpuProcess
+from tests.virtual_gpu.soak import in_use
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +155,37 @@ def _replays() -> tuple[list[float], dict[str, int], bool]:
 
 def test_a_graph_runs_on_what_memory_holds_when_it_is_launched(gpu: VirtualGpuProcess) -> None:
     assert gpu.run(_replays) == ([22.0, 22.0], {"0+32": 2}, True)
+
+
+def _graphs_in_a_pool() -> tuple[list[int], list[float]]:
+    """What two graphs of one runtime and one of another take, in tensors, of which each has four; what they compute."""
+    pools = [VirtualRuntime(), VirtualRuntime()]
+    size, device = 1 << 18, pools[0].device
+    with GpuPartitions([32]) as made, pools[0].on(made.whole):
+        total, found, graphs = torch.zeros(size, device=device), [in_use()[0]], []
+
+        def work(times: int) -> None:
+            x = total + 1
+            for _ in range(3):
+                x = x * times
+            total.copy_(x)
+
+        for times, runtime in ((2, pools[0]), (3, pools[0]), (2, pools[1])):
+            graphs.append(runtime.capture(functools.partial(work, times)))
+            found.append(in_use()[0])
+        for graph in (graphs[0], graphs[1], graphs[0]):
+            graph()
+        values = sorted(set(total.tolist()))
+        del graphs, graph, pools, runtime
+        found.append(in_use()[0])
+    return [(number - found[0]) // total.nbytes for number in found[1:]], values
+
+
+def test_graphs_of_a_runtime_share_their_memory(gpu: VirtualGpuProcess) -> None:
+    """What one tensor has left the next takes, in the same graph and in those after it; freed with the last graph."""
+    taken, values = gpu.run(_graphs_in_a_pool)
+    assert taken == [2, 2, 4, 0]
+    assert values == [(((0 + 1) * 8 + 1) * 27 + 1) * 8]
 
 
 def _quantized(num_rows_of_memory: int) -> bool:
