@@ -4,8 +4,9 @@ T(rows, requests, context) = stairs(rows) + per_request * requests + per_row_con
 + per_request_context * requests * context (a request's cache is read once for all its rows) + per_context * context (a
 small pass of a GPU waits for the block that walks a context), in ms: an additive model whose stairs are measured at
 chosen row counts, never fall, are joined by straight lines (the kernels' tiles of 16 rows are steps with a slope, so
-the row counts around a tile's edge are measured) and continued with the last slope. Context is the mean number of
-tokens that a row attends to.
+the row counts around a tile's edge are measured) and continued with the last slope. An engine that pads its passes runs
+stairs of its own: rows count as the size that they are padded to. Context is the mean number of tokens that a row
+attends to.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _positive(number: Number) -> Number:
 @dataclass(frozen=True)
 class CostCurve:
     """rows (ascending) and ms of the stairs; ms per request, per row and token of context, per request and token of
-    context, and per token of context up to context_limit, however many requests have it."""
+    context, and per token of context up to context_limit, however many requests have it. sizes (ascending): what passes
+    are padded to; larger ones, and all where there are none, run as they are."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
@@ -81,13 +83,15 @@ class CostCurve:
     per_request_context_ms: float = 0.0
     per_context_ms: float = 0.0
     context_limit: float = 0.0
+    sizes: tuple[int, ...] = ()
 
     def at(self, num_rows: float, num_requests: float, context_len: float) -> float:
         rows, ms = self.rows, self.ms
-        if num_rows > rows[-1] and len(rows) > 1:
-            base = ms[-1] + (num_rows - rows[-1]) * self.tail_slope
+        size = float(pad(np.array([num_rows]), self.sizes)[0])
+        if size > rows[-1] and len(rows) > 1:
+            base = ms[-1] + (size - rows[-1]) * self.tail_slope
         else:
-            base = float(np.interp(num_rows, rows, ms))
+            base = float(np.interp(size, rows, ms))
         by_request = self.request_ms(context_len) * num_requests
         return base + by_request + self.per_row_context_ms * num_rows * context_len + self._latency_ms(context_len)
 
@@ -108,29 +112,40 @@ class CostCurve:
     def over_rows(self, max_rows: int, num_requests: float, context_len: float) -> FloatArray:
         """ms [max_rows + 1] for 0, 1, ..., max_rows rows; zero rows cost nothing."""
         n = np.arange(max_rows + 1, dtype=np.float64)
-        base = np.interp(n, self.rows, self.ms)
+        sizes = pad(n, self.sizes)
+        base = np.interp(sizes, self.rows, self.ms)
         if len(self.rows) > 1:
-            base += np.maximum(n - self.rows[-1], 0.0) * self.tail_slope
+            base += np.maximum(sizes - self.rows[-1], 0.0) * self.tail_slope
         base += self.request_ms(context_len) * num_requests + self._latency_ms(context_len)
         base += self.per_row_context_ms * context_len * n
         base[0] = 0.0
         return base
 
 
-def fit_curve(samples: Sequence[CostSample], *, slopes: bool = True) -> CostCurve:
+def pad(num_rows: FloatArray, sizes: Sequence[int]) -> FloatArray:
+    """The smallest of the sizes that holds as many rows; as they are where there is none."""
+    if not sizes:
+        return num_rows
+    places = np.searchsorted(sizes, num_rows)
+    padded: FloatArray = np.where(places < len(sizes), np.array([*sizes, 0])[places], num_rows)
+    return padded
+
+
+def fit_curve(samples: Sequence[CostSample], *, slopes: bool = True, sizes: tuple[int, ...] = ()) -> CostCurve:
     """Least squares on relative errors, of the stairs' increments and the slopes at once, none of them negative.
 
     A slope that few samples can tell from the stairs, or from another slope, is drawn to 0 (RIDGE). slopes: without
-    them, stairs alone.
+    them, stairs alone. sizes: as the curve has them.
     """
-    rows = np.array(sorted({s.num_rows for s in samples}))
     n, requests, context, ms = np.array(
         [(s.num_rows, s.num_requests, s.context_len, s.ms) for s in samples], np.float64
     ).T
+    size = pad(n, sizes)
+    rows = np.unique(size)
     extras = np.column_stack([requests, n * context, requests * context, context])
     if context.max() < CONTEXTS_DIFFER * context.min():
         extras[:, 1:] = 0.0  # the rows of one request more make its context a little longer, which tells nothing
-    design = np.column_stack([n[:, None] >= rows, extras if slopes else np.zeros_like(extras)])
+    design = np.column_stack([size[:, None] >= rows, extras if slopes else np.zeros_like(extras)])
     scale = design.max(axis=0)
     scale[scale == 0.0] = 1.0
     ridge = np.zeros((len(RIDGE), scale.size))
@@ -139,8 +154,14 @@ def fit_curve(samples: Sequence[CostSample], *, slopes: bool = True) -> CostCurv
         np.vstack([design / scale / ms[:, None], ridge]), np.concatenate([np.ones(ms.size), np.zeros(len(RIDGE))])
     )
     stairs, found_slopes = np.split(found / scale, [rows.size])
+    per_request, per_row_context, per_request_context, per_context = found_slopes.tolist()
     return CostCurve(
-        tuple(rows.tolist()),
+        tuple(map(int, rows)),
         tuple(np.cumsum(stairs).tolist()),
-        *(*found_slopes.tolist(), LATENCY_REACH * float(context.max())),
+        per_request,
+        per_row_context,
+        per_request_context,
+        per_context,
+        LATENCY_REACH * float(context.max()),
+        sizes,
     )

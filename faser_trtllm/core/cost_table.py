@@ -109,16 +109,17 @@ class CostTable:
         overhead_ms: float = 0.0,
         warning: str = "",
         quick: bool = False,
+        sizes: tuple[int, ...] = (),
     ) -> CostTable:
         """Fit every curve that has samples; "verify" on the partition "all" is required, and with a draft model
         "draft_step".
 
         held_out samples are never fitted; curves are judged by them and by what was fitted, and left out if they are
-        too far off and another can stand for them (core/curve_error.py).
+        too far off and another can stand for them (core/curve_error.py). sizes: what passes are padded to.
         """
         if not any(sample.curve == f"verify@{ALL}" for sample in samples):
             raise ValueError(f"no samples of verify on the partition {ALL!r}")
-        curves, errors = fit_curves(samples, held_out)
+        curves, errors = fit_curves(samples, held_out, sizes)
         return CostTable(
             fingerprint,
             curves,
@@ -269,7 +270,8 @@ class CostTable:
                     tuple(float(t) for t in curve["ms"]),
                     float(curve["per_request_ms"]),
                     float(curve["per_row_context_ms"]),
-                    *(float(curve.get(name, 0.0)) for name in NEWER_SLOPES),
+                    **{name: float(curve.get(name, 0.0)) for name in NEWER_SLOPES},
+                    sizes=tuple(map(int, curve.get("sizes", ()))),
                 )
                 for key, curve in data["curves"].items()  # type: ignore[attr-defined]
             }

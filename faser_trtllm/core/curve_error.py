@@ -41,15 +41,15 @@ class CurveError:
 
 
 def fit_curves(
-    samples: Iterable[CostSample], held_out: Iterable[CostSample] = ()
+    samples: Iterable[CostSample], held_out: Iterable[CostSample] = (), sizes: tuple[int, ...] = ()
 ) -> tuple[dict[str, CostCurve], dict[str, CurveError]]:
     """Curves by "kind@partition", and the errors of all, those of curves that were left out, too.
 
     A curve that is off by more than MAX_ERROR is left out where another kind can stand for it, and kept where none can:
-    its best fit prices drafting better than nothing.
+    its best fit prices drafting better than nothing. sizes: as CostCurve has them.
     """
     groups, judges = by_curve(samples), by_curve(held_out)
-    fitted = {key: _fit(group, judges.get(key, ())) for key, group in groups.items()}
+    fitted = {key: _fit(group, judges.get(key, ()), sizes) for key, group in groups.items()}
     curves = {key: curve for key, (curve, _) in fitted.items()}
     return leave_out(curves, {key: error for key, (_, error) in fitted.items()})
 
@@ -99,24 +99,28 @@ def mean_error(curve: CostCurve, samples: Sequence[CostSample]) -> float:
     return float(np.mean([abs(ms - s.ms) / s.ms for ms, s in zip(predicted, samples, strict=True)]))
 
 
-def leave_one_out(samples: Sequence[CostSample], *, slopes: bool) -> float:
+def leave_one_out(samples: Sequence[CostSample], *, slopes: bool, sizes: tuple[int, ...] = ()) -> float:
     """Mean absolute relative error of curves at the sample that each was fitted without; 0 for one sample. Of many
     samples, some are left out in their turn."""
     if len(samples) < 2:
         return 0.0
     errors = []
     for i in range(0, len(samples), 1 + len(samples) // MAX_LEFT_OUT):
-        curve = fit_curve([*samples[:i], *samples[i + 1 :]], slopes=slopes)
+        curve = fit_curve([*samples[:i], *samples[i + 1 :]], slopes=slopes, sizes=sizes)
         errors.append(mean_error(curve, samples[i : i + 1]))
     return float(np.mean(errors))
 
 
-def _fit(samples: Sequence[CostSample], held_out: Sequence[CostSample]) -> tuple[CostCurve, CurveError]:
-    curve = fit_curve(samples)
+def _fit(
+    samples: Sequence[CostSample], held_out: Sequence[CostSample], sizes: tuple[int, ...]
+) -> tuple[CostCurve, CurveError]:
+    curve = fit_curve(samples, sizes=sizes)
     error = _error_of(curve, samples, held_out)
-    if error.worst > REFIT_ERROR and leave_one_out(samples, slopes=False) < leave_one_out(samples, slopes=True):
-        curve = fit_curve(samples, slopes=False)
-        error = replace(_error_of(curve, samples, held_out), refitted=True)
+    if error.worst > REFIT_ERROR:
+        without, with_slopes = (leave_one_out(samples, slopes=slopes, sizes=sizes) for slopes in (False, True))
+        if without < with_slopes:
+            curve = fit_curve(samples, slopes=False, sizes=sizes)
+            error = replace(_error_of(curve, samples, held_out), refitted=True)
     return curve, error
 
 

@@ -21,6 +21,7 @@ from faser_trtllm.errors import ConfigError
 
 H100 = "h100-measured"
 NAMES = (H100,)
+MAX_NUM_TOKENS = 2048  # rows of a pass, at most
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class MeasuredGpu:
         path = files("faser_trtllm.costmodel") / "data" / f"{name.replace('-', '_')}.json"
         self.data: Mapping[str, Any] = json.loads(path.read_text())
         self.name = name
-        self._is_padded = is_padded
+        self._buckets = Buckets(MAX_GRAPH_ROWS, MAX_NUM_TOKENS if is_padded else 0)
         self._gemm_ms = self._by_rows("gemm_ms", "rows", "ms")
         self._us_per_layer = [self._by_rows(kernel, "rows", "us") for kernel in ("gated_silu_us", "append_kv_us")]
         self._combine_us = self._by_rows("combine_us", "rows", "us")
@@ -63,11 +64,12 @@ class MeasuredGpu:
 
     def verify_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
         """A pass of the target with its acceptance test."""
-        rows = self._padded(num_rows)
+        rows = self._buckets.rows(num_rows)
         layer_us = sum(time(rows) for time in self._us_per_layer) + self._combine_us(num_rows)
         layer_us += self._attention_us(num_rows, num_requests, context_len)
         test_ms = float(self.data["drafts_test_ms"]["ms"]) if num_rows > num_requests else 0.0
-        return self._gemm_ms(rows) + 1e-3 * (self.data["num_layers"] * layer_us + self._pass_us(rows)) + test_ms
+        kernels_us = float(self.data["num_layers"]) * layer_us + self._pass_us(rows)
+        return self._gemm_ms(rows) + 1e-3 * kernels_us + test_ms
 
     def decode_ms(self, num_requests: int, context_len: float) -> float:
         """A GPU's caches hold no weights from pass to pass, so drafting between passes changes nothing."""
@@ -75,17 +77,14 @@ class MeasuredGpu:
 
     def draft_step_ms(self, num_requests: int, context_len: float, partition: str = ALL) -> float:
         """One step of a draft call."""
-        given = self.data["draft_step_ms"]
-        per_position_us = given["us_per_position"] + given["us_per_request_position"] * num_requests
-        return self._step_ms(num_requests) + 1e-3 * per_position_us * (context_len - given["context"])
+        return self._step_ms(num_requests) + self._draft_context_ms(num_requests, context_len)
 
     def draft_rows_ms(self, num_rows: int, num_requests: int, context_len: float, partition: str = ALL) -> float:
         """The first step of a draft call, over all rows that the draft model has not seen."""
-        given = self.data["draft_step_ms"]
-        few = min(num_rows, num_requests)
-        per_position_us = given["us_per_position"] + given["us_per_request_position"] * few
-        context = given["context"] if num_rows > MAX_GRAPH_ROWS else context_len
-        return self._rows_ms(self._padded(num_rows)) + 1e-3 * per_position_us * (context - given["context"])
+        ms = self._rows_ms(self._buckets.rows(num_rows))
+        if num_rows > MAX_GRAPH_ROWS:  # prompts, mostly
+            return ms
+        return ms + self._draft_context_ms(min(num_rows, num_requests), context_len)
 
     def host_ms(self, num_requests: int, num_joining: int, is_drafting: bool) -> float:
         """What a step takes besides its passes, with so many requests that decode and so many whose prompts run."""
@@ -103,6 +102,12 @@ class MeasuredGpu:
         given = self.data["interference"]
         return Interference(draft_partition, verify_partition, given["draft"], given["verify"])
 
+    def _draft_context_ms(self, num_requests: float, context_len: float) -> float:
+        """What a context takes beyond the one of the measurement."""
+        given = self.data["draft_step_ms"]
+        per_position_us = float(given["us_per_position"]) + float(given["us_per_request_position"]) * num_requests
+        return 1e-3 * per_position_us * (context_len - float(given["context"]))
+
     def _attention_us(self, num_rows: int, num_requests: int, context_len: float) -> float:
         """A block walks a chunk, however few there are; many requests are bound by the cache's bytes."""
         given = self.data["attention"]
@@ -111,16 +116,11 @@ class MeasuredGpu:
         bytes_us = 1e3 * gb / given["tb_per_s"] * (given["rows_factor"] if num_rows > num_requests else 1.0)
         return float(np.hypot(floor_us, bytes_us))
 
-    def _padded(self, num_rows: int) -> int:
-        if num_rows <= MAX_GRAPH_ROWS or not self._is_padded:
-            return Buckets(MAX_GRAPH_ROWS).rows(num_rows)
-        return padded_rows(num_rows)
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """That passes are padded to, ascending."""
+        return (*self._buckets.sizes(), *self._buckets.large_sizes())
 
     def _by_rows(self, key: str, at: str, times: str) -> ByRows:
         given = self.data[key]
         return ByRows(tuple(map(float, given[at])), tuple(map(float, given[times])))
-
-
-def padded_rows(num_rows: int) -> int:
-    unit = 64 if num_rows <= 1024 else 128
-    return -(-num_rows // unit) * unit

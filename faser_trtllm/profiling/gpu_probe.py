@@ -36,6 +36,7 @@ class GpuProbe(Probe):
         self._places = partitions
         self.partitions = tuple(partitions)
         self.num_units = partitions[ALL].num_sms
+        self.row_sizes = target.row_sizes
 
     def use(self, partition: str, engine: Any = None) -> None:
         for each in (self.target, self.draft) if engine is None else (engine,):

@@ -10,7 +10,7 @@ import numpy as np
 SMALL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192, 256, 257, 288, 320)
 VERIFY_ROWS = (*SMALL_ROWS, 384, 512, 768, 1024, 1280)
 # Every length of a request or two, where a stair between two measured counts would make drafting look dear.
-QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 384, 1024)
+QUICK_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129, 192, 256, 257, 384, 512, 640, 768, 1024)
 QUICK_BOTH = (8, 32, 384)  # of these, with the fewest and the most requests
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024)

@@ -121,17 +121,20 @@ def measure_quickly(
 
 
 def measure_again(
-    measured: Measured, points: Sequence[Point], measure: Callable[[Sequence[Point]], Measured]
+    measured: Measured,
+    points: Sequence[Point],
+    measure: Callable[[Sequence[Point]], Measured],
+    sizes: tuple[int, ...] = (),
 ) -> Measured:
     """The same with doubtful curves measured once more, in as much time for fewer points; each keeps the samples that
     fit it better."""
-    before = fit_curves(measured.samples, measured.held_out)[1]
+    before = fit_curves(measured.samples, measured.held_out, sizes)[1]
     doubtful = {key for key, error in before.items() if error.is_doubtful}
     points = [point for point in points if point.curve in doubtful]
     if not points:
         return measured
     again = measure(points)
-    after = fit_curves(again.samples, again.held_out)[1]
+    after = fit_curves(again.samples, again.held_out, sizes)[1]
     better = {key for key, error in after.items() if error.worst < before[key].worst}
 
     def chosen(old: Sequence[CostSample], new: Sequence[CostSample]) -> tuple[CostSample, ...]:

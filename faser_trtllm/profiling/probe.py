@@ -34,6 +34,7 @@ class Probe:
 
     partitions: tuple[str, ...]
     num_units: int
+    row_sizes: tuple[int, ...] = ()  # that passes are padded to
 
     def __init__(
         self,

@@ -104,6 +104,7 @@ class Passes:
     num_rounds: int
     warning: str = ""
     quick: bool = False
+    sizes: tuple[int, ...] = ()  # that passes are padded to
 
     def table(self, fingerprint: Fingerprint) -> CostTable:
         return CostTable.fit(
@@ -113,6 +114,7 @@ class Passes:
             interference=self.interference,
             warning=self.warning,
             quick=self.quick,
+            sizes=self.sizes,
         )
 
 
@@ -129,10 +131,18 @@ def measure_passes(probe: Probe, options: ProfileOptions, say: Progress = lambda
             return measure_quickly(probe, points, QUICK_BUDGET_S, math.inf if options.lanes else QUICK_ROUND_S, tick)
         return measure_points(probe, points, options.time_budget_s, tick)
 
-    measured = measure_again(measure(points), points, measure)
+    measured = measure_again(measure(points), points, measure, probe.row_sizes)
     samples = (*measured.samples, *_segments(probe, options, say))
     interference = tuple(_interference(probe, options, say))
-    return Passes(samples, measured.held_out, interference, measured.num_rounds, measured.warning, options.quick)
+    return Passes(
+        samples,
+        measured.held_out,
+        interference,
+        measured.num_rounds,
+        measured.warning,
+        options.quick,
+        probe.row_sizes,
+    )
 
 
 def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:

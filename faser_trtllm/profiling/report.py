@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.core.cost_curve import read_samples
-from faser_trtllm.core.cost_table import CostSample, CostTable, CurveError
+from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, CurveError
 from faser_trtllm.core.curve_error import fit_curves
 from faser_trtllm.errors import InvalidArgumentError, reason_of
 from faser_trtllm.profiling.exit_models import ExitQuality
@@ -74,6 +74,8 @@ def refit_errors(path: Path) -> Mapping[str, CurveError]:
     try:
         data = json.loads(path.read_text())
         samples, held_out = (read_samples(data.get(name) or ()) for name in ("samples", "held_out"))
+        verify = (data.get("curves") or {}).get(f"verify@{ALL}") or {}
+        sizes = tuple(map(int, verify.get("sizes", ())))
     except OSError as error:
         raise InvalidArgumentError(
             f"refit is {path}, which cannot be read ({reason_of(error)}); name a profile.json"
@@ -87,7 +89,7 @@ def refit_errors(path: Path) -> Mapping[str, CurveError]:
         raise InvalidArgumentError(
             f"refit is {path}, which keeps no samples; name a profile.json that `faser build` or `faser profile` wrote"
         )
-    return fit_curves(samples, held_out)[1]
+    return fit_curves(samples, held_out, sizes)[1]
 
 
 def error_lines(errors: Mapping[str, CurveError]) -> Iterator[str]:

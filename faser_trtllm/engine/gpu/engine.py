@@ -111,6 +111,11 @@ class GpuEngine(HostPruning):
         self._is_closed = False
 
     @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """That passes are padded to, ascending."""
+        return (*self._buckets.sizes(), *self._buckets.large_sizes())
+
+    @property
     def spec(self) -> EngineSpec:
         return self._spec
 

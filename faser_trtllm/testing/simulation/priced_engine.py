@@ -101,5 +101,6 @@ class PricedEngine(DelegatingEngine):
 
 
 def _context_len(batch: RaggedBatch) -> float:
-    """Mean number of tokens that a row of the batch attends to."""
-    return float(batch.positions.mean()) + 1.0
+    """Mean number of tokens that a request of the batch attends to: next to decoding requests, prompts have many rows
+    and few tokens."""
+    return float(batch.positions[batch.cu_rows[1:] - 1].mean()) + 1.0

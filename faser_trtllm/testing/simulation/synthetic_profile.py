@@ -31,7 +31,8 @@ def synthetic_profile(gpu: MeasuredGpu, *, quick: bool = True, noise: float = 0.
         sample = sample_of(point, 0.0)
         ms = _time_ms(gpu, point, sample.context_len) * float(np.exp(rng.normal(0.0, noise)))
         (held_out if point.held_out else samples).append(sample_of(point, ms))
-    return CostTable.fit(samples, Fingerprint(gpu.name, "sm_90", 132, ""), held_out=held_out)
+    fingerprint = Fingerprint(gpu.name, "sm_90", 132, "")
+    return CostTable.fit(samples, fingerprint, held_out=held_out, quick=quick, sizes=gpu.row_sizes)
 
 
 def _time_ms(gpu: MeasuredGpu, point: Point, context_len: float) -> float:
