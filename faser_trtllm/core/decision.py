@@ -21,6 +21,9 @@ class Mode(str, enum.Enum):
     PING_PONG = "ping_pong"  # verify one half of the requests while the other half is drafted
 
 
+UNLIMITED = 1 << 30  # rows
+
+
 @value
 class StepView:
     """What a policy sees before it decides. Times of a request: request.arrival_s, request.deadline_s."""
@@ -30,6 +33,7 @@ class StepView:
     num_waiting: int  # requests without a slot
     now_s: float
     num_joining: int = 0  # requests whose prompts are being run, or wait and will find a slot: they decode next
+    num_free_rows: int = UNLIMITED  # of the pass that no prompt wants: drafts beyond them displace prompts
 
 
 @value
@@ -157,6 +161,9 @@ class PlanStats:
     end, rows dropped on the way, and drafts that passed. num_draft_calls and num_draft_rows: draft calls and the rows
     of their first steps; num_draft_steps: all their steps; num_drafted: drafts made. num_context_rows: target rows of
     prompts, beside num_rows. A plan is made anew in a step that runs prompts, so either all of its steps do or none.
+
+    Fields with late are of the draft calls that made up for tokens which the draft model had missed, also of steps that
+    are not counted otherwise: calls, rows of their first steps, all their steps, drafts made, and ms.
     """
 
     num_steps: int = 0
@@ -174,6 +181,11 @@ class PlanStats:
     num_draft_steps: int = 0
     num_drafted: int = 0
     num_context_rows: int = 0
+    num_late_calls: int = 0
+    num_late_rows: int = 0
+    num_late_steps: int = 0
+    num_late_drafted: int = 0
+    late_ms: float = 0.0
 
 
 @value

@@ -8,13 +8,15 @@ and class of batch sizes. What does not run is not measured, so a small share of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
-from faser_trtllm.policy.costs import Average
+from faser_trtllm.policy.average import Average
 
 OFF = "off"
 EXPLORED_SHARE = 0.004  # of the time that may be lost to plans of arms that are not in charge
 HYSTERESIS = 0.02  # by so much another arm must look better to take over
+LEAST_LOSS = 0.25  # of a trial's time, that it is taken to cost at least
 ARM_STEPS = 2000.0  # of an arm, after which older ones are forgotten
 ARM_PRIOR_STEPS = 16.0  # that the prediction counts as
 STALE_STEPS = 20_000.0  # of other arms, after which what was measured of an arm counts 1 / e
@@ -22,36 +24,49 @@ MAX_SAVED_PLANS = 2.0  # what is not lost now may be lost later: so many plans' 
 
 
 class Arms:
-    def __init__(self) -> None:
+    def __init__(self, table_error: float = 0.0) -> None:
+        """table_error: share by which predictions may be wrong; an arm that is further behind is no free trial's."""
+        self._lead = (1.0 + table_error) ** 2
         self._measured: dict[int, dict[str, Average]] = {}  # by class of batch sizes
         self._in_charge: dict[int, str] = {}
-        self._tried: set[tuple[int, str]] = set()
+        self._num_trials: Counter[tuple[int, str]] = Counter()
         self._saved_ms = 0.0  # that may be lost
 
     def choose(
-        self, batch_size: int, predicted: Mapping[str, float], plan_ms: float, entry_ms: Mapping[str, float]
+        self,
+        batch_size: int,
+        predicted: Mapping[str, float],
+        plan_ms: float,
+        entry_ms: Mapping[str, float],
+        probe: str = "",
     ) -> tuple[str, str | None]:
         """-> the arm in charge, and the one to run instead now, if any, for about plan_ms.
 
         predicted: goodput of every arm that can run now. entry_ms: what beginning with an arm costs beside that.
+        probe: an arm that is never in charge.
         """
         size_class = _class_of(batch_size)
         measured = self._measured.setdefault(size_class, {})
         scores = {arm: goodput * math.exp(_mean(measured, arm)) for arm, goodput in predicted.items()}
         last = self._in_charge.get(size_class, "")
-        best = max(scores, key=lambda arm: scores[arm] * (1.0 + HYSTERESIS * (arm == last)))
+        best = max(
+            (arm for arm in scores if arm != probe), key=lambda arm: scores[arm] * (1.0 + HYSTERESIS * (arm == last))
+        )
         self._in_charge[size_class] = best
         others = [arm for arm in scores if arm != best]
         if others:
-            rival = min(others, key=lambda arm: measured[arm].weight if arm in measured else 0.0)
-            if best in measured and (size_class, rival) not in self._tried:  # once for nothing: the table may be wrong
-                self._tried.add((size_class, rival))
-                return best, rival
-            loss_ms = max(0.0, 1.0 - scores[rival] / scores[best]) * plan_ms + entry_ms.get(rival, 0.0)
-            loss_ms = max(loss_ms, HYSTERESIS * plan_ms)
+            rival = min(others, key=lambda arm: self._num_trials[size_class, arm])
+            loss_ms = max(0.0, 1.0 - scores[rival] / scores[best]) * plan_ms
+            loss_ms = max(loss_ms + min(entry_ms.get(rival, 0.0), plan_ms), LEAST_LOSS * plan_ms)
             self._saved_ms = min(self._saved_ms, MAX_SAVED_PLANS * loss_ms)
-            if self._saved_ms >= loss_ms:
-                self._saved_ms -= loss_ms
+            is_free = (  # once for nothing: the table may be wrong
+                best in measured
+                and not self._num_trials[size_class, rival]
+                and scores[rival] * self._lead > scores[best]
+            )
+            if is_free or self._saved_ms >= loss_ms:
+                self._saved_ms -= 0.0 if is_free else loss_ms
+                self._num_trials[size_class, rival] += 1
                 return best, rival
         return best, None
 

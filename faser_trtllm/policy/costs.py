@@ -1,42 +1,31 @@
-"""The cost table as it turns out on the running machine: plain averages of log(ms / table).
+"""The cost table as it turns out on the running machine.
 
-One average, soon forgotten, is the machine's speed, which all passes share and no choice depends on. One per kind of
-pass and log2 of its rows is the table's error beside that, which holds still. All prices are in ms of the machine's
-usual speed.
+Every kind of pass has an average of log(ms / table) by log2 of its rows: the table's error, which holds still. What all
+kinds that are known well have in common beside that is the machine's speed, which is soon forgotten and which no choice
+depends on. All prices are in ms of the machine's usual speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from faser_trtllm.core.cost_table import ALL, CostTable
 from faser_trtllm.ops.arrays import Float64Array
+from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
+from faser_trtllm.policy.draft_costs import DraftCosts
 
 SPEED_MS = 500.0  # of steps, after which the machine's speed is another
 ERROR_MS = 20_000.0  # of steps, after which the table's error may be another
 PRIOR_MS = 5.0  # of steps, that the table counts as
-DRAFT_ROWS = 1.8  # per request, of a draft call's first step: one token was missed, or two if all drafts were accepted
-LATE_ROWS = 64  # of a draft pass over what it has missed; its cost per row is that of as many more
-
-
-class Average:
-    """A mean whose old parts are forgotten: all together weigh `memory` at most. prior: what 0 counts as."""
-
-    __slots__ = ("_memory", "mean", "weight")
-
-    def __init__(self, memory: float, prior: float = 0.0) -> None:
-        self.mean, self.weight, self._memory = 0.0, prior, memory
-
-    def add(self, value: float, weight: float) -> None:
-        if weight <= 0.0:  # of steps within one tick of a coarse clock
-            return
-        self.weight = min(self.weight + weight, self._memory)
-        self.mean += min(1.0, weight / self.weight) * (value - self.mean)
+KNOWN_MS = 50.0  # of passes, after which their error is known and their time tells the machine's speed
+ALIKE = 3.0  # times the least of two, which both may still have in common
+MOST = math.log(1000.0)  # by which a curve may be wrong at most
+SETTLED_MS = 2_000.0  # of passes, that a known error counts as at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +67,10 @@ class MeasuredCosts:
         self.table = table
         self._max_draft_len = max_draft_len
         self._speed = Average(SPEED_MS)  # log
-        self._errors: dict[tuple[str, int], Average] = {}  # by kind of pass and log2(rows): logs
+        self._errors: dict[tuple[str, int], Average] = {}  # of target passes, by kind and log2(rows): logs
+        self._drafts = DraftCosts(table)
         self._host: dict[tuple[bool, int], Average] = {}  # by drafting and log2(requests): ms of a step
+        self.were_known = False  # the errors of the passes that were observed last, before they were
 
     @property
     def slowness(self) -> float:
@@ -87,11 +78,9 @@ class MeasuredCosts:
         return math.exp(self._speed.mean)
 
     def late_row_ms(self, num_requests: int) -> float:
-        """Of the draft model's pass over tokens that it has missed (a prompt, mostly), per token: they run behind the
-        rows of the first step of a draft call for so many requests."""
-        rows = round(DRAFT_ROWS * num_requests)
-        few, many = (self.table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
-        return max(0.0, many - few) / LATE_ROWS * math.exp(self._error("draft", num_requests))
+        """ms per token of the draft model's pass over tokens that it has missed, a prompt mostly, next to the rows of
+        the first step of a draft call for so many requests."""
+        return self._drafts.late_row_ms(num_requests)
 
     def observe(self, stats: PlanStats, context_len: float) -> float:
         """Learn from the steps of a plan -> the ms that they would have taken at the machine's usual speed without the
@@ -99,41 +88,58 @@ class MeasuredCosts:
         steps, n = stats.num_steps, stats.num_requests / stats.num_steps
         rows = (stats.num_rows + stats.num_context_rows) / steps
         kind = "verify" if stats.num_draft_calls or rows > n else "decode"
-        pass_ms = self.table.verify_ms(1, 1, context_len) if rows < 1 else self._pass_ms(kind, rows, n, context_len)
-        passes = [(kind, rows, stats.verify_ms, steps * pass_ms)]
-        if stats.num_drafted:  # a call of a draft model that is broken may give none
-            drafting = stats.num_drafted / stats.num_draft_steps
-            calls, first_rows = stats.num_draft_calls, stats.num_draft_rows / stats.num_draft_calls
-            first_ms = self.table.draft_rows_ms(first_rows, drafting, context_len)  # type: ignore[arg-type]
-            further_ms = self.table.draft_step_ms(drafting, context_len)  # type: ignore[arg-type]
-            table_ms = calls * first_ms + (stats.num_draft_steps - calls) * further_ms
-            passes.append(("draft", drafting, stats.draft_ms, table_ms))
-        passes = [p for p in passes if p[2] > 0.0 and p[3] > 0.0]
-        if not passes:  # lanes overlapped, which tells of neither
-            return stats.ms / self.slowness
-        expected_ms = sum(ms * math.exp(self._error(kind, rows)) for kind, rows, _, ms in passes)
-        slowness = sum(measured_ms for _, _, measured_ms, _ in passes) / expected_ms
+        pass_ms = steps * self._pass_ms(kind, rows, n, context_len)
+        error = self._errors.get((kind, _octave(rows)))
+        if error is None:  # what the nearest sizes say is better than nothing
+            error = Average(ERROR_MS, PRIOR_MS, self._error(kind, rows))
+        seen: list[tuple[float, float]] = []  # log of ms over what was expected, and ms, of kinds whose error is known
+        is_timed = stats.verify_ms > 0.0 and pass_ms > 0.0
+        if is_timed and error.weight >= KNOWN_MS:
+            seen.append((math.log(stats.verify_ms / pass_ms) - error.mean, stats.verify_ms))
+        drafts = self._drafts.expect(stats, context_len)
+        if drafts is not None and drafts.is_known:
+            seen.append((math.log(stats.draft_ms / drafts.ms), stats.draft_ms))
+        self.were_known = len(seen) == is_timed + (drafts is not None)
+        if seen:
+            self._speed.add(_in_common(seen), stats.ms)
+        slowness = self.slowness
+        if is_timed:
+            self._errors[kind, _octave(rows)] = error
+            wrong = math.log(stats.verify_ms / pass_ms) - self._speed.mean
+            error.add(min(max(wrong, -MOST), MOST), stats.verify_ms)
+            if error.weight >= KNOWN_MS:  # from now on what changes soon is the machine
+                error.weight = max(error.weight, SETTLED_MS)
+        self._drafts.observe(stats, context_len, slowness)
+        if not is_timed:  # lanes overlapped, which tells of neither
+            return stats.ms / slowness
         prompts_ms = 0.0
         if stats.num_context_rows:
             few = stats.num_rows / steps
-            alone = "verify" if stats.num_draft_calls else "decode"
-            alone_ms = self._pass_ms(alone, few, n, context_len) * math.exp(self._error(alone, few))
-            prompts_ms = steps * (pass_ms * math.exp(self._error(kind, rows)) - alone_ms)
+            alone_ms = self._decode_ms(n, context_len)
+            if stats.num_draft_calls:
+                alone_ms = self._pass_ms("verify", few, n, context_len) * math.exp(self._error("verify", few))
+            prompts_ms = pass_ms * math.exp(self._error(kind, rows)) - steps * alone_ms
             if stats.num_draft_calls:
                 prompts_ms += stats.num_context_rows * self.late_row_ms(round(n))
-        self._speed.add(math.log(slowness), stats.ms)
-        for kind, rows, measured_ms, table_ms in passes:
-            error = self._errors.setdefault((kind, round(math.log2(rows))), Average(ERROR_MS, PRIOR_MS))
-            error.add(math.log(measured_ms / table_ms) - self._speed.mean, measured_ms)
         host_ms = max(0.0, stats.ms - stats.draft_ms - stats.verify_ms) / slowness / steps
-        key = bool(stats.num_draft_calls), round(math.log2(n))
-        self._host.setdefault(key, Average(ERROR_MS)).add(host_ms, stats.ms)
+        self._host.setdefault((bool(stats.num_draft_calls), _octave(n)), Average(ERROR_MS)).add(host_ms, stats.ms)
         return stats.ms / slowness - prompts_ms
 
     def _pass_ms(self, kind: str, rows: float, num_requests: float, context_len: float) -> float:
+        if rows < 1:
+            return self.table.verify_ms(1, 1, context_len)
         if kind == "decode":
             return self.table.decode_ms(num_requests, context_len)  # type: ignore[arg-type]
         return self.table.verify_ms(rows, num_requests, context_len)  # type: ignore[arg-type]
+
+    def _decode_ms(self, num_requests: float, context_len: float) -> float:
+        """Of a step without drafts: it takes no longer than a pass next to drafting, whatever the table says."""
+        kinds = ("decode", "verify")
+        ms = (
+            self._pass_ms(k, num_requests, num_requests, context_len) * math.exp(self._error(k, num_requests))
+            for k in kinds
+        )
+        return min(ms)
 
     def _error(self, kind: str, rows: float) -> float:
         return float(self._error_curve(kind, np.array([rows]))[0])
@@ -160,11 +166,22 @@ class MeasuredCosts:
         rows = self.table.verify_ms_array(last, n, context_len, ALL)[: last + 1]
         rows = rows * np.exp(self._error_curve("verify", np.arange(last + 1.0)))
         verify = rows[n : n + num_slots + 1]
-        step = first = np.zeros(n + 1)
-        if self.table.has("draft_step"):  # else there is no draft model
-            errors = np.exp(self._error_curve("draft", np.arange(n + 1.0)))
-            step = errors * self.table.draft_step_ms_array(n, context_len, ALL)[: n + 1]
-            first = errors * self.table.draft_first_ms_array(n, DRAFT_ROWS, context_len, ALL)[: n + 1]
-        decode_ms = self.table.decode_ms(n, context_len) * math.exp(self._error("decode", n))
+        first, step = self._drafts.arrays(n, context_len)
+        decode_ms = self._decode_ms(n, context_len)
         off_host_ms = self._host_ms(n, False)
         return StepCosts(n, rows, verify, first, step, self._host_ms(n, True), decode_ms + off_host_ms, off_host_ms)
+
+
+def _in_common(seen: Sequence[tuple[float, float]]) -> float:
+    """Mean log of what kinds of passes took more than expected, by ms; no more than a few times the least of them: a
+    curve that is wrong makes no machine slow."""
+    least, most = min(log for log, _ in seen), max(log for log, _ in seen)
+    if least < 0.0 < most:
+        return 0.0
+    bound = ALIKE * min(abs(least), abs(most)) if len(seen) > 1 else math.inf
+    mean = sum(log * weight for log, weight in seen) / sum(weight for _, weight in seen)
+    return max(-bound, min(mean, bound))
+
+
+def _octave(number: float) -> int:
+    return round(math.log2(max(number, 1.0)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.policy.base import Mode
-from faser_trtllm.policy.costs import DRAFT_ROWS
+from faser_trtllm.policy.draft_costs import FIRST_ROWS
 
 MODE_ARMS = (Mode.DRAFT_AHEAD.value, Mode.PING_PONG.value)
 DRAFT, VERIFY = "draft", "verify"
@@ -59,5 +59,5 @@ def predict_modes(
 
 def _draft_ms(costs: CostTable, length: int, num_requests: int, context_len: float) -> float:
     """A draft call of length steps; the first one also runs what was committed since the last call."""
-    first_ms = costs.draft_rows_ms(round(DRAFT_ROWS * num_requests), num_requests, context_len, DRAFT)
+    first_ms = costs.draft_rows_ms(round(FIRST_ROWS * num_requests), num_requests, context_len, DRAFT)
     return first_ms + (length - 1) * costs.draft_step_ms(num_requests, context_len, DRAFT)

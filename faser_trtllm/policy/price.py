@@ -18,36 +18,40 @@ from dataclasses import replace
 import numpy as np
 
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.ops.arrays import Float64Array
+from faser_trtllm.ops.arrays import Float64Array, Int32Array
 from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.arms import OFF, Arms
 from faser_trtllm.policy.base import Decision, Mode, PlanStats, StepView
 from faser_trtllm.policy.costs import MeasuredCosts, StepCosts
 from faser_trtllm.policy.exits import ExitPlanner
-from faser_trtllm.policy.hold import HELD_MS, HELD_STEPS, MAX_HELD_STEPS, mean_context
+from faser_trtllm.policy.hold import HELD_MS, HELD_STEPS, MAX_HELD_STEPS, TRIAL_STEPS, mean_context
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
-from faser_trtllm.policy.prompts import Prompts
+from faser_trtllm.policy.prompts import Prompts, prompt_row_worth
 from faser_trtllm.policy.stop import draft_stop
 
 PRICE = "price"
+PROBE = "probe"  # drafts of another length than planned, for all requests alike: what never runs is never corrected
+MORE = 2  # drafts of a probe beyond the plan's longest, or half of that where there are no more
 SLACK = 2  # drafts beyond the planned length that a confident request of a batch may take
 RESIZED = 8  # a plan is for a batch that has not grown or shrunk by more than this part of it
+TABLE_ERROR = 0.2  # share by which a prediction from a new table may be wrong
 RETRY_REQUESTS = 4  # that draft, at most, to find out whether drafting pays again
 
 
 class PricePolicy:
     def __init__(
-        self, max_draft_len: int, costs: CostTable, max_batch_size: int, *, prune: str = "auto", mode: str = "auto"
+        self, max_draft_len: int, costs: CostTable, max_batch_size: int, *, prune: str = "auto", mode: str = "serial"
     ) -> None:
-        """prune: as ExitPlanner has it. mode: "auto", or a Mode's value that is used in every step that drafts."""
+        """prune: as ExitPlanner has it. mode: a Mode's value that is used in every step that drafts, or "auto": the
+        overlapped ones where they are predicted and measured to be better."""
         self.name = "price"
         self._max_draft_len = max_draft_len
         self._max_batch_size = max_batch_size
         self.estimator = AcceptanceEstimator(max_draft_len)
         self._costs = MeasuredCosts(costs, max_draft_len)
         self._exits = ExitPlanner(costs, self.estimator.model, prune)
-        self._arms = Arms()
+        self._arms = Arms(TABLE_ERROR)
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
         self._planned: dict[int, int] = {}  # slot -> length
@@ -66,7 +70,7 @@ class PricePolicy:
         usual_ms = self._costs.observe(stats, self._context_len)
         self._exits.observe(stats)
         is_telling = usual_ms > 0.0 and self._promised > 0.0 and stats.num_tokens > 0
-        if is_telling and not self._is_trial and not self.estimator.is_new:
+        if is_telling and self._costs.were_known and not self._is_trial and not self.estimator.is_new:
             promised = self._promised * usual_ms
             self._arms.record(self._size, self._arm, stats.num_steps, usual_ms, stats.num_tokens, promised)
 
@@ -108,9 +112,13 @@ class PricePolicy:
         tokens[: alive.size + 1] = n + np.concatenate([[0.0], np.cumsum(alive)])
         drafting = (tokens - n) / (tokens[-1] - n)
         verify = beside + drafting * (costs.beside(self._prompts.shares(tokens[-1])) - beside)
+        displaced_ms = prompt_row_worth(decoding) / off_goodput * _beyond(view.num_free_rows, verify.size)
+        verify = verify + displaced_ms
         slot_costs = _slot_costs(costs, verify, n)
         lengths, goodput = best_slots(gains, limits, slot_costs)
-        goodputs = {PRICE: goodput} | self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
+        probed = _probed(gains, limits, lengths)
+        goodputs = {PRICE: goodput, PROBE: _goodput(gains, probed, slot_costs)} if probed else {PRICE: goodput}
+        goodputs |= self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
         arm, rival = self._choose(view, costs, off_goodput, goodputs)
         if rival is not None:
             held = self._rival_steps - 1 if self._until_s else 0  # beside prompts there is a plan for every step
@@ -129,15 +137,16 @@ class PricePolicy:
                 self._arm, self._is_trial, self._until_s = OFF, False, 0.0
                 self._promised = n / costs.off_ms
                 return replace(off, num_held=0)
+            probed = _probed(gains, limits, lengths)
         slots = sum(lengths)
         prompt_ms = (verify[slots] - costs.verify[slots]) / tokens[slots]
         self._promised = 1.0 / (1.0 / goodputs[self._arm] - prompt_ms)
         price = 1.0 / (1.0 / goodput - prompt_ms)
-        smooth = costs.beside(self._prompts.shares(tokens[slots]))
         num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
         mode = Mode(self._arm) if self._arm in MODE_ARMS else self._mode or Mode.SERIAL
         wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
-        return Decision(
+        smooth = costs.beside(self._prompts.shares(tokens[slots])) + displaced_ms
+        decision = Decision(
             wanted if n > 1 else [self._max_draft_len],  # one request alone is drafted for as far as it pays
             draft_stop(lengths, price, smooth, costs, self.estimator, self._max_batch_size),
             FrontierRule(self.estimator.model, SlotCosts(smooth, price=price)),
@@ -147,6 +156,9 @@ class PricePolicy:
             held,
             goodput / self._costs.slowness,
         )
+        if self._arm == PROBE:  # all of it runs, whatever it is thought to be worth
+            return replace(decision, lengths=probed or lengths, stop=None, frontier=None)
+        return decision
 
     def _choose(
         self, view: StepView, costs: StepCosts, off_goodput: float, goodputs: Mapping[str, float]
@@ -162,14 +174,17 @@ class PricePolicy:
         row_ms, few = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
         late_ms = row_ms * max(self._prompts.rows_per_token, lag / max(1, num_left))
         predicted = {OFF: off_goodput} | {arm: 1.0 / (1.0 / goodput + late_ms) for arm, goodput in goodputs.items()}
-        entry_ms = row_ms * lag * few / n
-        if self._in_charge == OFF:
-            entry_ms += HELD_STEPS * costs.draft_first[few]
-        plan_ms = HELD_STEPS * costs.off_ms
-        arm, rival = self._arms.choose(self._size, predicted, plan_ms, dict.fromkeys(goodputs, entry_ms))
+        entry_ms, steps = row_ms * lag * few / n, TRIAL_STEPS
+        if self._in_charge == OFF:  # what was missed is made up for once, however long a trial is
+            steps = HELD_STEPS
+            entry_ms += steps * costs.draft_first[few]
+        arm, rival = self._arms.choose(
+            self._size, predicted, steps * costs.off_ms, dict.fromkeys(goodputs, entry_ms), PROBE
+        )
         if self.estimator.is_new and arm == OFF:
             rival = PRICE
-        self._in_charge, self._rival, self._rival_steps = arm, rival, HELD_STEPS if rival else 0
+        trial_steps = HELD_STEPS if arm == OFF else TRIAL_STEPS
+        self._in_charge, self._rival, self._rival_steps = arm, rival, trial_steps if rival else 0
         return arm, rival
 
     def _overlapped(self, lengths: Sequence[int], num_tokens: int, gains: Float64Array) -> dict[str, float]:
@@ -179,6 +194,30 @@ class PricePolicy:
         n, expected = len(lengths), gains.mean(0).tolist()
         base_rows = n + round(num_tokens * self._prompts.rows_per_token)
         return predict_modes(self._costs.table, lengths, n, base_rows, self._context_len, expected)
+
+
+def _beyond(num_free: int, size: int) -> Float64Array:
+    """Rows that slots take from prompts, by the number of slots: those beyond num_free. [size]"""
+    return np.maximum(np.arange(size) - num_free, 0.0)
+
+
+def _probed(gains: Float64Array, limits: Int32Array, lengths: Sequence[int]) -> list[int]:
+    """Lengths of PROBE; none where nothing is drafted, or there is one length only."""
+    most, room = max(lengths), gains.shape[1]
+    other = most + MORE if most + MORE <= room else most // 2
+    return np.minimum(limits, other).tolist() if most and other else []
+
+
+def _goodput(gains: Float64Array, lengths: Sequence[int], costs: SlotCosts) -> float:
+    """Tokens per ms of a step in which all drafts of such lengths are made and verified."""
+    places = np.arange(gains.shape[1]) < np.array(lengths)[:, None]
+    active = places.sum(0)
+    assert costs.draft_ms is not None
+    first, step = costs.draft_ms
+    draft_ms = float(first[active[0]] + step[active[1:]].sum())
+    slots = min(int(active.sum()), costs.verify_ms.size - 1)
+    tokens = costs.base_tokens + float(gains[places].sum())
+    return tokens / (draft_ms + float(costs.verify_ms[slots]) + costs.fixed_ms)
 
 
 def _slot_costs(costs: StepCosts, verify: Float64Array, num_requests: int) -> SlotCosts:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
+from faser_trtllm.core.request import Request
+from faser_trtllm.policy.average import Average
 from faser_trtllm.policy.base import PlanStats
-from faser_trtllm.policy.costs import Average
 
 PROMPT_STEPS = 64  # over which is averaged how many steps run prompts, and rows of them
+
+
+def prompt_row_worth(requests: Sequence[Request]) -> float:
+    """Output tokens that a row of a prompt leads to: at most as many as its request may still ask for, and one, which
+    is what a draft's row brings at most. So prompts go first where outputs are about as long."""
+    num_output = sum(request.max_num_tokens - request.prompt_len for request in requests)
+    return min(1.0, num_output / max(1, sum(request.prompt_len for request in requests)))
 
 
 class Prompts:

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from faser_trtllm.core.decision import Mode, PlanStats
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 
-SKIPPED_STEPS = 2  # behind a change between drafting and not: what was missed is made up for, and caches are cold
+SKIPPED_STEPS = 2  # after a change between drafting and not: what was missed is made up for, and caches are cold
 MAX_DRAFT_ROWS = 2  # per request, of a draft call's first step; more is a prompt that is made up for
-FIELDS = len(PlanStats.__dataclass_fields__)
+NUM_LATE = 5  # the last fields of PlanStats
+NUM_COUNTED = len(PlanStats.__dataclass_fields__) - NUM_LATE
 
 
 class PlanMeter:
     """begin_step() when a step is scheduled, note() when it is verified, take() before the next plan."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * FIELDS
+        self._sums = [0.0] * NUM_COUNTED
+        self._late = [0.0] * NUM_LATE
         self._step: tuple[float, ...] | None = None  # what the step that was noted last adds, but for its ms
         self._begun_s = 0.0
         self._num_skipped = 0
@@ -44,6 +46,18 @@ class PlanMeter:
             self._was_drafting, self._num_skipped = is_drafting, 0
         if n == 0:
             return
+        calls = int(drafts.num_asked > 0)
+        drafted = (0, 0, 0)
+        is_late = calls and drafts.num_rows > MAX_DRAFT_ROWS * n
+        if calls:
+            new: Sequence[int] = drafts.num_new_drafts
+            if drafts.num_free:
+                new = [count - free for count, free in zip(new, drafts.num_free, strict=True)]
+            drafted = (drafts.num_rows, max(new), sum(new))
+        times = (drafts.draft_ms, result.verify_ms) if plan.mode is Mode.SERIAL else (0.0, 0.0)
+        if is_late and drafted[1] and plan.mode is Mode.SERIAL:
+            late = (1, *drafted, drafts.draft_ms)
+            self._late = [total + value for total, value in zip(self._late, late, strict=True)]
         if self._num_skipped < SKIPPED_STEPS:
             self._num_skipped += 1
             return
@@ -52,19 +66,10 @@ class PlanMeter:
             verified = plan.verified
             num_tokens = sum([result.num_tokens[index] for index in verified])
             context_rows = sum(plan.scheduled.num_new_tokens) - n
-        calls = int(drafts.num_asked > 0)
-        if calls:
-            if drafts.num_rows > MAX_DRAFT_ROWS * n + context_rows:
-                return
-            new: Sequence[int] = drafts.num_new_drafts
-            if drafts.num_free:
-                new = [count - free for count, free in zip(new, drafts.num_free, strict=True)]
-            drafted = (drafts.num_rows, max(new), sum(new))
-        else:
-            drafted = (0, 0, 0)
+        if is_late and drafts.num_rows > MAX_DRAFT_ROWS * n + context_rows:
+            return
         pruned = sum(result.num_pruned) if result.num_pruned else 0
         accepted = sum(result.num_accepted) if num_tokens > n or num_verified or calls else 0
-        times = (drafts.draft_ms, result.verify_ms) if plan.mode is Mode.SERIAL else (0.0, 0.0)
         counts = (
             num_tokens,
             n,
@@ -83,5 +88,6 @@ class PlanMeter:
         if not self._sums[0]:
             return PlanStats()
         one, ms, draft_ms, verify_ms, *counts = self._sums
-        self._sums = [0.0] * FIELDS
-        return PlanStats(int(one), ms, draft_ms, verify_ms, *map(int, counts))
+        *late, late_ms = self._late
+        self._sums, self._late = [0.0] * NUM_COUNTED, [0.0] * NUM_LATE
+        return PlanStats(int(one), ms, draft_ms, verify_ms, *[int(count) for count in (*counts, *late)], late_ms)  # type: ignore[call-arg]

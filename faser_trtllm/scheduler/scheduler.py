@@ -219,13 +219,14 @@ class Scheduler:
     def _view(self, decoding: list[Request], contexts: list[Request], joining: Sequence[Request] = ()) -> StepView:
         """joining: waiting requests for which there are slots, so that their prompts run in the same pass."""
         num_context_rows = sum([r.num_tokens - r.num_computed_tokens for r in (*contexts, *joining)])
-        num_waiting = len(self._waiting)
+        num_waiting, num_rows = len(self._waiting), self._limits.max_num_tokens - len(decoding)
         return StepView(
             decoding=decoding,
-            num_context_rows=min(num_context_rows, self._limits.max_num_tokens - len(decoding)),
+            num_context_rows=min(num_context_rows, num_rows),
             num_waiting=num_waiting,
             now_s=self._clock.now_s(),
             num_joining=len(contexts) + min(num_waiting, len(self._free_slots)),
+            num_free_rows=max(0, num_rows - num_context_rows),
         )
 
     def _has_ample_blocks(self) -> bool:

@@ -46,8 +46,38 @@ def test_trying_costs_no_more_than_its_share(rate):
 def test_an_arm_that_is_dear_to_begin_with_is_tried_less_often():
     predicted = {"off": 1.0, "price": 0.95}
     cheap, _ = live(Arms(), predicted, predicted, 5000)
-    dear, _ = live(Arms(), predicted, predicted, 5000, entry_ms={"price": 200.0})
-    assert 0.0 < dear["price"] < 0.2 * cheap["price"]
+    dear, _ = live(Arms(), predicted, predicted, 5000, entry_ms={"price": PLAN_MS})
+    assert 0.0 < dear["price"] < 0.5 * cheap["price"]
+
+
+def test_what_beginning_costs_is_taken_to_be_a_trials_time_at_most():
+    """Who believes that it costs minutes would never find out that it does not."""
+    predicted = {"off": 1.0, "price": 0.95}
+    dear, _ = live(Arms(), predicted, predicted, 5000, entry_ms={"price": PLAN_MS})
+    dearer, _ = live(Arms(), predicted, predicted, 5000, entry_ms={"price": 1000 * PLAN_MS})
+    assert dearer["price"] == dear["price"]
+
+
+def test_a_free_trial_needs_a_chance_to_be_the_best():
+    """At once where the table's error leaves one, and else when the time is saved up."""
+    for table_error, is_tried in ((0.1, False), (0.5, True)):
+        arms, predicted = Arms(table_error), {"off": 0.6, "price": 1.0}
+        arms.record(4, "price", 16, PLAN_MS, PLAN_MS, PLAN_MS)
+        assert (arms.choose(4, predicted, PLAN_MS, {})[1] == "off") == is_tried
+    ran, _ = live(Arms(0.1), {"off": 0.6, "price": 1.0}, {"off": 1.3, "price": 1.0}, 3000)
+    assert ran["off"] > 0.5
+
+
+def test_a_probe_runs_and_is_never_in_charge():
+    arms, predicted = Arms(), {"off": 0.5, "price": 1.0, "probe": 0.98}
+    chosen = []
+    for _ in range(2000):
+        arm, rival = arms.choose(4, predicted, PLAN_MS, {}, "probe")
+        chosen.append((arm, rival))
+        brought = 2.0 if rival == "probe" else 1.0
+        arms.record(4, rival or arm, 16, PLAN_MS, brought * PLAN_MS, predicted[rival or arm] * PLAN_MS)
+    assert {arm for arm, _ in chosen} == {"price"}
+    assert ("price", "probe") in chosen
 
 
 def test_batch_sizes_are_learnt_apart():

@@ -241,11 +241,11 @@ def test_overlap_is_predicted_only_from_measured_lanes():
 
 def test_lanes_that_take_turns_are_given_up_when_one_request_is_left():
     """Beside prompts a way of running is tried for many plans, each of which may be for another batch."""
-    policy, pair = PricePolicy(8, toy_costs(), 8), [request("a"), request("b", slot=1)]
+    policy, pair = PricePolicy(8, toy_costs(), 8, mode="auto"), [request("a"), request("b", slot=1)]
     sampling = SamplingTable(2, 4, 8)
     for one in pair:
         sampling.bind(one.slot, one)
-    for step in range(100):
+    for step in range(3000):
         decision = policy.plan(StepView(pair, 16, 0, float(step)))
         if decision.mode is Mode.PING_PONG:
             break

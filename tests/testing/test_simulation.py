@@ -239,7 +239,7 @@ def test_overlap_that_breaks_its_promise_is_given_up(twins_dir, mode):
     costs = replace(table, interference=(Interference("draft", "verify", 6.0, 6.0),))
     shares = []
     clock, collector = ManualClock(), Collector()
-    config = ExecutorConfig(speculation="price:prune=off", num_threads=1)
+    config = ExecutorConfig(speculation="price:mode=auto,prune=off", num_threads=1)
     with open_simulation(twins_dir, config, costs, clock, believed=believed) as executor:
         for part in range(3):  # each ends with batches of few requests, for which lanes are tried by themselves
             for i in range(150):

@@ -1,0 +1,18 @@
+"""A mean that forgets."""
+
+from __future__ import annotations
+
+
+class Average:
+    """A mean whose old parts are forgotten: all together weigh `memory` at most. prior: what `mean` counts as."""
+
+    __slots__ = ("_memory", "mean", "weight")
+
+    def __init__(self, memory: float, prior: float = 0.0, mean: float = 0.0) -> None:
+        self.mean, self.weight, self._memory = mean, prior, memory
+
+    def add(self, value: float, weight: float) -> None:
+        if weight <= 0.0:  # of steps within one tick of a coarse clock
+            return
+        self.weight = min(self.weight + weight, self._memory)
+        self.mean += min(1.0, weight / self.weight) * (value - self.mean)

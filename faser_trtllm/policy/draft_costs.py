@@ -1,0 +1,141 @@
+"""What draft calls cost: the table's first and further steps, each times a factor of its own that is learnt.
+
+A call is timed as a whole. Calls of different lengths tell its two kinds of steps apart; until there are such, the
+correction goes to the kind that should have taken most of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.ops.arrays import Float64Array
+from faser_trtllm.policy.base import PlanStats
+
+ERROR_MS = 20_000.0  # of draft calls, after which the factors may be others
+PRIOR_MS = 5.0  # of draft calls, that the table counts as
+KNOWN_MS = 50.0  # of draft calls, after which the factors are known
+MOST = 30.0  # by which a curve may be wrong at most
+FIRST_ROWS = 1.8  # per request, of a call's first step: one token was missed, or two if all drafts were accepted
+MOST_FIRST_ROWS = 2.0  # per request: with more, the call makes up for tokens that it has missed
+LATE_ROWS = 64  # of a pass over missed tokens; their cost per row in the table is that of as many more
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """ms of the calls of a plan, at the machine's usual speed. is_known: whether the factors are."""
+
+    ms: float
+    is_known: bool
+
+
+class Factors:
+    """Least squares of first * x + further * y = 1 over calls whose steps should have taken the shares x and y."""
+
+    def __init__(self, first: float = 1.0, further: float = 1.0) -> None:
+        """The factors that are believed as long as little was seen."""
+        self.weight = PRIOR_MS
+        self.values = self._prior = np.array([first, further])
+        self._products = PRIOR_MS * np.eye(2)
+        self._sums = PRIOR_MS * self._prior
+
+    def add(self, first_share: float, further_share: float, weight_ms: float) -> None:
+        keep = max(0.0, 1.0 - weight_ms / ERROR_MS)
+        shares = np.minimum([first_share, further_share], MOST)
+        self._products = keep * self._products + (1.0 - keep) * PRIOR_MS * np.eye(2)
+        self._products += weight_ms * np.outer(shares, shares)
+        self._sums = keep * self._sums + (1.0 - keep) * PRIOR_MS * self._prior + weight_ms * shares
+        self.weight = min(self.weight + weight_ms, ERROR_MS)
+        self.values = np.clip(np.linalg.solve(self._products, self._sums), 1.0 / MOST, MOST)
+
+
+class DraftCosts:
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self._factors: dict[int, Factors] = {}  # by log2 of the requests that draft
+        self._late_ms, self._late_rows = 0.0, 0.0  # of passes over missed tokens, beside what their calls take anyway
+
+    def expect(self, stats: PlanStats, context_len: float) -> Expected | None:
+        """None where the plan has no calls that were timed, or they made up for tokens that they had missed."""
+        parts = self._parts(stats, context_len)
+        if parts is None or stats.num_draft_rows > MOST_FIRST_ROWS * stats.num_requests:
+            return None
+        drafting, first_ms, further_ms = parts
+        factors = self._factors.get(_octave(drafting))
+        first, further = self._at(drafting)
+        return Expected(first * first_ms + further * further_ms, factors is not None and factors.weight >= KNOWN_MS)
+
+    def observe(self, stats: PlanStats, context_len: float, slowness: float) -> None:
+        """Learn from the calls of a plan; slowness: of the machine."""
+        self._observe_late(stats, context_len, slowness)
+        parts = self._parts(stats, context_len)
+        if parts is None:
+            return
+        drafting, first_ms, further_ms = parts
+        usual_ms = stats.draft_ms / slowness
+        factors = self._factors.setdefault(_octave(drafting), Factors(*self._at(drafting)))
+        factors.add(first_ms / usual_ms, further_ms / usual_ms, usual_ms)
+
+    def late_row_ms(self, num_requests: int) -> float:
+        """As MeasuredCosts has it: what was measured, with the table's as a prior of LATE_ROWS rows."""
+        rows = round(FIRST_ROWS * num_requests)
+        few, many = (self._table.draft_rows_ms(rows + more, num_requests, LATE_ROWS) for more in (0, LATE_ROWS))
+        prior_ms = max(0.0, many - few) * self._at(num_requests)[0]
+        return (prior_ms + self._late_ms) / (LATE_ROWS + self._late_rows)
+
+    def arrays(self, num_requests: int, context_len: float) -> tuple[Float64Array, Float64Array]:
+        """ms of a first and of a further step for 0 to num_requests requests; zeros without a draft model."""
+        if not self._table.has("draft_step"):
+            return np.zeros(num_requests + 1), np.zeros(num_requests + 1)
+        first, further = self._table_arrays(num_requests, context_len)
+        known = sorted(self._factors)
+        if not known:
+            return first, further
+        octaves = np.log2(np.maximum(np.arange(num_requests + 1.0), 1.0))
+        factors = [np.interp(octaves, known, [self._factors[k].values[i] for k in known]) for i in range(2)]
+        return factors[0] * first, factors[1] * further
+
+    def _table_arrays(self, n: int, context_len: float) -> tuple[Float64Array, Float64Array]:
+        first = self._table.draft_first_ms_array(n, FIRST_ROWS, context_len, ALL)[: n + 1]
+        return first, self._table.draft_step_ms_array(n, context_len, ALL)[: n + 1]
+
+    def _parts(self, stats: PlanStats, context_len: float) -> tuple[float, float, float] | None:
+        """Requests per step of the calls, and the table's ms of all first and of all further steps."""
+        calls = stats.num_draft_calls
+        if not stats.num_drafted or stats.draft_ms <= 0.0:  # a call of a draft model that is broken may give none
+            return None
+        drafting = stats.num_drafted / stats.num_draft_steps
+        first_ms = self._table.draft_rows_ms(stats.num_draft_rows / calls, drafting, context_len)  # type: ignore[arg-type]
+        further_ms = self._table.draft_step_ms(drafting, context_len)  # type: ignore[arg-type]
+        return drafting, calls * first_ms, (stats.num_draft_steps - calls) * further_ms
+
+    def _observe_late(self, stats: PlanStats, context_len: float, slowness: float) -> None:
+        """What calls over missed tokens took beyond the steps that they would have taken without."""
+        if not stats.num_late_calls or stats.late_ms <= 0.0:
+            return
+        calls, drafting = stats.num_late_calls, stats.num_late_drafted / stats.num_late_steps
+        first, further = self._at(drafting)
+        usual_rows = FIRST_ROWS * drafting
+        first_ms = first * self._table.draft_rows_ms(usual_rows, drafting, context_len)  # type: ignore[arg-type]
+        further_ms = further * self._table.draft_step_ms(drafting, context_len)  # type: ignore[arg-type]
+        usual_ms = calls * first_ms + (stats.num_late_steps - calls) * further_ms
+        keep = max(0.0, 1.0 - stats.late_ms / ERROR_MS)
+        self._late_ms = keep * self._late_ms + max(0.0, stats.late_ms / slowness - usual_ms)
+        self._late_rows = keep * self._late_rows + max(0.0, stats.num_late_rows - calls * usual_rows)
+
+    def _at(self, num_requests: float) -> tuple[float, float]:
+        known = sorted(self._factors)
+        if not known:
+            return 1.0, 1.0
+        octave = math.log2(max(num_requests, 1.0))
+        first, further = (
+            float(np.interp(octave, known, [self._factors[k].values[i] for k in known])) for i in range(2)
+        )
+        return first, further
+
+
+def _octave(number: float) -> int:
+    return round(math.log2(max(number, 1.0)))
