@@ -36,7 +36,9 @@ COMMANDS = {
     "version": Command("version:version", "Print the version and the CPU engine's instruction set."),
     "bench gpu": Command("bench.gpu:gpu", "Test and measure kernels, engines and policies on an NVIDIA GPU."),
     "bench host": Command("bench.host:host", "Measure what a step costs the host, with engines that compute nothing."),
-    "bench model": Command("bench.model:model", "Compare the GPU cost model with public and our own measurements."),
+    "bench model": Command(
+        "bench.model:model", "Compare the GPU cost model with public measurements and with our own on an H100."
+    ),
     "bench paper": Command("bench.paper:paper", "Simulate the FASER paper's ablation on modelled GPUs."),
     "bench peers": Command("bench.peers:peers", "Compare speculation with peers that run the same weights."),
     "bench policies": Command("bench.policies:policies", "Compare the policies with each other and with the oracle."),
