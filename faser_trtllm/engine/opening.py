@@ -42,7 +42,8 @@ class OpenRequest:
     quantization: of both models. ordinal: the GPU of a draft alone (open_draft); engines of ours run on the first.
     kv_memory_fraction: on a GPU fewer blocks will do, as many as fit this share of the memory that weights and buffers
     leave free; None: num_blocks must fit. kv_dtype: of the KV caches of both models. num_branches: of each request of a
-    pass; for engines that give a copy_kv. gpu_partitions: of engines on a GPU.
+    pass; for engines that give a copy_kv. gpu_partitions: of engines on a GPU. overlap: whether draft and target may
+    run at once; a GPU keeps graphs for that as well.
     """
 
     engines: EngineDir
@@ -57,6 +58,7 @@ class OpenRequest:
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
     num_branches: int = 0
     gpu_partitions: GpuPartitioning = GpuPartitioning.GREEN_CONTEXTS
+    overlap: bool = True
 
     @property
     def paths(self) -> dict[str, Path]:

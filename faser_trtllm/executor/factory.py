@@ -38,7 +38,7 @@ from faser_trtllm.executor.trace import TraceWriter
 from faser_trtllm.executor.verifier import SyntheticAcceptance, Verifier
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.policy.registry import make_policy, may_overlap
 from faser_trtllm.policy.static import OffPolicy
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.limits import SchedulerLimits
@@ -133,6 +133,7 @@ def open_executor(
                 kv_dtype=config.kv_cache_config.dtype,
                 num_branches=min(config.num_branches, max_draft_len),  # one in the place of each draft, at most
                 gpu_partitions=config.gpu_partitions,
+                overlap=may_overlap(config.speculation),
             ),
             stack,
         )

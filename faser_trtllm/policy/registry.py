@@ -27,6 +27,12 @@ def needs_costs(spelling: str) -> bool:
     return spelling == "schedule" or spelling.partition(":")[0] == "price"
 
 
+def may_overlap(spelling: str) -> bool:
+    """Whether a policy may draft and verify at once; it does only where the spelling asks for it."""
+    _, _, modes = spelling.partition("mode=")
+    return bool(modes) and modes.partition(",")[0] != Mode.SERIAL.value
+
+
 def check_spelling(spelling: str, max_draft_len: int) -> None:
     """ConfigError if make_policy would refuse the spelling whatever the cost table is."""
     if needs_costs(spelling):

@@ -47,8 +47,9 @@ class GpuProbe(Probe):
         engine.wait()
 
 
-def open_gpu_probe(engines: EngineDir, quick: bool) -> GpuProbe:
-    """The engines of a directory on the first GPU. Raises as engine.opening.open_engines."""
+def open_gpu_probe(engines: EngineDir, quick: bool, lanes: bool = False) -> GpuProbe:
+    """The engines of a directory on the first GPU; lanes: of a quick profile, measured all the same. Raises as
+    engine.opening.open_engines."""
     built = engines.build_config
     max_draft_len = max(1, built.max_draft_len)
     max_context, max_seq_len = context_limits(built.max_seq_len, max_draft_len, largest_context(quick))
@@ -69,7 +70,9 @@ def open_gpu_probe(engines: EngineDir, quick: bool) -> GpuProbe:
     num_blocks = num_slots * -(-max_seq_len // built.tokens_per_block)
     with ExitStack() as guard:
         stack = guard.enter_context(ExitStack())
-        opened = open_engines(OpenRequest(engines, needed, num_blocks, drafting=engines.has_draft), stack)
+        overlap = lanes or not quick
+        request = OpenRequest(engines, needed, num_blocks, drafting=engines.has_draft, overlap=overlap)
+        opened = open_engines(request, stack)
         num_filled = min(num_slots, MANY_REQUESTS) if quick else num_slots
         probe = GpuProbe(opened.target, opened.draft, opened.tester, opened.partitions, limits, num_filled, stack)
         guard.pop_all()

@@ -152,7 +152,7 @@ def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
         return CpuProbe(engines, options.cores, options.num_threads, options.quick)
     from faser_trtllm.profiling.gpu_probe import open_gpu_probe
 
-    return open_gpu_probe(engines, options.quick)
+    return open_gpu_probe(engines, options.quick, options.lanes)
 
 
 def write_report(report: ProfileReport, path: Path) -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.base import Mode, StepView
-from faser_trtllm.policy.registry import check_spelling, make_policy, needs_costs
+from faser_trtllm.policy.registry import check_spelling, make_policy, may_overlap, needs_costs
 from tests.policy.world import cost_table, request
 
 
@@ -79,3 +79,19 @@ def test_a_spelling_is_checked_without_a_cost_table():
     for spelling in ("price:mode=fast", "schedule:x", "fixed:9", "nothing"):
         with pytest.raises(ConfigError, match="speculation is"):
             check_spelling(spelling, 8)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "overlaps"),
+    [
+        ("auto", False),
+        ("price", False),
+        ("fixed:4", False),
+        ("price:mode=serial,prune=off", False),
+        ("price:mode=auto", True),
+        ("price:prune=off,mode=ping_pong", True),
+        ("fixed:4,mode=draft_ahead", True),
+    ],
+)
+def test_lanes_are_only_there_for_who_asks_for_them(spelling, overlaps):
+    assert may_overlap(spelling) == overlaps

@@ -38,9 +38,10 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     target, ops = open_one("target", None, True)
     draft = open_one("draft", draft_probs, False)[0] if drafting else None
     tester = DeviceAcceptor(target, ops, limits.max_draft_len, draft_probs)
-    _capture("target", target, (gpu.whole, gpu.pair.target) if drafting else (gpu.whole,))
+    lanes = drafting and request.overlap
+    _capture("target", target, (gpu.whole, gpu.pair.target) if lanes else (gpu.whole,))
     if draft is not None:
-        _capture("draft", draft, (gpu.whole, gpu.pair.draft))
+        _capture("draft", draft, (gpu.whole, gpu.pair.draft) if lanes else (gpu.whole,))
     partitions = {ALL: gpu.whole}
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
