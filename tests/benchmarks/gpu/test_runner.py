@@ -153,17 +153,17 @@ def test_what_does_not_fit_the_minutes_is_left_out_and_said_so(tmp_path: Path) -
     def lasting(name: str, typical_s: float) -> Section:
         return dataclasses.replace(section(name), typical_s=typical_s)
 
-    plan = [lasting("fine", 30.0), lasting("raises", 31.0), lasting("one_measurement_fails", 25.0)]
-    given = options(tmp_path, dry_run=False, minutes=1.0)
+    plan = [lasting("fine", 300.0), lasting("raises", 310.0), lasting("one_measurement_fails", 250.0)]
+    given = options(tmp_path, dry_run=False, minutes=10.0)
     found = run_gpu_bench(given, sections=plan)
     status = {name: data["status"] for name, data in found["sections"].items()}
     assert status == {
         "fine": "ok",
         "one_measurement_fails": "1 measurement(s) failed",
-        "raises": "skipped: 1 minutes have no room for its 31 s",
+        "raises": "skipped: 10 minutes have no room for its 310 s",
     }
     assert [name for name, _ in failures(found)] == ["one_measurement_fails"]
-    assert "`raises`, 1 minutes have no room" in (tmp_path / "gpu.md").read_text()
+    assert "`raises`, 10 minutes have no room" in (tmp_path / "gpu.md").read_text()
     named = run_gpu_bench(dataclasses.replace(given, sections=("raises",)), sections=plan)
     assert named["sections"]["raises"]["status"] == "failed: RuntimeError: broken", "it is run where it is named"
 
@@ -171,13 +171,13 @@ def test_what_does_not_fit_the_minutes_is_left_out_and_said_so(tmp_path: Path) -
 def test_time_that_later_sections_need_is_kept_for_them(tmp_path: Path) -> None:
     def spending(name: str, typical_s: float) -> Section:
         entry = "tests.benchmarks.gpu.gpu_sections:tells_its_time"
-        return Section(name, "tells", entry, limit_s=50.0, typical_s=typical_s)
+        return Section(name, "tells", entry, limit_s=500.0, typical_s=typical_s)
 
-    plan = [spending("first", 10.0), spending("second", 30.0), spending("third", 5.0)]
-    found = run_gpu_bench(options(tmp_path, minutes=1.0), sections=plan)["sections"]
+    plan = [spending("first", 100.0), spending("second", 300.0), spending("third", 50.0)]
+    found = run_gpu_bench(options(tmp_path, minutes=10.0), sections=plan)["sections"]
     left_s = {name: data["values"]["left_s"] / 0.9 for name, data in found.items()}
-    assert 10.0 < left_s["first"] <= 60.0 - 35.0
-    assert left_s["first"] < left_s["second"] <= 50.0
+    assert 100.0 < left_s["first"] <= 600.0 - 350.0
+    assert left_s["first"] < left_s["second"] <= 500.0
 
 
 def test_forms_without_time_are_noted(
