@@ -15,14 +15,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.replay.recording import NUM_OUTPUT, Recording, record
+from benchmarks.replay.recording import MAX_DRAFT_LEN, NUM_OUTPUT, Recording, add_options, open_recording
 from benchmarks.replay.simulate import OUTPUTS, Machine, simulate
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
 from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-MAX_DRAFT_LEN = 8
 FIXED = tuple(f"fixed:{k}" for k in range(1, MAX_DRAFT_LEN + 1))
 NEAR = 0.975  # of the best rival of the first round: whoever is below does not run in the others
 
@@ -93,9 +92,7 @@ def row(policy: str, found: dict[str, list[float]]) -> tuple[str, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
     parser.add_argument("tables", nargs="+", help=f"files, or one of: {', '.join(NAMES)}")
-    parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
-    parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
-    parser.add_argument("--recording", type=Path, help="kept here, and used again if it is there")
+    add_options(parser)
     parser.add_argument("--policy", default="price:mode=serial,prune=off")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="requests in flight")
     parser.add_argument("--rounds", type=int, default=4)
@@ -106,12 +103,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.01, help="of the points of a measured GPU's profile")
     parser.add_argument("--json", type=Path, help="write the rates here, too")
     given = parser.parse_args()
-    if given.recording is not None and given.recording.exists():
-        recording = Recording.load(given.recording)
-    else:
-        recording = record(given.checkpoint_dir, given.draft_checkpoint_dir, MAX_DRAFT_LEN)
-        if given.recording is not None:
-            recording.save(given.recording)
+    recording = open_recording(given)
     rates: dict[str, dict[str, dict[str, list[float]]]] = {}
     print("SIMULATED. Ratio to the best rival in % (against off), by requests in flight\n")
     for name in given.tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUT = 48, 128, 192  # as in `faser bench gpu`
 NUM_SEEDED = 3  # texts per prompt that are sampled with a seed, beside the greedy one
 TEMPERATURE = 0.8
 TOKENS_PER_BLOCK = 16
+MAX_DRAFT_LEN = 8
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,23 @@ class Recording:
     def load(path: Path) -> Recording:
         with np.load(path) as found:
             return Recording(found["is_seeded"], found["num_right"], found["margins"])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of open_recording."""
+    parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
+    parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
+    parser.add_argument("--recording", type=Path, help="kept here, and used again if it is there")
+
+
+def open_recording(given: argparse.Namespace) -> Recording:
+    """The one that was kept, or a new one."""
+    if given.recording is not None and given.recording.exists():
+        return Recording.load(given.recording)
+    recording = record(given.checkpoint_dir, given.draft_checkpoint_dir, MAX_DRAFT_LEN)
+    if given.recording is not None:
+        recording.save(given.recording)
+    return recording
 
 
 def record(checkpoint_dir: Path, draft_checkpoint_dir: Path, max_draft_len: int) -> Recording:

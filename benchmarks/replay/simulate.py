@@ -98,7 +98,7 @@ def run_closed_loop(
     executor: Executor, now_s: Callable[[], float], jobs: Sequence[Job], load: int, num_warm_up: int
 ) -> float:
     """Keeps `load` jobs in flight -> output tokens per second, from the end of the num_warm_up-th job to the moment
-    when fewer are left."""
+    when fewer are left. Without a warm-up the first step counts."""
     num_tokens = num_running = num_ended = 0
 
     def sink(output: RequestOutput) -> bool:
@@ -109,7 +109,7 @@ def run_closed_loop(
             num_ended += 1
         return False
 
-    begun: tuple[float, int] | None = None
+    begun = None if num_warm_up else (now_s(), 0)
     waiting = iter(enumerate(jobs))
     while True:
         while num_running < load:
