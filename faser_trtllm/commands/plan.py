@@ -43,7 +43,8 @@ def plan(
     ] = None,
     max_requests: Annotated[int, typer.Option("--max_requests", help="of one run")] = 2000,
     table: Annotated[
-        Path | None, typer.Option("--table", help="profile.json of this pair on this GPU, in place of the model")
+        Path | None,
+        typer.Option("--table", help="profile.json of this pair on this GPU, or h100-measured, in place of the model"),
     ] = None,
     save_table: Annotated[
         Path | None, typer.Option("--save_table", help="write the modelled table, for faser bench policies --simulated")

@@ -117,6 +117,17 @@ class MeasuredGpu:
         return float(np.hypot(floor_us, bytes_us))
 
     @property
+    def gpu(self) -> str:
+        """As costmodel/gpu.py names it."""
+        return self.name.partition("-")[0]
+
+    @property
+    def source(self) -> str:
+        """Where, when and of which models the passes were measured, in words."""
+        given = self.data
+        return f"passes that were measured on {given['measured']}, of {given['target']} and {given['draft']}"
+
+    @property
     def row_sizes(self) -> tuple[int, ...]:
         """That passes are padded to, ascending."""
         return (*self._buckets.sizes(), *self._buckets.large_sizes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from faser_trtllm.core.cost_table import MODELLED
+from faser_trtllm.costmodel.measured import NAMES
 from faser_trtllm.planner.plan import MAX_DRAFT_LEN, Plan
 from faser_trtllm.planner.systems import OFF, SYSTEMS
 
@@ -39,6 +40,10 @@ def notes(plan: Plan) -> list[str]:
             f"All times are modelled from {plan.anchors}; nothing was measured on this GPU. `faser profile` on it "
             "gives a cost table that `--table` takes instead."
         )
+    elif plan.question["table"] in NAMES:
+        found.append(
+            f"Times are {plan.anchors}; the models that you gave set only the memory and the lengths that fit it."
+        )
     errors = ", ".join(f"{kind} {error:.0%}" for kind, error in sorted(plan.error.items()))
     found.append(f"Bands are mean absolute errors of the cost table ({errors}), not limits.")
     found.append("Acceptance is what you gave, with the published spread over requests and rise by place.")
@@ -51,7 +56,7 @@ def notes(plan: Plan) -> list[str]:
     if any(run.overlapped_share > 0.05 for run in plan.runs):
         found.append("What overlapped lanes bring is known to 30 % at best: its bands are wider.")
     if any(SYSTEMS[run.system].is_eagle3 for run in plan.runs):
-        found.append("The EAGLE-3 head is for comparison: it is not among what is recommended.")
+        found.append("The EAGLE-3 head is for comparison: its times are modelled, and it is not what is recommended.")
     return found
 
 

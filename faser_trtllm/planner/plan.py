@@ -6,12 +6,14 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY
+from faser_trtllm.costmodel.gpu import Gpu
+from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
 from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.table import ExitSignal, modelled_table
 from faser_trtllm.errors import InvalidArgumentError
@@ -20,11 +22,13 @@ from faser_trtllm.planner.options import MAX_OUTPUT, MAX_PROMPT, Load, PlanOptio
 from faser_trtllm.planner.systems import EAGLE3, OFF, PREFERENCE, SYSTEMS, System
 from faser_trtllm.testing.load.run import LoadReport, Objectives, run_arrivals, run_closed_loop
 from faser_trtllm.testing.load.service import ServiceOptions, open_service
+from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
 
 MAX_DRAFT_LEN = 8
 MAX_BATCH_SIZE = 512  # of an open loop, whose concurrency is what comes of it
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 64  # of a closed loop
 AS_GOOD = 0.02  # systems whose scores differ by less are equals
+HOST_REQUESTS = 16  # the host's time of a step hardly depends on them
 QUANTILES = (0.5, 0.9, 0.99)
 
 Progress = Callable[[str, int, int], None]
@@ -121,10 +125,24 @@ def make_plan(options: PlanOptions, progress: Progress = lambda what, done, tota
 def _read_table(options: PlanOptions) -> CostTable | None:
     if options.table is None:
         return None
+    name = str(options.table)
+    if name in NAMES:
+        return _measured_table(name, options.gpu)
+    if not options.table.is_file():
+        raise InvalidArgumentError(f"table is {name!r}, which is no file and none of {', '.join(NAMES)}")
     try:
         return CostTable.from_json(json.loads(options.table.read_text()))
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"the table {options.table.name} cannot be read: {error}") from error
+
+
+def _measured_table(name: str, gpu: Gpu) -> CostTable:
+    """What a full profile would have found; the host's share of a step is that of HOST_REQUESTS that draft."""
+    measured = MeasuredGpu(name)
+    if measured.gpu != gpu.name:
+        raise InvalidArgumentError(f"table is {name}, which needs gpu {measured.gpu}; it is {gpu.name}")
+    host_ms = measured.host_ms(HOST_REQUESTS, 0, is_drafting=True) - float(measured.data["probe_ms"]["ms"])
+    return replace(synthetic_profile(measured, quick=False), overhead_ms=host_ms, anchors=measured.source)
 
 
 def _simulate(

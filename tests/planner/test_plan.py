@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from faser_trtllm.costmodel.gpu import GPUS
 from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.shape import SHAPES
 from faser_trtllm.costmodel.table import modelled_table
+from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.planner.advice import batch_size, notes, service_config
 from faser_trtllm.planner.options import parse_loads, parse_requests
 from faser_trtllm.planner.page import render_page
@@ -166,6 +168,28 @@ def test_a_measured_table_takes_the_models_place(tmp_path):
     assert found.runs[0].tpot_ms["p50"].value > 2.5 * modelled.runs[0].tpot_ms["p50"].value
     assert found.runs[0].tokens_per_s.high / found.runs[0].tokens_per_s.value == pytest.approx(1.02)
     assert not any("modelled" in sentence for sentence in notes(found))
+
+
+def test_a_table_of_a_measured_gpu_goes_by_its_name():
+    asked = make(loads=parse_loads("4", 0), requests=parse_requests("128,144"), systems=("off",), max_requests=20)
+    found = make_plan(replace(asked, table=Path("h100-measured")))
+    assert found.source == "measured"
+    assert "2026-11-26" in found.anchors
+    assert found.runs[0].tpot_ms["p50"].value == pytest.approx(6.84, rel=0.05)  # of a step, measured on the H100
+    assert 0.0 < found.runs[0].tokens_per_s.high / found.runs[0].tokens_per_s.value - 1.0 < 0.05
+    assert any("the models that you gave set only the memory" in sentence for sentence in notes(found))
+
+
+@pytest.mark.parametrize(
+    ("table", "gpu", "words"),
+    [
+        ("h200-measured", "h100", "table is 'h200-measured', which is no file and none of h100-measured"),
+        ("h100-measured", "a100", "table is h100-measured, which needs gpu h100; it is a100"),
+    ],
+)
+def test_a_table_that_is_not_there_or_of_another_gpu_is_refused(table, gpu, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        make_plan(make(table=Path(table), gpu=GPUS[gpu], systems=("off",)))
 
 
 def test_a_load_that_the_memory_does_not_hold_is_said():
