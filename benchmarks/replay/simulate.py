@@ -95,10 +95,16 @@ def open_replay(recording: Recording, machine: Machine, spelling: str, load: int
 
 
 def run_closed_loop(
-    executor: Executor, now_s: Callable[[], float], jobs: Sequence[Job], load: int, num_warm_up: int
+    executor: Executor,
+    now_s: Callable[[], float],
+    jobs: Sequence[Job],
+    load: int,
+    num_warm_up: int,
+    window_s: tuple[float, float] | None = None,
 ) -> float:
     """Keeps `load` jobs in flight -> output tokens per second, from the end of the num_warm_up-th job to the moment
-    when fewer are left. Without a warm-up the first step counts."""
+    when fewer are left. Without a warm-up the first step counts. window_s: from and to which moment instead, of a clock
+    that begins at 0."""
     num_tokens = num_running = num_ended = 0
 
     def sink(output: RequestOutput) -> bool:
@@ -109,7 +115,7 @@ def run_closed_loop(
             num_ended += 1
         return False
 
-    begun = None if num_warm_up else (now_s(), 0)
+    begun = None if num_warm_up or window_s else (now_s(), 0)
     waiting = iter(enumerate(jobs))
     while True:
         while num_running < load:
@@ -123,8 +129,11 @@ def run_closed_loop(
             executor.submit(str(number), prompt_of(job.text, PROMPT_LEN), params, sink)
             num_running += 1
         executor.step()
-        if begun is None and num_ended >= num_warm_up:
+        is_warm = num_ended >= num_warm_up if window_s is None else now_s() >= window_s[0]
+        if begun is None and is_warm:
             begun = now_s(), num_tokens
+        if begun is not None and window_s is not None and now_s() >= window_s[1]:
+            return (num_tokens - begun[1]) / (now_s() - begun[0])
 
 
 def simulate(
