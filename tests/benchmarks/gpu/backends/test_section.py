@@ -71,7 +71,7 @@ def test_cuda_is_built_decoded_timed_and_soaked(longer: GpuBenchOptions) -> None
         assert num_faults == "0"
         assert (int(num_pruned) > 0) == policy.startswith("pruned")
     assert found["values"]["memory growth MiB"] == 0
-    assert set(found["values"]["verify ms"]) >= {"1", "2", "4", "8", "16", "17", "32"}
+    assert set(found["values"]["verify ms"]) >= {"1", "2", "4", "8", "16", "24", "32"}
 
 
 @ONLY_ALL
