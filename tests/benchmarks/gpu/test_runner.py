@@ -32,6 +32,8 @@ from tests.support.effort import pick
 
 pytestmark = pytest.mark.slow
 
+NO_MACHINE = (sys.executable, "-m", "tests.benchmarks.gpu.no_machine")  # runs without a GPU what is no dry run, too
+
 
 def options(output_dir: Path, **values: Any) -> GpuBenchOptions:
     return GpuBenchOptions(Path("target"), Path("draft"), output_dir, **({"dry_run": True} | values))
@@ -44,9 +46,8 @@ def section(name: str, limit_s: float = 60.0) -> Section:
 @pytest.fixture(scope="module", autouse=True)
 def section_process() -> Iterator[None]:
     """That of a section here; the command's tests have the suite's own."""
-    light = (sys.executable, "-m", "tests.benchmarks.gpu.no_machine")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "SECTION_PROCESS", pick(light, runner.SECTION_PROCESS))
+        patch.setattr(runner, "SECTION_PROCESS", pick(NO_MACHINE, runner.SECTION_PROCESS))
         yield
 
 
@@ -149,7 +150,9 @@ def test_short_runs_have_what_is_worth_most() -> None:
     assert middle == {*short, "timeline", "host_profile", "kernels", "fp8", "partitions", "other_policies", "peers"}
 
 
-def test_what_does_not_fit_the_minutes_is_left_out_and_said_so(tmp_path: Path) -> None:
+def test_what_does_not_fit_the_minutes_is_left_out_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SECTION_PROCESS", NO_MACHINE)
+
     def lasting(name: str, typical_s: float) -> Section:
         return dataclasses.replace(section(name), typical_s=typical_s)
 
