@@ -51,7 +51,7 @@ def measure(
 
 
 def open_machine(table: str, noise: float) -> Callable[[int], Machine]:
-    """By round: a cost table's file, or a measured GPU whose profile has another noise in each."""
+    """The machine of each round: a cost table's file, or a measured GPU whose profile has other noise every time."""
     if table not in NAMES:
         machine = Machine.of_table(CostTable.from_json(json.loads(Path(table).read_text())))
         return lambda seed: machine

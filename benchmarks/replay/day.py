@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     given = parser.parse_args()
     figures = list(compare(open_recording(given), synthetic_profile(MeasuredGpu(is_padded=False))))
-    print("SIMULATED beside what was measured on an H100, 2026-11-26\n")
+    print("SIMULATED next to what was measured on an H100, 2026-11-26\n")
     print("\n".join(render(figures)))
     if given.json is not None:
         given.json.write_text(json.dumps([as_json(figure) for figure in figures], indent=1) + "\n")

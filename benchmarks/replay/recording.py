@@ -59,7 +59,7 @@ class Recording:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of open_recording."""
+    """The options that open_recording reads."""
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
     parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
     parser.add_argument("--recording", type=Path, help="kept here, and used again if it is there")
