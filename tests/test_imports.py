@@ -34,7 +34,7 @@ ORDER = (
     "executor",
     "trtllm",
     "profiling",
-    "testing",
+    "simulation",
     "planner",
     "serving",
     "bench",

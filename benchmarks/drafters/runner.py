@@ -29,7 +29,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.ensure import ensure_profile
-from faser_trtllm.testing.simulation.simulation import open_simulation
+from faser_trtllm.simulation.simulation import open_simulation
 
 OFF = "off"
 TEMPERATURE = 0.8

@@ -14,17 +14,17 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from benchmarks.host.null_engines import NullEngine
 from faser_trtllm.config import ExecutorConfig, ServiceConfig
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import MonotonicClock
 from faser_trtllm.engine.base import EngineSpec
+from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.serving.edge.process import main
-from faser_trtllm.testing.delegating_engine import DelegatingEngine
-from faser_trtllm.testing.null_engines import NullEngine
 
 MAX_BATCH_SIZE, MAX_SEQ_LEN, TOKENS_PER_BLOCK = 256, 2048, 32
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.host.null_engines import DRAFTED, CoinLogits
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.decoder import Bounds
@@ -25,7 +26,6 @@ from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
 from faser_trtllm.partition.green_context import GpuPartition
-from faser_trtllm.testing.null_engines import DRAFTED, CoinLogits
 
 if TYPE_CHECKING:
     import torch

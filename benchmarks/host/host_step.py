@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.host.gpu_engines import GpuEngines, HostClock, open_gpu_engines
+from benchmarks.host.null_engines import VOCAB_SIZE, NullEngine
 from benchmarks.host.options import GPU, NULL, split_system
 from faser_trtllm import native
 from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheConfig
@@ -22,6 +23,7 @@ from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView
 from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine, EngineSpec
+from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
@@ -30,9 +32,7 @@ from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.testing.delegating_engine import DelegatingEngine
-from faser_trtllm.testing.null_engines import VOCAB_SIZE, NullEngine
-from faser_trtllm.testing.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.priced_engine import PricedEngine
 
 PARTS = {
     NULL: ("schedule", "policy", "draft batch", "batch", "commit", "output"),

@@ -12,7 +12,7 @@ from faser_trtllm.errors import ConfigError, InvalidArgumentError, install
 MAX_REQUESTS = 4096
 REFERENCE_DRAFTS = 4  # of the loop in C, in each step
 ENGINES = NULL, GPU = "null", "gpu"
-"""null: testing/null_engines.py. gpu: those of engine/gpu, on a device that computes nothing."""
+"""null: null_engines.py. gpu: those of engine/gpu, on a device that computes nothing."""
 
 
 def split_system(system: str) -> tuple[str, tuple[DrafterName, ...]]:

@@ -14,10 +14,10 @@ from faser_trtllm.costmodel.gpu import find_gpu
 from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.shape import ModelShape, find_shape
 from faser_trtllm.costmodel.table import ExitSignal, modelled_table
-from faser_trtllm.testing.load.acceptance import Acceptance
-from faser_trtllm.testing.load.arrivals import TRACES, Lengths, generated_arrivals
-from faser_trtllm.testing.load.run import run_arrivals, run_closed_loop
-from faser_trtllm.testing.load.service import ServiceOptions, open_service
+from faser_trtllm.planner.load.acceptance import Acceptance
+from faser_trtllm.planner.load.arrivals import TRACES, Lengths, generated_arrivals
+from faser_trtllm.planner.load.run import run_arrivals, run_closed_loop
+from faser_trtllm.planner.load.service import ServiceOptions, open_service
 
 EAGLE3 = "eagle3"  # as a draft: the target's EAGLE-3 head
 OFF = "off"

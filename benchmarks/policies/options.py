@@ -34,7 +34,7 @@ class PolicyBenchOptions:
     jobs_per_stream: requests per concurrent stream of a closed loop, min_jobs of them at least.
     num_bursty_jobs: requests of the bursty trace.
     swing: highest over lowest arrival rate. peak_load: highest arrival rate over what `off` can serve.
-    simulated: passes take the cost table's time on a clock of their own (faser_trtllm/testing/simulation), so that the
+    simulated: passes take the cost table's time on a clock of their own (faser_trtllm/simulation), so that the
     speeds of machine and host are left out and every run repeats itself. cost_table: of another machine, to simulate
     that one (a profile.json); default: measured here. slowdown: the simulated machine is up to this many times slower
     for stretches of 0.2 to 3 s; rates are of the time that it would have taken at its best.

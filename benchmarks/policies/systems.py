@@ -23,8 +23,8 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.testing.simulation.simulation import open_simulation
-from faser_trtllm.testing.simulation.varying_clock import ChangingClock
+from faser_trtllm.simulation.simulation import open_simulation
+from faser_trtllm.simulation.varying_clock import ChangingClock
 
 SETTLE_S = 0.001  # the pool of the system that ran last stops spinning
 TIMELINE_BINS = 120

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.replay.measured_day import CLAIM, POLICIES, TIMELINE, Figure, compare
 from benchmarks.replay.recording import add_options, open_recording
 from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
+from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 TABLES = (
     (

@@ -20,10 +20,10 @@ from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.testing.simulation.lanes import SimulatedLane
-from faser_trtllm.testing.simulation.pass_times import PassTimes
-from faser_trtllm.testing.simulation.priced_engine import PricedEngine
-from faser_trtllm.testing.simulation.varying_clock import ChangingClock
+from faser_trtllm.simulation.lanes import SimulatedLane
+from faser_trtllm.simulation.pass_times import PassTimes
+from faser_trtllm.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.varying_clock import ChangingClock
 
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default

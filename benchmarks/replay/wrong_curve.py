@@ -18,7 +18,7 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_curve import CostCurve
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
+from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 FACTORS = (5.0, 0.2)
 WINDOW_S = (30.0, 50.0)  # in which rates are measured

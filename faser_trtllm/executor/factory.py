@@ -60,7 +60,7 @@ EngineWrapper = Callable[[Engine, str], Engine]
 
 @dataclass(frozen=True)
 class Simulation:
-    """The wrappers of engines and lanes in a simulation (testing/simulation), and its policy's costs."""
+    """The wrappers of engines and lanes in a simulation (simulation/), and its policy's costs."""
 
     wrap_engine: EngineWrapper
     make_lane: LaneMaker

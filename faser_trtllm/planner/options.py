@@ -11,8 +11,8 @@ import numpy as np
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.shape import ModelShape
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.testing.load.acceptance import Acceptance
-from faser_trtllm.testing.load.arrivals import TRACES, Arrival, Lengths, generated_arrivals, read_arrivals
+from faser_trtllm.planner.load.acceptance import Acceptance
+from faser_trtllm.planner.load.arrivals import TRACES, Arrival, Lengths, generated_arrivals, read_arrivals
 
 TRACE_S = 600.0  # of a generated trace
 MAX_PROMPT, MAX_OUTPUT = 8192, 2048  # tokens; longer requests are cut

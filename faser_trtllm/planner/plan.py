@@ -17,12 +17,12 @@ from faser_trtllm.costmodel.measured import NAMES, MeasuredGpu
 from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.table import ExitSignal, modelled_table
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.planner.load.run import LoadReport, Objectives, run_arrivals, run_closed_loop
+from faser_trtllm.planner.load.service import ServiceOptions, open_service
 from faser_trtllm.planner.memory import MemoryPlan, plan_memory
 from faser_trtllm.planner.options import MAX_OUTPUT, MAX_PROMPT, Load, PlanOptions, draw_lengths
 from faser_trtllm.planner.systems import EAGLE3, OFF, PREFERENCE, SYSTEMS, System
-from faser_trtllm.testing.load.run import LoadReport, Objectives, run_arrivals, run_closed_loop
-from faser_trtllm.testing.load.service import ServiceOptions, open_service
-from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
+from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 
 MAX_DRAFT_LEN = 8
 MAX_BATCH_SIZE = 512  # of an open loop, whose concurrency is what comes of it

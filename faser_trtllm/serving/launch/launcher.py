@@ -26,8 +26,8 @@ from faser_trtllm.serving.launch.repository import choose_models, link_unary
 from faser_trtllm.serving.launch.run_dir import RunDir, remove_stale
 from faser_trtllm.serving.launch.tritonserver import find_tritonserver, link_backends, spawn
 from faser_trtllm.serving.triton.model import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE
+from faser_trtllm.serving.worker.faults import faults_of_environment
 from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, kill, session_pids
-from faser_trtllm.testing.faults import faults_of_environment
 
 EXIT_TIMEOUT_S = 5
 STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset

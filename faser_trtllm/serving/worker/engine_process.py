@@ -69,7 +69,7 @@ def open_engine_dir(engine_dir: Path, config: ServiceConfig) -> tuple[ServedExec
     from faser_trtllm.executor.factory import open_executor
     from faser_trtllm.models.tokenizer import Tokenizer
     from faser_trtllm.profiling.ensure import ensure_profile
-    from faser_trtllm.testing.faults import faults_of_environment, with_faults
+    from faser_trtllm.serving.worker.faults import faults_of_environment, with_faults
 
     faults = faults_of_environment()
     tokenizer = Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir)

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.host.gpu_engines import HostClock
 from benchmarks.host.host_step import PROMPT_LEN, Stopwatch, measure_step, open_executor
+from benchmarks.host.null_engines import DRAFTED, OTHER
 from benchmarks.host.options import GPU, NULL
 from benchmarks.host.runner import modelled_costs
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.testing.null_engines import DRAFTED, OTHER
 
 pytest.importorskip("torch")
 

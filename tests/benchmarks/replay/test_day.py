@@ -12,7 +12,7 @@ from benchmarks.replay.first_seen import FirstSeenGpu
 from benchmarks.replay.measured_day import Figure, Run, compare
 from benchmarks.replay.recording import MAX_DRAFT_LEN, NUM_OUTPUT, Recording, open_recording
 from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
+from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 from tests.support.effort import ONLY_ALL
 
 ROOT = Path(__file__).parents[3]

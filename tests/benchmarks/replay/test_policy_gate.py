@@ -7,7 +7,7 @@ from benchmarks.replay.recording import NUM_OUTPUT, Recording
 from benchmarks.replay.simulate import Machine, simulate
 from benchmarks.replay.wrong_curve import POLICY, rate, wrong
 from faser_trtllm.costmodel.measured import MeasuredGpu
-from faser_trtllm.testing.simulation.synthetic_profile import synthetic_profile
+from faser_trtllm.simulation.synthetic_profile import synthetic_profile
 from tests.support.effort import pick
 
 K = 8

@@ -15,8 +15,8 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import Simulation, open_executor
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.testing.simulation.lanes import SimulatedLane
-from faser_trtllm.testing.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.lanes import SimulatedLane
+from faser_trtllm.simulation.priced_engine import PricedEngine
 
 
 def open_simulation(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.testing.faults import (
+from faser_trtllm.serving.worker.faults import (
     DRAFT_KINDS,
     TARGET_KINDS,
     TIMED_KINDS,

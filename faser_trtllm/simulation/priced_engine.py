@@ -13,8 +13,8 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.core.traffic import Lane
 from faser_trtllm.engine.base import DraftBatch, Engine
-from faser_trtllm.testing.delegating_engine import DelegatingEngine
-from faser_trtllm.testing.simulation.pass_times import PassTimes
+from faser_trtllm.engine.delegating_engine import DelegatingEngine
+from faser_trtllm.simulation.pass_times import PassTimes
 
 
 class OtherLane(Protocol):

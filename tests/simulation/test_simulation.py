@@ -16,9 +16,9 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.core.traffic import Lane, Traffic
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.testing.simulation.lanes import RunningLane, SimulatedLane
-from faser_trtllm.testing.simulation.priced_engine import PricedEngine
-from faser_trtllm.testing.simulation.simulation import open_simulation
+from faser_trtllm.simulation.lanes import RunningLane, SimulatedLane
+from faser_trtllm.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.simulation import open_simulation
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector, Setup, toy_costs
 

@@ -11,8 +11,8 @@ from faser_trtllm.core.plan import DraftResult, SchedulerOutput
 from faser_trtllm.core.traffic import Lane, side_by_side
 from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
 from faser_trtllm.policy.modes import DRAFT, VERIFY
-from faser_trtllm.testing.simulation.pass_times import PassTimes
-from faser_trtllm.testing.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.pass_times import PassTimes
+from faser_trtllm.simulation.priced_engine import PricedEngine
 
 
 class SimulatedLane(DraftLane):

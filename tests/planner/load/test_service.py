@@ -13,12 +13,12 @@ from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.shape import SHAPES
 from faser_trtllm.costmodel.table import ExitSignal, modelled_table
 from faser_trtllm.ops.draft_stop import goes_on
-from faser_trtllm.testing.load.acceptance import Acceptance
-from faser_trtllm.testing.load.arrivals import Arrival, generated_arrivals
-from faser_trtllm.testing.load.arrivals import Lengths as Tokens
-from faser_trtllm.testing.load.run import Objectives, run_arrivals, run_closed_loop
-from faser_trtllm.testing.load.service import ServiceOptions, open_service
-from faser_trtllm.testing.load.synthetic_engines import DoubtRates, stopped_drafts
+from faser_trtllm.planner.load.acceptance import Acceptance
+from faser_trtllm.planner.load.arrivals import Arrival, generated_arrivals
+from faser_trtllm.planner.load.arrivals import Lengths as Tokens
+from faser_trtllm.planner.load.run import Objectives, run_arrivals, run_closed_loop
+from faser_trtllm.planner.load.service import ServiceOptions, open_service
+from faser_trtllm.planner.load.synthetic_engines import DoubtRates, stopped_drafts
 from tests.support.effort import pick
 
 pytestmark = pytest.mark.slow

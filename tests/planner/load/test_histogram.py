@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from faser_trtllm.testing.load.histogram import Histogram
+from faser_trtllm.planner.load.histogram import Histogram
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99, 1.0])

@@ -22,7 +22,7 @@ from faser_trtllm.ops.arrays import SamplingArray
 from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.ops.prune_rows import PruneBatch
-from faser_trtllm.testing.load.acceptance import AcceptanceProcess
+from faser_trtllm.planner.load.acceptance import AcceptanceProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Self

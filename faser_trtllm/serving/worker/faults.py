@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.base import DraftBatch, Engine
+from faser_trtllm.engine.delegating_engine import DelegatingEngine
 from faser_trtllm.errors import ConfigError, OutOfMemoryError
-from faser_trtllm.testing.delegating_engine import DelegatingEngine
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.testing.load.arrivals import TRACES, generated_arrivals, read_arrivals
+from faser_trtllm.planner.load.arrivals import TRACES, generated_arrivals, read_arrivals
 
 AZURE = TRACES["azure"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.testing.load.acceptance import PUBLISHED, Acceptance, AcceptanceProcess, mean_of_tested
+from faser_trtllm.planner.load.acceptance import PUBLISHED, Acceptance, AcceptanceProcess, mean_of_tested
 
 PLACES = np.arange(5)[None]
 SLOT = np.zeros(1, np.int32)

@@ -15,10 +15,8 @@ from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
-from faser_trtllm.policy.base import Policy
-from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.testing.load.acceptance import Acceptance, AcceptanceProcess
-from faser_trtllm.testing.load.synthetic_engines import (
+from faser_trtllm.planner.load.acceptance import Acceptance, AcceptanceProcess
+from faser_trtllm.planner.load.synthetic_engines import (
     VOCAB_SIZE,
     DoubtRates,
     PendingDrafts,
@@ -26,8 +24,10 @@ from faser_trtllm.testing.load.synthetic_engines import (
     SyntheticTarget,
     SyntheticTester,
 )
-from faser_trtllm.testing.simulation.lanes import SimulatedLane
-from faser_trtllm.testing.simulation.priced_engine import PricedEngine
+from faser_trtllm.policy.base import Policy
+from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.simulation.lanes import SimulatedLane
+from faser_trtllm.simulation.priced_engine import PricedEngine
 
 TOKENS_PER_BLOCK = 32
 

@@ -12,8 +12,8 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import RequestOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.executor.executor import Executor
-from faser_trtllm.testing.load.arrivals import Arrival
-from faser_trtllm.testing.load.histogram import Histogram
+from faser_trtllm.planner.load.arrivals import Arrival
+from faser_trtllm.planner.load.histogram import Histogram
 
 MINUTE_S = 60.0
 REPORT_STEPS = 256  # between two calls of progress
