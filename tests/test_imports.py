@@ -23,7 +23,6 @@ ORDER = (
     "partition",
     "kvcache",
     "policy",
-    "baselines",
     "sampling",
     "guided",
     "builder",

@@ -7,13 +7,19 @@ draft is tested, never whether (docs/policy.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from faser_trtllm.core.decision import Decision, Mode, PlanStats, StepView
+from faser_trtllm.core.request import Request
 
 __all__ = ["FOREVER", "Decision", "Mode", "PlanStats", "Policy", "StepView"]
 
 FOREVER = 1 << 62  # Decision.num_held of a plan that depends on nothing but the number of requests
+HELD_STEPS = 16  # at least: what a plan rests on is learnt no faster
+TRIAL_STEPS = 4  # of an arm, where drafting is in charge; the first two after a change are not counted
+HELD_MS = 100.0  # and about so long, so that planning takes less than 1 % of short steps' time
+MAX_HELD_STEPS = 1024
 
 
 class Policy(Protocol):
@@ -31,3 +37,8 @@ class StatelessPolicy:
     """A policy that learns nothing."""
 
     def observe(self, stats: PlanStats) -> None: ...
+
+
+def mean_context(decoding: Sequence[Request]) -> float:
+    """Tokens per request."""
+    return sum(request.num_tokens for request in decoding) / len(decoding)

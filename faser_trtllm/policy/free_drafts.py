@@ -13,9 +13,8 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.ops.acceptance import AcceptanceModel
 from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts
 from faser_trtllm.policy.average import Average
-from faser_trtllm.policy.base import Decision, PlanStats, Policy, StepView
+from faser_trtllm.policy.base import HELD_STEPS, Decision, PlanStats, Policy, StepView, mean_context
 from faser_trtllm.policy.costs import MeasuredCosts
-from faser_trtllm.policy.hold import HELD_STEPS, mean_context
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.static import OffPolicy
 

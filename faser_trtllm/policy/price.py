@@ -22,10 +22,19 @@ from faser_trtllm.ops.arrays import Float64Array, Int32Array
 from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
 from faser_trtllm.policy.arms import OFF, Arms
-from faser_trtllm.policy.base import Decision, Mode, PlanStats, StepView
+from faser_trtllm.policy.base import (
+    HELD_MS,
+    HELD_STEPS,
+    MAX_HELD_STEPS,
+    TRIAL_STEPS,
+    Decision,
+    Mode,
+    PlanStats,
+    StepView,
+    mean_context,
+)
 from faser_trtllm.policy.costs import MeasuredCosts, StepCosts
 from faser_trtllm.policy.exits import ExitPlanner
-from faser_trtllm.policy.hold import HELD_MS, HELD_STEPS, MAX_HELD_STEPS, TRIAL_STEPS, mean_context
 from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
 from faser_trtllm.policy.prompts import Prompts, prompt_row_worth
 from faser_trtllm.policy.stop import draft_stop

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pkgutil import resolve_name
 
 from faser_trtllm.config import DrafterName
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.policy.base import Mode, Policy
 from faser_trtllm.policy.free_drafts import FreeDraftsPolicy
+from faser_trtllm.policy.gp_lcb import GpLcbPolicy
 from faser_trtllm.policy.price import PricePolicy
 from faser_trtllm.policy.schedule import SchedulePolicy
 from faser_trtllm.policy.static import DraftLenSchedulePolicy, FixedPolicy, OffPolicy
 
 SPELLINGS = "off, fixed:K, schedule, schedule:N=K,..., gp_lcb, price, auto"
-GP_LCB = "faser_trtllm.baselines.gp_lcb:GpLcbPolicy"  # stands above this package, so it is looked up by name
 OPTIONS = {
     "prune": ("auto", "on", "off"),
     "mode": ("auto", *(mode.value for mode in Mode)),
@@ -61,8 +60,7 @@ def make_policy(
         if length.isdigit():
             return _fixed(spelling, int(length), rest, max_draft_len)
     if name == "gp_lcb" and not argument:
-        found: Policy = resolve_name(GP_LCB)(max_draft_len)
-        return found
+        return GpLcbPolicy(max_draft_len)
     if name == "schedule" and argument:
         return DraftLenSchedulePolicy(spelling, _draft_len_schedule(spelling, argument, max_draft_len))
     if (name == "schedule" and not argument) or name == "price":

@@ -7,9 +7,8 @@ import numpy as np
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.ops.best_slots import SlotCosts, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
-from faser_trtllm.policy.base import Decision, PlanStats, StepView
+from faser_trtllm.policy.base import HELD_STEPS, Decision, PlanStats, StepView, mean_context
 from faser_trtllm.policy.costs import MeasuredCosts
-from faser_trtllm.policy.hold import HELD_STEPS, mean_context
 
 RETRY_STEPS = 256  # without drafting, until some steps draft one token each, to learn
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from faser_trtllm import native
 from faser_trtllm.core.cost_table import CostSample, CostTable, ExitModel, Fingerprint, Interference
 from faser_trtllm.ops.prune_rows import PruneBatch, prune_rows_reference
-from faser_trtllm.policy.base import Mode, PlanStats, StepView
-from faser_trtllm.policy.hold import HELD_STEPS
+from faser_trtllm.policy.base import HELD_STEPS, Mode, PlanStats, StepView
 from faser_trtllm.policy.price import RETRY_REQUESTS, PricePolicy
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.sampling.table import SamplingTable
