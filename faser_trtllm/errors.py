@@ -1,12 +1,37 @@
 """The errors users see. Each message is one sentence: the field, the value, the limit and the fix."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Mapping
+
+_MAX_VALUE_CHARS = 64
+_SPOKEN = {"prompt": "the prompt", "prompt_tokens": "the prompt"}
+"""Fields of requests that no client sends under that name, as a sentence calls them."""
 
 
 class FaserError(Exception):
-    """Base of all errors meant for users; `code` is the Triton status it maps to."""
+    """Base of all errors meant for users; `code` is the Triton status it maps to.
+
+    field, value, limit: the field at fault, what it is and what is allowed, as text, where the error is about a field.
+    A prompt that is too long for the engine has the field "prompt_tokens" and as limit the number that it takes.
+    """
 
     code = "INTERNAL"
+
+    def __init__(self, message: str, *, field: str | None = None, value: object = None, limit: object = None) -> None:
+        """message: the sentence, or with a field what follows the field's name: "is -1, allowed is 0 to 2"."""
+        self._message = message
+        self.field = field
+        self.value = None if value is None else _short(str(value))
+        self.limit = None if limit is None else str(limit)
+        super().__init__(self.sentence({}))
+
+    def sentence(self, names: Mapping[str, str]) -> str:
+        """The message with the field's name in names, where a client knows the field by another."""
+        if self.field is None:
+            return self._message
+        return f"{names.get(self.field) or _SPOKEN.get(self.field, self.field)} {self._message}"
 
 
 class InvalidArgumentError(FaserError):
@@ -53,3 +78,7 @@ def install(extras: str) -> str:
 def reason_of(error: Exception) -> str:
     """The system's reason why a file could not be used, and the user: "Permission denied, as uid 1000"."""
     return f"{error.strerror}, as uid {os.geteuid()}" if isinstance(error, OSError) else str(error)
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}..."

@@ -1,10 +1,9 @@
-"""Requests and outputs of text generation: the frozen values that cross the socket to the engine process."""
+"""Requests and outputs of text generation, as frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from faser_trtllm.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from faser_trtllm.errors import InvalidArgumentError
@@ -16,7 +15,8 @@ MAX_WORDS = 1024
 MAX_LOGITS_BYTES = 32 << 20
 
 
-class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class TextRequest:
     """One prompt, as text or as token ids (exactly one of the two), and what to do with it.
 
     Sampling fields mean the same as in SamplingParams.
@@ -115,7 +115,8 @@ class TextRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         return guide_spec(self.guided_decoding_guide_type, self.guided_decoding_guide)
 
 
-class Statistics(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Statistics:
     """Counts and times of one request. A time is None if the request ended before that point.
 
     *_ms: since its arrival. *_time_ns: of this machine's monotonic clock. num_reused_blocks: KV cache blocks found when
@@ -146,7 +147,8 @@ class Statistics(msgspec.Struct, frozen=True):
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
-class TopLogProbs(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TopLogProbs:
     """The most probable tokens of some places, best first: ids int32 and log_probs fp32, each [num_places, num_top] in
     C order."""
 
@@ -159,7 +161,8 @@ class TopLogProbs(msgspec.Struct, frozen=True):
         return TopLogProbs(b"".join(part.ids for part in parts), b"".join(part.log_probs for part in parts))
 
 
-class ContextLogProbs(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ContextLogProbs:
     """Of a prompt: its tokens, the log probs of all but the first, and the most probable tokens in those places."""
 
     token_ids: tuple[int, ...]
@@ -167,7 +170,8 @@ class ContextLogProbs(msgspec.Struct, frozen=True):
     tops: TopLogProbs
 
 
-class TextOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class TextOutput:
     """New text and its tokens.
 
     The last output has statistics and a finish reason: "stop", "length", "cancelled", "timeout" or "error". With

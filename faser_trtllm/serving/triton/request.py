@@ -7,10 +7,9 @@ has; TextRequest.validate() and executor/admission.py check values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -129,7 +128,7 @@ def parse_request(
     for batch_index, item in enumerate(items):
         request = _parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1)
         if per_response and request.stream:
-            request = msgspec.structs.replace(request, return_statistics=True)
+            request = replace(request, return_statistics=True)
         num_sequences = _scalar(item, "num_return_sequences", int, 1)
         if not 1 <= num_sequences <= MAX_RETURN_SEQUENCES:
             raise InvalidArgumentError(
@@ -154,7 +153,7 @@ def _batch(tensors: Tensors) -> list[Tensors]:
 def _with_own_seed(request: TextRequest, sequence_index: int) -> TextRequest:
     if request.seed is None or sequence_index == 0:
         return request
-    return msgspec.structs.replace(request, seed=(request.seed + sequence_index * SEED_STEP) % 2**64)
+    return replace(request, seed=(request.seed + sequence_index * SEED_STEP) % 2**64)
 
 
 def _parse_item(
