@@ -31,7 +31,7 @@ class Backend:
     on_cpu: bool = False
     has_integer_weights: bool = False  # quantization int8 and int4, when engines are built
     has_fp8: bool = False  # quantization fp8, when engines are opened
-    builds_float8: bool = False  # quantization FP8, when engines are built
+    builds_fp8: bool = False  # quantization FP8, when engines are built
     builds_for_other_gpus: bool = False  # compute_capabilities of GPUs that are not there
     has_fp8_kv: bool = False  # KV caches in fp8, when engines are opened
     has_ranks: bool = False  # a target that is split over several GPUs
@@ -68,7 +68,7 @@ BACKENDS = (
         draft_opener="faser_trtllm.engine.tensorrt.open:open_draft",
         dtypes=("bfloat16", "float16", "float32"),
         note="any machine, for RTX GPUs",
-        builds_float8=True,
+        builds_fp8=True,
         builds_for_other_gpus=True,
         can_interpret=True,
     ),
@@ -79,7 +79,7 @@ BACKENDS = (
         draft_opener="faser_trtllm.engine.tensorrt.open:open_draft",
         dtypes=("bfloat16", "float16", "float32"),
         note="on the GPU that it is for",
-        builds_float8=True,
+        builds_fp8=True,
     ),
 )
 

@@ -26,8 +26,8 @@ from faser_trtllm.builder.engine_dir import (
     sha256_of,
 )
 from faser_trtllm.builder.interrupts import kept_interrupts
-from faser_trtllm.builder.network.float8_recipe import describe_float8
-from faser_trtllm.builder.options import BuildOptions, check_options, float8_roles
+from faser_trtllm.builder.network.fp8_recipe import describe_fp8
+from faser_trtllm.builder.options import BuildOptions, check_options, fp8_roles
 from faser_trtllm.builder.source import MedusaHeads, Source, open_sources
 from faser_trtllm.builder.staging import staged_directory
 from faser_trtllm.errors import EngineFileError, InvalidArgumentError, reason_of
@@ -64,9 +64,9 @@ def build_engines(
         )
         for source in sources:
             sentence = source.rounding(options.dtype)
-            if source.role in float8_roles(options) and source.head is None:
+            if source.role in fp8_roles(options) and source.head is None:
                 types = source.checkpoint.stored_types
-                sentence = describe_float8(source.role, types, source.config, source.weights)
+                sentence = describe_fp8(source.role, types, source.config, source.weights)
             if note is not None and sentence is not None:
                 note(sentence)
         build_config = _build_config(options, backend, sources)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faser_trtllm.backends import find_backend, names_with
-from faser_trtllm.builder.network.float8 import FLOAT8
+from faser_trtllm.builder.network.fp8 import FP8
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.quantized_weight import Scheme
 
@@ -27,7 +27,7 @@ class BuildOptions:
     mtp_reads_normed: from the target's hidden rows behind its final norm, not before it. expand: times the target's
     layers (models/expand.py).
     compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
-    quantization, draft_quantization: as Scheme.parse reads them, or FLOAT8, of the target's and of the draft's layers;
+    quantization, draft_quantization: as Scheme.parse reads them, or FP8, of the target's and of the draft's layers;
     quantize_lm_head: of their LM heads too. calib_dataset: a text file that activations in fp8 are calibrated on;
     default: a file of Python's standard library. tp_size: ranks that the target is split over, a GPU each.
     """
@@ -58,17 +58,17 @@ class BuildOptions:
     force: bool = False
 
 
-def float8_roles(options: BuildOptions) -> frozenset[str]:
+def fp8_roles(options: BuildOptions) -> frozenset[str]:
     """The roles whose layers are to be in fp8."""
     texts = {"target": options.quantization, "draft": options.draft_quantization}
-    return frozenset(role for role, text in texts.items() if text.upper() == FLOAT8)
+    return frozenset(role for role, text in texts.items() if text.upper() == FP8)
 
 
 def schemes_of(options: BuildOptions) -> dict[str, Scheme]:
     """How the weights of a role become integers; InvalidArgumentError for a spelling that is none."""
-    schemes, in_float8 = {}, float8_roles(options)
+    schemes, in_fp8 = {}, fp8_roles(options)
     for role, text in (("target", options.quantization), ("draft", options.draft_quantization)):
-        scheme = None if role in in_float8 else Scheme.parse(text, _FIELDS[role])
+        scheme = None if role in in_fp8 else Scheme.parse(text, _FIELDS[role])
         if scheme is not None:
             schemes[role] = replace(scheme, lm_head=options.quantize_lm_head)
     return schemes
@@ -86,8 +86,8 @@ def check_options(options: BuildOptions) -> None:
             f"compute_capability is {','.join(options.compute_capabilities)}, only the "
             f"{names_with(lambda b: b.builds_for_other_gpus)} backend builds for GPUs that are not there; leave it out"
         )
-    schemes, in_float8 = schemes_of(options), float8_roles(options)
-    _check_float8(options, in_float8)
+    schemes, in_fp8 = schemes_of(options), fp8_roles(options)
+    _check_fp8(options, in_fp8)
     if schemes and not backend.has_integer_weights:
         role, scheme = next(iter(schemes.items()))
         raise InvalidArgumentError(
@@ -101,14 +101,14 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.mtp_reads_normed and not options.mtp:
         raise InvalidArgumentError("mtp_reads_normed is set without mtp; add --mtp or leave it out")
-    if "draft" in {*schemes, *in_float8} and options.draft_checkpoint_dir is None and not options.mtp:
+    if "draft" in {*schemes, *in_fp8} and options.draft_checkpoint_dir is None and not options.mtp:
         raise InvalidArgumentError(
             f"draft_quantization is {options.draft_quantization} without a draft; add --draft_checkpoint_dir or leave "
             "it out"
         )
-    if options.quantize_lm_head and in_float8:
+    if options.quantize_lm_head and in_fp8:
         raise InvalidArgumentError(
-            f"quantize_lm_head is set with quantization {FLOAT8}, where LM heads stay in {options.dtype}; leave it out"
+            f"quantize_lm_head is set with quantization {FP8}, where LM heads stay in {options.dtype}; leave it out"
         )
     if options.quantize_lm_head and not schemes:
         raise InvalidArgumentError("quantize_lm_head is set without a quantization; add --quantization int8 or int4")
@@ -131,20 +131,20 @@ def check_options(options: BuildOptions) -> None:
         )
 
 
-def _check_float8(options: BuildOptions, roles: frozenset[str]) -> None:
+def _check_fp8(options: BuildOptions, roles: frozenset[str]) -> None:
     backend = find_backend(options.backend)
-    if roles and not backend.builds_float8:
+    if roles and not backend.builds_fp8:
         fix = "use int8 or W8A8"
         if backend.has_fp8:
             fix = (
                 "leave it out and set quantization to fp8 in faser.yaml, since they are quantised when they are opened"
             )
         raise InvalidArgumentError(
-            f"quantization is {FLOAT8}, only {names_with(lambda b: b.builds_float8)} engines are built in it, not "
+            f"quantization is {FP8}, only {names_with(lambda b: b.builds_fp8)} engines are built in it, not "
             f"those of {options.backend}; {fix}"
         )
     if options.calib_dataset is not None and not roles:
         raise InvalidArgumentError(
             f"calib_dataset is {options.calib_dataset} without a quantization that calibrates; add --quantization "
-            f"{FLOAT8} or leave it out"
+            f"{FP8} or leave it out"
         )

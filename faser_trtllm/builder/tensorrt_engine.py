@@ -21,12 +21,12 @@ from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK
 from faser_trtllm.builder.cuda_engine import CudaBackend
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.network.early_exit import build_early_exit
-from faser_trtllm.builder.network.float8 import FLOAT8, BlankLayers, CheckpointLayers, Float8Layers, is_layers
-from faser_trtllm.builder.network.float8_recipe import Float8Recipe
+from faser_trtllm.builder.network.fp8 import FP8, BlankLayers, CheckpointLayers, Fp8Layers, is_layers
+from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
 from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger, rtx_refusal
-from faser_trtllm.builder.options import BuildOptions, float8_roles
+from faser_trtllm.builder.options import BuildOptions, fp8_roles
 from faser_trtllm.builder.plan_file import (
     EARLY_EXIT,
     SEGMENT,
@@ -50,7 +50,7 @@ VERIFY_ROWS = 128
 RTX_COMPUTE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
 """Default targets of TensorRT for RTX 1.7: these GPUs and newer ones (its documentation on CPU engines)."""
 
-RTX_FLOAT8_CAPABILITIES = ("8.9", "12.0")
+RTX_FP8_CAPABILITIES = ("8.9", "12.0")
 """The same of networks in fp8, which it refuses to build for the older ones."""
 
 
@@ -64,13 +64,13 @@ class TensorRTBackend:
         dtype: str,
         requirements: Requirements,
         portable_build: bool,
-        float8: Float8Recipe | None = None,
+        fp8: Fp8Recipe | None = None,
     ) -> None:
         self._trt = trt
         self._name = name
         self._dtype = dtype
         self._requirements = requirements
-        self._float8 = float8 or Float8Recipe()
+        self._fp8 = fp8 or Fp8Recipe()
         self._input_scales: dict[str, dict[str, float]] = {}  # by role, once they are known
         self._set_compute_capabilities = not portable_build
         self._has_plugins = hasattr(trt.INetworkDefinition, "add_plugin")
@@ -78,10 +78,10 @@ class TensorRTBackend:
 
     @classmethod
     def load(
-        cls, name: str, dtype: str, compute_capabilities: Sequence[str], float8: Float8Recipe | None = None
+        cls, name: str, dtype: str, compute_capabilities: Sequence[str], fp8: Fp8Recipe | None = None
     ) -> TensorRTBackend:
         """Import tensorrt or tensorrt_rtx and check what it can build for; ConfigError in one sentence otherwise."""
-        float8 = float8 or Float8Recipe()
+        fp8 = fp8 or Fp8Recipe()
         trt = load_tensorrt(name)
         version = str(trt.__version__)
         if name == "tensorrt":
@@ -94,12 +94,12 @@ class TensorRTBackend:
                 from faser_trtllm.builder.plugins import register
 
                 register(trt, arch)
-            float8.check_capability(arch_capability(arch))
+            fp8.check_capability(arch_capability(arch))
             requirements = Requirements(name, version, (arch_capability(arch),), portable=False)
-            return cls(trt, name, dtype, requirements, portable_build=True, float8=float8)
+            return cls(trt, name, dtype, requirements, portable_build=True, fp8=fp8)
         if not compute_capabilities:
-            capabilities = RTX_FLOAT8_CAPABILITIES if float8.roles else RTX_COMPUTE_CAPABILITIES
-            return cls(trt, name, dtype, Requirements(name, version, capabilities, True), True, float8)
+            capabilities = RTX_FP8_CAPABILITIES if fp8.roles else RTX_COMPUTE_CAPABILITIES
+            return cls(trt, name, dtype, Requirements(name, version, capabilities, True), True, fp8)
         supported = _supported_capabilities(trt)
         for capability in compute_capabilities:
             if capability not in supported:
@@ -107,8 +107,8 @@ class TensorRTBackend:
                     f"compute_capability has {capability}, {name} {version} builds for {', '.join(supported)}; "
                     "leave it out for all of its default GPUs"
                 )
-            float8.check_capability(capability)
-        return cls(trt, name, dtype, Requirements(name, version, tuple(compute_capabilities), False), False, float8)
+            fp8.check_capability(capability)
+        return cls(trt, name, dtype, Requirements(name, version, tuple(compute_capabilities), False), False, fp8)
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         if self._has_plugins:
@@ -127,7 +127,7 @@ class TensorRTBackend:
         """See EngineBuilder. Creates every network, one segment at a time, without building it."""
         networks = [source for source in sources if source.head is None]
         heads = [source for source in sources if source.head is not None]
-        quantized = {source.role: self._quantization(source) for source in sources if self._is_float8(source)}
+        quantized = {source.role: self._quantization(source) for source in sources if self._is_fp8(source)}
         entries: dict[str, Any] = {"quantization": quantized} if quantized else {}
         if heads:
             self._check_heads(build_config)
@@ -146,7 +146,7 @@ class TensorRTBackend:
             "requirements": _plain(asdict(self._requirements)),
             "network": _plain(asdict(self._options(source, build_config))),
         }
-        if self._is_float8(source):
+        if self._is_fp8(source):
             entries["quantization"] = self._quantization(source) | {"input_scales": self._scales(source)}
         return entries
 
@@ -154,9 +154,9 @@ class TensorRTBackend:
         if source.head is not None:
             return self._heads.min_bytes(source, build_config)
         itemsize = 4 if self._dtype == "float32" else 2
-        is_float8 = self._is_float8(source)
+        is_fp8 = self._is_fp8(source)
         return sum(
-            (1 if is_float8 and is_layers(name, shape) else itemsize) * math.prod(shape)
+            (1 if is_fp8 and is_layers(name, shape) else itemsize) * math.prod(shape)
             for name, shape in expected_shapes(source.config).items()
         )
 
@@ -166,11 +166,11 @@ class TensorRTBackend:
             return
         options = self._options(source, build_config)
         parts = self._parts(source)
-        float8 = CheckpointLayers(source.weights, self._scales(source)) if self._is_float8(source) else None
+        fp8 = CheckpointLayers(source.weights, self._scales(source)) if self._is_fp8(source) else None
         with PlanFileWriter(path, self._requirements, options) as writer:
             for done, (kind, first, last) in enumerate(parts):
                 builder = self._trt.Builder(logger(self._trt))
-                network = self._network(builder, kind, first, last, source, options, float8)
+                network = self._network(builder, kind, first, last, source, options, fp8)
                 info, config = self._configure(builder, network, kind, first, last)
 
                 def report(fraction: float, phase: str, done: int = done, info: PlanInfo = info) -> None:
@@ -219,10 +219,10 @@ class TensorRTBackend:
 
     def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
         options = self._options(source, build_config)
-        float8 = BlankLayers(source.weights) if self._is_float8(source) else None  # values are no part of it
+        fp8 = BlankLayers(source.weights) if self._is_fp8(source) else None  # values are no part of it
         # Each network is freed with its weights before the next is made.
         return [
-            self._network(self._trt.Builder(logger(self._trt)), *part, source, options, float8).specification
+            self._network(self._trt.Builder(logger(self._trt)), *part, source, options, fp8).specification
             for part in self._parts(source)
         ]
 
@@ -234,29 +234,29 @@ class TensorRTBackend:
         last: int,
         source: Source,
         options: NetworkOptions,
-        float8: Float8Layers | None,
+        fp8: Fp8Layers | None,
     ) -> SegmentNetwork:
         network = create_network(self._trt, builder)
         if kind == EARLY_EXIT:
             return build_early_exit(self._trt, network, source.config, source.weights, options)
-        return build_segment(self._trt, network, source.config, source.weights, first, last, options, float8)
+        return build_segment(self._trt, network, source.config, source.weights, first, last, options, fp8)
 
-    def _is_float8(self, source: Source) -> bool:
-        return source.role in self._float8.roles
+    def _is_fp8(self, source: Source) -> bool:
+        return source.role in self._fp8.roles
 
     def _scales(self, source: Source) -> dict[str, float]:
         if source.role not in self._input_scales:
             tokenizer = source.checkpoint.tokenizer
-            self._input_scales[source.role] = self._float8.input_scales(source.config, source.weights, tokenizer)
+            self._input_scales[source.role] = self._fp8.input_scales(source.config, source.weights, tokenizer)
         return self._input_scales[source.role]
 
     def _quantization(self, source: Source) -> dict[str, Any]:
         if source.head is not None:
             raise InvalidArgumentError(
-                f"{source.role}_quantization is {FLOAT8}, but the {source.role} is {source.head}, which stays in 16 "
+                f"{source.role}_quantization is {FP8}, but the {source.role} is {source.head}, which stays in 16 "
                 "bits; leave it out"
             )
-        return self._float8.identity(source.config, source.weights)
+        return self._fp8.identity(source.config, source.weights)
 
     def _configure(
         self, builder: Any, network: SegmentNetwork, kind: str, first: int, last: int
@@ -307,9 +307,9 @@ def open_builder(options: BuildOptions) -> TensorRTBackend:
     that TensorRT for RTX refuses, unless the build is for others."""
     if options.backend == "tensorrt_rtx":
         _check_rtx_gpus(options.compute_capabilities)
-    roles = float8_roles(options)
-    float8 = Float8Recipe(roles, calibration_text(options.calib_dataset)) if roles else Float8Recipe()
-    return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities, float8)
+    roles = fp8_roles(options)
+    fp8 = Fp8Recipe(roles, calibration_text(options.calib_dataset)) if roles else Fp8Recipe()
+    return TensorRTBackend.load(options.backend, options.dtype, options.compute_capabilities, fp8)
 
 
 def _check_rtx_gpus(asked: Sequence[str]) -> None:

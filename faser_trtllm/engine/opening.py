@@ -127,7 +127,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     """
     path, backend = request.engines.path, backend_of(request.engines)
     if request.quantization is not Quantization.NONE and not backend.has_fp8:
-        fix = "--quantization FP8" if backend.builds_float8 else f"--backend {names_with(lambda b: b.has_fp8)}"
+        fix = "--quantization FP8" if backend.builds_fp8 else f"--backend {names_with(lambda b: b.has_fp8)}"
         raise ConfigError(
             f"quantization is {request.quantization.value}, {path} holds {backend.name} engines, which run as "
             f"they were built; set it to none or build with {fix}"

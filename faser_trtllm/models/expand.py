@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.float8_matrix import Float8Matrix, stored_input_scale, stored_matrix
+from faser_trtllm.models.fp8_matrix import Fp8Matrix, stored_input_scale, stored_matrix
 from faser_trtllm.models.weights import Weights
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -49,11 +49,11 @@ class ExpandedWeights:
         source, zero = self._source(name)
         return np.zeros(shape, np.float32) if zero else self._weights.float32(source, shape)
 
-    def float8_matrix(self, name: str) -> Float8Matrix | None:
+    def fp8_matrix(self, name: str) -> Fp8Matrix | None:
         """The matrix in e4m3, where the original stores it so."""
         source, zero = self._source(name)
         found = stored_matrix(self._weights, source)
-        return Float8Matrix(np.zeros_like(found.bits), found.scales) if found is not None and zero else found
+        return Fp8Matrix(np.zeros_like(found.bits), found.scales) if found is not None and zero else found
 
     def input_scale(self, module: str) -> float | None:
         """The original's scale of a matrix's inputs."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.float8_matrix import Float8Matrix, stored_input_scale, stored_matrix
+from faser_trtllm.models.fp8_matrix import Fp8Matrix, stored_input_scale, stored_matrix
 from faser_trtllm.models.weights import Weights
 
 _VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -46,7 +46,7 @@ class ResizedVocabulary:
             return self._weights.float32(name, shape)
         return self._weights.float32(name, self._weights.shape(name))[self._rows(name)]
 
-    def float8_matrix(self, name: str) -> Float8Matrix | None:
+    def fp8_matrix(self, name: str) -> Fp8Matrix | None:
         """A layer's matrix in e4m3, where the original stores it so."""
         return None if name in _VOCABULARY_TENSORS else stored_matrix(self._weights, name)
 

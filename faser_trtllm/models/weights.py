@@ -27,8 +27,8 @@ INDEX_FILE = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
-FLOAT8 = "F8_E4M3"
-_ITEMSIZES = {name: dtype.itemsize for name, dtype in (_DTYPES | _INTEGERS).items()} | {FLOAT8: 1}
+FP8 = "F8_E4M3"
+_ITEMSIZES = {name: dtype.itemsize for name, dtype in (_DTYPES | _INTEGERS).items()} | {FP8: 1}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Float32Array = npt.NDArray[np.float32]
@@ -120,11 +120,11 @@ class CheckpointWeights:
         count = (entry.end - entry.start) // 4
         return np.frombuffer(self._maps[entry.file], "<i4", count, entry.start).reshape(entry.shape)
 
-    def float8(self, name: str) -> npt.NDArray[np.uint8]:
+    def fp8(self, name: str) -> npt.NDArray[np.uint8]:
         """The bits of an e4m3 tensor of any shape, a read-only view of the file."""
         entry = self._entry(name)
-        if entry.dtype != FLOAT8:
-            raise CheckpointError(f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be {FLOAT8}")
+        if entry.dtype != FP8:
+            raise CheckpointError(f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be {FP8}")
         count = entry.end - entry.start
         return np.frombuffer(self._maps[entry.file], np.uint8, count, entry.start).reshape(entry.shape)
 

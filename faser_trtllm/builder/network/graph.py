@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.builder.network.float8 import Float8Layers, is_layers
+from faser_trtllm.builder.network.fp8 import Fp8Layers, is_layers
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.weights import Weights
@@ -20,14 +20,14 @@ _LARGEST_FLOAT16 = 65504.0
 class Graph:
     """Adds layers to an INetworkDefinition; .dtype is the trt.DataType of activations and matrices.
 
-    float8: what quantises the layers' matrices and their inputs; None: nothing is quantised.
+    fp8: what quantises the layers' matrices and their inputs; None: nothing is quantised.
 
     The network points into the arrays of .weights (layer name -> array; bf16 as uint16 bits): they must outlive every
     reader of the network. Nothing checks this.
     """
 
     def __init__(
-        self, trt: Any, network: Any, options: NetworkOptions, weights: Weights, float8: Float8Layers | None = None
+        self, trt: Any, network: Any, options: NetworkOptions, weights: Weights, fp8: Fp8Layers | None = None
     ) -> None:
         self.trt = trt
         self.network = network
@@ -45,7 +45,7 @@ class Graph:
         self.weights: dict[str, Array] = {}
         self.literals: set[str] = set()  # the entries of .weights that are not from the checkpoint
         self._source = weights
-        self._float8 = float8
+        self._fp8 = fp8
         self._constants: dict[str, Any] = {}
 
     def add_input(self, name: str, dtype: str, *shape: int | str) -> Any:
@@ -132,8 +132,8 @@ class Graph:
 
     def linear(self, x: Any, *names: str, num_in: int, num_out: tuple[int, ...], bias: bool = False) -> Any:
         """x [rows, num_in] -> [rows, sum(num_out)] through the named checkpoint matrices, in one GEMM."""
-        if self._float8 is not None and is_layers(names[0], (sum(num_out), num_in)):
-            x, weight = self._quantized(self._float8, x, names, num_in, num_out)
+        if self._fp8 is not None and is_layers(names[0], (sum(num_out), num_in)):
+            x, weight = self._quantized(self._fp8, x, names, num_in, num_out)
         else:
             weight = self.matrix(*names, num_in=num_in, num_out=num_out)
         kinds = self.trt.MatrixOperation
@@ -143,10 +143,10 @@ class Graph:
         return self.elementwise(y, self.bias(*names, num_out=num_out), "SUM") if bias else y
 
     def _quantized(
-        self, float8: Float8Layers, x: Any, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]
+        self, fp8: Fp8Layers, x: Any, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]
     ) -> tuple[Any, Any]:
         """x and the matrix, both through e4m3 and back: TensorRT multiplies the e4m3 numbers and scales the product."""
-        name, (matrix, scale) = _joined(names), float8.matrix(names, num_in, num_out)
+        name, (matrix, scale) = _joined(names), fp8.matrix(names, num_in, num_out)
         bits = self._constant(f"{name}.weight", "e4m3", matrix.bits.shape, lambda: matrix.bits)
         scales = self._constant(f"{name}.weight_scale", "float32", matrix.scales.shape, lambda: matrix.scales)
         weight = self.network.add_dequantize(bits, scales, self.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 from faser_trtllm.builder.network.attention import choose_attention
 from faser_trtllm.builder.network.decoder import add_embedding, add_head, add_layer
-from faser_trtllm.builder.network.float8 import Float8Layers
+from faser_trtllm.builder.network.fp8 import Fp8Layers
 from faser_trtllm.builder.network.graph import Array, Graph
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec, hidden_output
 from faser_trtllm.builder.network.specification import specification
@@ -87,19 +87,19 @@ def build_segment(
     first: int,
     last: int,
     options: NetworkOptions,
-    float8: Float8Layers | None = None,
+    fp8: Fp8Layers | None = None,
 ) -> SegmentNetwork:
     """Fill an empty network (create_network) with the layers [first, last) of a decoder.
 
     The first segment takes token_ids [rows] and embeds them, the others hidden_in [rows, hidden_size]. The last gives
     logits [logit_rows, vocab_size] of the rows listed in logit_rows, the others hidden_out [rows, hidden_size], all of
     the options' dtype. Hidden rows of options.read_layers are outputs hidden_N, but for those that a segment passes on
-    to the next. float8: quantises the layers' matrices and their inputs. Raises ConfigError if the options cannot be
+    to the next. fp8: quantises the layers' matrices and their inputs. Raises ConfigError if the options cannot be
     met, CheckpointError for wrong weights.
     """
     if not 0 <= first < last <= config.num_layers:
         raise InvalidArgumentError(f"layers are [{first}, {last}), they must lie within [0, {config.num_layers}]")
-    graph = Graph(trt, network, options, weights, float8)
+    graph = Graph(trt, network, options, weights, fp8)
     if first == 0:
         x = add_embedding(graph, config, graph.add_input("token_ids", "int32", "rows"))
     else:

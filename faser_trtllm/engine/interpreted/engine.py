@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.builder.network.early_exit import build_early_exit
-from faser_trtllm.builder.network.float8 import Float8Layers
+from faser_trtllm.builder.network.fp8 import Fp8Layers
 from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
@@ -42,9 +42,9 @@ class InterpretedEngine(HostPruning):
         weights: Weights,
         options: NetworkOptions,
         exit_layers: Sequence[int] = (),
-        float8: Float8Layers | None = None,
+        fp8: Fp8Layers | None = None,
     ) -> None:
-        """trt: load_tensorrt(). float8: quantises the layers. Raises what build_segment raises; weights may be closed
+        """trt: load_tensorrt(). fp8: quantises the layers. Raises what build_segment raises; weights may be closed
         afterwards."""
         self._trt = trt
         self._config = config
@@ -64,7 +64,7 @@ class InterpretedEngine(HostPruning):
         self._segments: list[Interpreter] = []
         self._caches: list[dict[str, torch.Tensor]] = []
         for first, last in ranges:
-            segment = build_segment(trt, self._network(), config, weights, first, last, options, float8)
+            segment = build_segment(trt, self._network(), config, weights, first, last, options, fp8)
             self._segments.append(Interpreter(trt, segment.network, segment.weights))
             self._caches.append(_empty_caches(segment))
         self._exit = None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.builder.network.layers import Layer, read_layers
-from faser_trtllm.engine.interpreted import float8
+from faser_trtllm.engine.interpreted import fp8
 from faser_trtllm.engine.interpreted.layers import RULES, Operation
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Interpreter:
             left, right = (self._dequantized.get(number, ()) for number in inputs if number is not None)
             weight = self._constants.get(right[0]) if right and right[0] is not None else None
             if left and weight is not None:
-                return float8.product(layer, dtype, weight), (*left, *right)
+                return fp8.product(layer, dtype, weight), (*left, *right)
         constants = tuple(None if number is None else self._constants.get(number) for number in inputs)
         return RULES[layer.kind](layer, dtype, constants), inputs
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.builder.network.layers import Layer
 from faser_trtllm.engine.interpreted import attention as interpreter_attention
-from faser_trtllm.engine.interpreted import float8
+from faser_trtllm.engine.interpreted import fp8
 
 if TYPE_CHECKING:
     import torch
@@ -147,12 +147,12 @@ RULES: dict[str, Rule] = {
     "ATTENTION_OUTPUT": lambda layer, dtype, constants: lambda x: x,
     "CAST": _cast,
     "CONCATENATION": _concatenation,
-    "DEQUANTIZE": float8.dequantize,
+    "DEQUANTIZE": fp8.dequantize,
     "ELEMENTWISE": _elementwise,
     "GATHER": _gather,
     "KV_CACHE_UPDATE": interpreter_attention.kv_cache_update,
     "MATRIX_MULTIPLY": _matrix_multiply,
-    "QUANTIZE": float8.quantize,
+    "QUANTIZE": fp8.quantize,
     "REDUCE": _reduce,
     "ROTARY_EMBEDDING": interpreter_attention.rotary_embedding,
     "SELECT": _select,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.builder.network.float8 import CheckpointLayers
-from faser_trtllm.builder.network.float8_recipe import Float8Recipe, recorded_scales
+from faser_trtllm.builder.network.fp8 import CheckpointLayers
+from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe, recorded_scales
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.vendor import load_tensorrt, rtx_refusal
 from faser_trtllm.builder.plan_file import PlanFile, arch_capability
@@ -146,8 +146,8 @@ def _interpreted_engine(trt: Any, engines: EngineDir, source: Source) -> Any:
     options = _network_options(engines, source.role)
     config = engines.target_config if source.role == "target" else engines.draft_config
     scales = None if config is None else recorded_scales(config)
-    float8 = None if scales is None else CheckpointLayers(source.weights, scales)
-    return InterpretedEngine(trt, source.config, source.weights, options, source.segments[1:-1], float8)
+    fp8 = None if scales is None else CheckpointLayers(source.weights, scales)
+    return InterpretedEngine(trt, source.config, source.weights, options, source.segments[1:-1], fp8)
 
 
 def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: bool, stack: ExitStack) -> list[Source]:
@@ -177,7 +177,7 @@ def _same_sources(engines: EngineDir, interpretation: Interpretation, drafting: 
 
 
 def _check_networks(engines: EngineDir, sources: list[Source]) -> None:
-    recipe = Float8Recipe(frozenset(engines.manifest.get("quantization", {})))
+    recipe = Fp8Recipe(frozenset(engines.manifest.get("quantization", {})))
     backend = TensorRTBackend.load(engines.backend, str(engines.manifest["dtype"]), (), recipe)
     # Opened without its head, a target does not know what that reads.
     sources = [replace(sources[0], read_layers=engines.read_layers), *sources[1:]]

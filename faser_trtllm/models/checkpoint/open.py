@@ -9,8 +9,8 @@ from pathlib import Path
 
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.checkpoint.checkpoint import Checkpoint
-from faser_trtllm.models.checkpoint.float8_weights import Float8Weights
-from faser_trtllm.models.checkpoint.quantization import Float8Config, QuantizationConfig, parse_quantization_config
+from faser_trtllm.models.checkpoint.fp8_weights import Fp8Weights
+from faser_trtllm.models.checkpoint.quantization import Fp8Config, QuantizationConfig, parse_quantization_config
 from faser_trtllm.models.checkpoint.quantized_weights import QuantizedWeights
 from faser_trtllm.models.config import parse_model_config, read_json
 from faser_trtllm.models.gguf.config import model_config
@@ -50,8 +50,8 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
     config = parse_model_config(data)
     plain = stack.enter_context(CheckpointWeights(directory))
     weights: Weights = plain
-    if isinstance(quantized, Float8Config):
-        weights = Float8Weights(plain, quantized)
+    if isinstance(quantized, Fp8Config):
+        weights = Fp8Weights(plain, quantized)
     elif quantized is not None:
         packed = weights = QuantizedWeights(plain, quantized)
         check_weights(weights, config)
@@ -95,7 +95,7 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
     return Checkpoint(path, config, weights, tokenizer, contents, {path.name: path} | found, tuple(types))
 
 
-def _quantization(directory: Path, found: object) -> QuantizationConfig | Float8Config | None:
+def _quantization(directory: Path, found: object) -> QuantizationConfig | Fp8Config | None:
     """As config.json says, or ModelOpt's own file, which came first."""
     if found:
         return parse_quantization_config(found)
@@ -107,7 +107,7 @@ def _quantization(directory: Path, found: object) -> QuantizationConfig | Float8
     return parse_quantization_config(data | {"quant_method": "modelopt"}, _MODELOPT_FILE)
 
 
-def _stored_types(weights: CheckpointWeights, quantized: QuantizationConfig | Float8Config | None) -> tuple[str, ...]:
+def _stored_types(weights: CheckpointWeights, quantized: QuantizationConfig | Fp8Config | None) -> tuple[str, ...]:
     types = {weights.dtype(name) for name in weights if len(weights.shape(name)) > 1 and name.endswith(".weight")}
     if isinstance(quantized, QuantizationConfig):
         types.add(f"{quantized.method.upper()} {quantized.bits}-bit")

@@ -27,13 +27,13 @@ class QuantizationConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Config:
+class Fp8Config:
     """Matrices in e4m3. block: outputs and inputs that share a scale, None: all of a matrix do, or all of an output."""
 
     block: tuple[int, int] | None = None
 
 
-def parse_quantization_config(data: Any, source: str = "config.json") -> QuantizationConfig | Float8Config:
+def parse_quantization_config(data: Any, source: str = "config.json") -> QuantizationConfig | Fp8Config:
     """Check and translate; CheckpointError names the field, the value and what is read."""
     if not isinstance(data, dict):
         raise CheckpointError(f"{source}: quantization_config is {data!r:.80}, it must be an object")
@@ -45,10 +45,10 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
         algorithm: Any = data.get("quant_algo")
         algorithm = algorithm.upper() if isinstance(algorithm, str) else algorithm  # some versions write small letters
         _check(source, "quant_algo", algorithm, tuple(_MODELOPT_BLOCKS))
-        return Float8Config(_MODELOPT_BLOCKS[algorithm])
+        return Fp8Config(_MODELOPT_BLOCKS[algorithm])
     if method == "fp8":
         _check(source, "fmt", data.get("fmt", "e4m3"), ("e4m3",))
-        return Float8Config(_block(data.get("weight_block_size"), source, "weight_block_size"))
+        return Fp8Config(_block(data.get("weight_block_size"), source, "weight_block_size"))
     bits: Any = data.get("bits", data.get("w_bit"))
     group_size = data.get("group_size", data.get("q_group_size", 128))
     _check(source, "bits", bits, _BITS[method])
@@ -67,7 +67,7 @@ def parse_quantization_config(data: Any, source: str = "config.json") -> Quantiz
     return QuantizationConfig(method, bits, group_size, zero_offset=1 if stored == "gptq" else 0)
 
 
-def _compressed_tensors(data: Mapping[str, Any], source: str) -> Float8Config:
+def _compressed_tensors(data: Mapping[str, Any], source: str) -> Fp8Config:
     _check(source, "format", data.get("format"), ("float-quantized",))
     groups = data.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -87,7 +87,7 @@ def _compressed_tensors(data: Mapping[str, Any], source: str) -> Float8Config:
             raise CheckpointError(f"{source}: quantization_config.{at}.block_structure is missing")
     if len(blocks) > 1:
         raise CheckpointError(f"{source}: quantization_config.config_groups mix blocks with other scales; {_REMEDY}")
-    return Float8Config(blocks.pop())
+    return Fp8Config(blocks.pop())
 
 
 def _block(value: Any, source: str, field: str) -> tuple[int, int] | None:

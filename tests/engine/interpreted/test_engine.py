@@ -13,7 +13,7 @@ import pytest
 
 from faser_trtllm import native
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.builder.network.float8 import CheckpointLayers
+from faser_trtllm.builder.network.fp8 import CheckpointLayers
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.clock import ManualClock
@@ -69,8 +69,8 @@ def open_interpreted(
     sizes = {"max_batch_size": MAX_BATCH_SIZE, "max_seq_len": MAX_SEQ_LEN, "tokens_per_block": MAX_SEQ_LEN}
     config = load_model_config(directory)
     with CheckpointWeights(directory) as weights:
-        float8 = None if input_scales is None else CheckpointLayers(weights, input_scales)
-        return Float32Logits(trt, config, weights, options(**(sizes | changes)), exit_layers, float8)
+        fp8 = None if input_scales is None else CheckpointLayers(weights, input_scales)
+        return Float32Logits(trt, config, weights, options(**(sizes | changes)), exit_layers, fp8)
 
 
 class Float32Logits(InterpretedEngine):

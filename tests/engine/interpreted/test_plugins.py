@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faser_trtllm.builder.network.float8 import CheckpointLayers
+from faser_trtllm.builder.network.fp8 import CheckpointLayers
 from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.calibration import calibrate_input_scales
@@ -29,8 +29,8 @@ def test_both_flavours_mean_the_same_in_fp8(tmp_path: Path) -> None:
     """But for rows with an input that their sums put on different sides of a tie, and those that attend to them."""
     config, weights = make_model(tmp_path, "qwen3")
     token_ids = np.random.default_rng(0).integers(0, config.vocab_size, 64).tolist()
-    float8 = CheckpointLayers(weights, calibrate_input_scales(config, weights, token_ids))
-    native, plugin = Whole((config, weights), False, float8), Whole((config, weights), True, float8)
+    fp8 = CheckpointLayers(weights, calibrate_input_scales(config, weights, token_ids))
+    native, plugin = Whole((config, weights), False, fp8), Whole((config, weights), True, fp8)
     found = [np.abs(a - b).max(1) for a, b in zip(native.run(PASSES), plugin.run(PASSES), strict=True)]
     assert (np.concatenate(found) < TOLERANCE).mean() > 0.6
     plain = np.concatenate(Whole((config, weights), True).run(PASSES))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from faser_trtllm.builder.network.float8 import Float8Layers
+from faser_trtllm.builder.network.fp8 import Fp8Layers
 from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
@@ -31,7 +31,7 @@ PASSES = (
 class Whole:
     """All layers as one network of a flavour, with caches of its own."""
 
-    def __init__(self, model: Any, is_plugin: bool, float8: Float8Layers | None = None) -> None:
+    def __init__(self, model: Any, is_plugin: bool, fp8: Fp8Layers | None = None) -> None:
         config = model[0]
         block = BLOCK if is_plugin else MAX_SEQ_LEN
         self._options = options(max_batch_size=SLOTS, max_seq_len=MAX_SEQ_LEN, tokens_per_block=block)
@@ -41,10 +41,10 @@ class Whole:
         nodes = []
         if is_plugin:
             network = StandInNetwork(network, config.num_heads, trt)
-            self.segment = build_segment(StandInTrt(trt), network, *model, 0, config.num_layers, self._options, float8)
+            self.segment = build_segment(StandInTrt(trt), network, *model, 0, config.num_layers, self._options, fp8)
             nodes = network.plugin_nodes()
         else:
-            self.segment = build_segment(trt, network, *model, 0, config.num_layers, self._options, float8)
+            self.segment = build_segment(trt, network, *model, 0, config.num_layers, self._options, fp8)
         self.interpreter = Interpreter(trt, network, self.segment.weights, nodes)
         num_blocks = SLOTS * MAX_SEQ_LEN // block
         shape = (num_blocks, config.num_kv_heads, block, config.head_dim)

@@ -20,12 +20,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from faser_trtllm.builder.network.early_exit import build_early_exit
-from faser_trtllm.builder.network.float8 import CheckpointLayers, Float8Layers
-from faser_trtllm.builder.network.float8_recipe import Float8Recipe
+from faser_trtllm.builder.network.fp8 import CheckpointLayers, Fp8Layers
+from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment
 from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger
-from faser_trtllm.builder.options import BuildOptions, float8_roles
+from faser_trtllm.builder.options import BuildOptions, fp8_roles
 from faser_trtllm.builder.plan_file import EARLY_EXIT, PlanInfo, Requirements
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
@@ -66,9 +66,9 @@ class VirtualBackend(TensorRTBackend):
     def __init__(self, options: BuildOptions) -> None:
         name = options.backend
         requirements = Requirements(name, VERSION, (CAPABILITY,), portable=False)
-        roles = float8_roles(options)
-        float8 = Float8Recipe(roles, calibration_text(options.calib_dataset)) if roles else None
-        super().__init__(_module(name), name, options.dtype, requirements, portable_build=True, float8=float8)
+        roles = fp8_roles(options)
+        fp8 = Fp8Recipe(roles, calibration_text(options.calib_dataset)) if roles else None
+        super().__init__(_module(name), name, options.dtype, requirements, portable_build=True, fp8=fp8)
         self._recipe: dict[str, Any] = {
             "checkpoint_dir": str(options.checkpoint_dir.absolute()),
             "draft_checkpoint_dir": options.draft_checkpoint_dir and str(options.draft_checkpoint_dir.absolute()),
@@ -84,11 +84,11 @@ class VirtualBackend(TensorRTBackend):
         last: int,
         source: Source,
         options: NetworkOptions,
-        float8: Float8Layers | None,
+        fp8: Fp8Layers | None,
     ) -> SegmentNetwork:
         self._recipe |= {"role": source.role, "kind": kind, "first": first, "last": last, "options": asdict(options)}
-        self._recipe["input_scales"] = self._scales(source) if isinstance(float8, CheckpointLayers) else None
-        return _make_network(self._name, kind, first, last, source, options, float8)[0]
+        self._recipe["input_scales"] = self._scales(source) if isinstance(fp8, CheckpointLayers) else None
+        return _make_network(self._name, kind, first, last, source, options, fp8)[0]
 
     def _build(self, builder: Any, network: SegmentNetwork, config: Any, info: PlanInfo, report: Any) -> bytes:
         report(1.0, "written as a recipe")
@@ -113,7 +113,7 @@ def _make_network(
     last: int,
     source: Source,
     options: NetworkOptions,
-    float8: Float8Layers | None,
+    fp8: Fp8Layers | None,
 ) -> tuple[SegmentNetwork, Sequence[PluginNode]]:
     trt = _module(name)
     network: Any = create_network(trt, trt.Builder(logger(trt)))
@@ -122,7 +122,7 @@ def _make_network(
     made = (
         build_early_exit(trt, network, source.config, source.weights, options)
         if kind == EARLY_EXIT
-        else build_segment(trt, network, source.config, source.weights, first, last, options, float8)
+        else build_segment(trt, network, source.config, source.weights, first, last, options, fp8)
     )
     return made, network.plugin_nodes() if name == "tensorrt" else ()
 
@@ -147,7 +147,7 @@ def _interpret(name: str, plan: bytes) -> tuple[PlanInfo, Interpreter] | None:
     options = NetworkOptions.parse(recipe["options"])
     kind, first, last = (recipe[key] for key in ("kind", "first", "last"))
     scales = recipe["input_scales"]
-    float8 = None if scales is None else CheckpointLayers(source.weights, scales)
-    made, plugin_nodes = _make_network(name, kind, first, last, source, options, float8)
+    fp8 = None if scales is None else CheckpointLayers(source.weights, scales)
+    made, plugin_nodes = _make_network(name, kind, first, last, source, options, fp8)
     interpreter = Interpreter(load_tensorrt("tensorrt_rtx"), made.network, made.weights, plugin_nodes)
     return plan_info(made, kind, first, last), interpreter

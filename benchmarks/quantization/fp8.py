@@ -1,6 +1,6 @@
 """What fp8 of the TensorRT backends costs in quality: their networks, interpreted on the CPU, over Python text.
 
-python -m benchmarks.quantization.float8 [CHECKPOINT] [WINDOWS]
+python -m benchmarks.quantization.fp8 [CHECKPOINT] [WINDOWS]
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.quantization.quality import WINDOW, library_windows
-from faser_trtllm.builder.network.float8 import CheckpointLayers
-from faser_trtllm.builder.network.float8_recipe import Float8Recipe
+from faser_trtllm.builder.network.fp8 import CheckpointLayers
+from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.vendor import load_tensorrt
 from faser_trtllm.builder.source import Source, open_sources
@@ -37,10 +37,10 @@ def logits_of(source: Source, windows: Windows, input_scales: dict[str, float] |
         tokens_per_block=WINDOW,
         max_query_rows=ROWS,
     )
-    float8 = None if input_scales is None else CheckpointLayers(source.weights, input_scales)
+    fp8 = None if input_scales is None else CheckpointLayers(source.weights, input_scales)
     trt = load_tensorrt("tensorrt_rtx")
     found = []
-    with InterpretedEngine(trt, source.config, source.weights, options, (), float8) as engine:
+    with InterpretedEngine(trt, source.config, source.weights, options, (), fp8) as engine:
         builder = BatchBuilder(1, ROWS, WINDOW, np.zeros((1, 1), np.int32))
         for window in windows:
             for start in range(0, WINDOW, ROWS):
@@ -63,7 +63,7 @@ def main(checkpoint: str = "engines/demo/target", num_windows: str = "12") -> No
     with ExitStack() as stack:
         (source,) = open_sources(Path(checkpoint), None, 1, (), stack)
         windows = library_windows(Path(checkpoint), int(num_windows))
-        recipe = Float8Recipe(frozenset({"target"}), calibration_text(None))
+        recipe = Fp8Recipe(frozenset({"target"}), calibration_text(None))
         scales = recipe.input_scales(source.config, source.weights, source.checkpoint.tokenizer)
         plain, quantized = logits_of(source, windows, None), logits_of(source, windows, scales)
     before, after = perplexity(plain, windows), perplexity(quantized, windows)

@@ -14,7 +14,7 @@ from faser_trtllm.errors import CheckpointError
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint, write_safetensors
 from tests.support.engine_logits import NUM_TOKENS, engine_logits
-from tests.support.float8_writer import KINDS, LINEAR, write_float8
+from tests.support.fp8_writer import KINDS, LINEAR, write_fp8
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 
@@ -26,7 +26,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_that_were_stored(tmp_path: Path, plain: Path, kind: str) -> None:
-    folder, exact = write_float8(plain, tmp_path / "q", kind)
+    folder, exact = write_fp8(plain, tmp_path / "q", kind)
     with opened(folder) as found:
         weights = found.checkpoint.weights
         for name, values in exact.items():
@@ -37,7 +37,7 @@ def test_weights_are_those_that_were_stored(tmp_path: Path, plain: Path, kind: s
 def test_every_e4m3_number_is_torchs(tmp_path: Path, plain: Path) -> None:
     every = torch.arange(256, dtype=torch.uint8).repeat(16).reshape(64, 64)
     more = {WEIGHT: every.view(torch.float8_e4m3fn), f"{WEIGHT}_scale": torch.tensor([1.0])}
-    folder, _ = write_float8(plain, tmp_path / "q", "autofp8", more)
+    folder, _ = write_fp8(plain, tmp_path / "q", "autofp8", more)
     with opened(folder) as found:
         numbers = found.checkpoint.weights.float32(WEIGHT, (64, 64))
     np.testing.assert_array_equal(numbers, every.view(torch.float8_e4m3fn).float().numpy())
@@ -46,7 +46,7 @@ def test_every_e4m3_number_is_torchs(tmp_path: Path, plain: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["compressed-tensors-channel", "qwen"])
 def test_logits_are_those_of_the_dequantised_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
-    folder, exact = write_float8(plain, tmp_path / "q", kind)
+    folder, exact = write_fp8(plain, tmp_path / "q", kind)
     same = make_checkpoint(tmp_path / "same", dtype="float32", intermediate_size=160)
     write_safetensors(same, exact, "float32")
     logits, notes = [], []
@@ -62,7 +62,7 @@ def test_a_matrix_of_many_pieces(tmp_path: Path) -> None:
     tall = make_checkpoint(tmp_path / "tall", dtype="float32", hidden_size=16, num_layers=1, intermediate_size=1088)
     name = "model.layers.0.mlp.up_proj.weight"
     for kind in KINDS:
-        folder, exact = write_float8(tall, tmp_path / kind, kind)
+        folder, exact = write_fp8(tall, tmp_path / kind, kind)
         with opened(folder) as found:
             np.testing.assert_array_equal(found.checkpoint.weights.float32(name, (1088, 16)), exact[name])
 
@@ -105,7 +105,7 @@ def groups(**changes: Any) -> dict[str, Any]:
 def test_what_is_not_read_is_named(
     tmp_path: Path, plain: Path, kind: str, changes: dict[str, Any], sentence: str
 ) -> None:
-    folder, _ = write_float8(plain, tmp_path / "q", kind, **changes)
+    folder, _ = write_fp8(plain, tmp_path / "q", kind, **changes)
     with pytest.raises(CheckpointError, match=sentence) as caught, opened(folder):
         pass
     assert "\n" not in str(caught.value)
@@ -113,7 +113,7 @@ def test_what_is_not_read_is_named(
 
 def test_a_matrix_without_scales_is_named(tmp_path: Path, plain: Path) -> None:
     name = "model.norm.weight"
-    folder, _ = write_float8(plain, tmp_path / "q", "autofp8", {name: torch.ones(64).to(torch.float8_e4m3fn)})
+    folder, _ = write_fp8(plain, tmp_path / "q", "autofp8", {name: torch.ones(64).to(torch.float8_e4m3fn)})
     with (
         pytest.raises(CheckpointError, match=f"{name} is of type F8_E4M3, and {name}_scale is missing"),
         opened(folder),
@@ -122,7 +122,7 @@ def test_a_matrix_without_scales_is_named(tmp_path: Path, plain: Path) -> None:
 
 
 def test_other_types_of_8_bits_are_refused(tmp_path: Path, plain: Path) -> None:
-    folder, _ = write_float8(plain, tmp_path / "q", "autofp8", {WEIGHT: torch.ones((64, 64)).to(torch.float8_e5m2)})
+    folder, _ = write_fp8(plain, tmp_path / "q", "autofp8", {WEIGHT: torch.ones((64, 64)).to(torch.float8_e5m2)})
     with (
         pytest.raises(CheckpointError, match="is of type F8_E5M2, only BF16, F16, F32 are read"),
         opened(folder) as found,

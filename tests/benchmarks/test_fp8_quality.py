@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quantization.float8 import main
+from benchmarks.quantization.fp8 import main
 from tests.support.checkpoints import make_checkpoint
 from tests.support.networks import load_trt
 

@@ -16,18 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.checkpoint.quantization import Float8Config
-from faser_trtllm.models.float8 import NUMBERS
-from faser_trtllm.models.float8_matrix import Float8Matrix
-from faser_trtllm.models.weights import FLOAT8, Bfloat16Array, CheckpointWeights, Float32Array, bfloat16_from_float32
+from faser_trtllm.models.checkpoint.quantization import Fp8Config
+from faser_trtllm.models.fp8 import NUMBERS
+from faser_trtllm.models.fp8_matrix import Fp8Matrix
+from faser_trtllm.models.weights import FP8, Bfloat16Array, CheckpointWeights, Float32Array, bfloat16_from_float32
 
 _ROWS_PER_PIECE = 256  # bounds the memory of dequantising
 
 
-class Float8Weights:
+class Fp8Weights:
     """Weights of an fp8 checkpoint; same interface as CheckpointWeights. Tensors that are not quantised pass."""
 
-    def __init__(self, weights: CheckpointWeights, config: Float8Config) -> None:
+    def __init__(self, weights: CheckpointWeights, config: Fp8Config) -> None:
         self._weights = weights
         self._config = config
 
@@ -56,7 +56,7 @@ class Float8Weights:
             matrix[rows] = values
         return matrix
 
-    def float8_matrix(self, name: str) -> Float8Matrix | None:
+    def fp8_matrix(self, name: str) -> Fp8Matrix | None:
         """The matrix as it is stored, its numbers a read-only view of the file; None if it is not in e4m3, or scaled in
         blocks. CheckpointError for scales that are not positive and finite."""
         if self._config.block is not None or not self._is_scaled(name):
@@ -64,7 +64,7 @@ class Float8Weights:
         scales, (num_scales, _) = self._scales_name(name), self._scales_shape(name)
         stored = self._weights.float32(scales, self._weights.shape(scales))
         try:
-            return Float8Matrix(self._weights.float8(name), stored.reshape((num_scales,) if num_scales > 1 else ()))
+            return Fp8Matrix(self._weights.fp8(name), stored.reshape((num_scales,) if num_scales > 1 else ()))
         except ValueError as error:
             raise CheckpointError(f"tensor {scales} cannot be used: {error}") from error
 
@@ -79,7 +79,7 @@ class Float8Weights:
         return float(found[0])
 
     def _is_scaled(self, name: str) -> bool:
-        return name in self._weights and self._weights.dtype(name) == FLOAT8
+        return name in self._weights and self._weights.dtype(name) == FP8
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.shape(name) != shape:
@@ -90,13 +90,13 @@ class Float8Weights:
         for suffix in ("_scale", "_scale_inv"):
             if name + suffix in self._weights:
                 return name + suffix
-        raise CheckpointError(f"tensor {name} is of type {FLOAT8}, and {name}_scale is missing; fetch the files again")
+        raise CheckpointError(f"tensor {name} is of type {FP8}, and {name}_scale is missing; fetch the files again")
 
     def _scales_shape(self, name: str) -> tuple[int, int]:
         """Of the scales as blocks of the matrix: [blocks of outputs, blocks of inputs]."""
         scales, shape = self._scales_name(name), self._weights.shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise CheckpointError(f"tensor {name} of type {FLOAT8} has shape {list(shape)}, it must be a matrix")
+            raise CheckpointError(f"tensor {name} of type {FP8} has shape {list(shape)}, it must be a matrix")
         num_out, num_in = shape
         found, block = self._weights.shape(scales), self._config.block
         if block is None and found in ((), (1,), (1, 1)):
@@ -114,7 +114,7 @@ class Float8Weights:
 
     def _pieces(self, name: str) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
         """(some outputs, their weights [outputs, in]) until all are done."""
-        bits, scales_name = self._weights.float8(name), self._scales_name(name)
+        bits, scales_name = self._weights.fp8(name), self._scales_name(name)
         num_out, num_in = bits.shape
         blocks = self._scales_shape(name)
         stored = self._weights.float32(scales_name, self._weights.shape(scales_name)).reshape(blocks)

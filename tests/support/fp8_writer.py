@@ -74,7 +74,7 @@ def quantise(weight: np.ndarray, kind: str) -> tuple[torch.Tensor, torch.Tensor,
     return bits, found[:, 0] if kind == "modelopt-channel" else found, exact
 
 
-def write_float8(
+def write_fp8(
     source: Path, directory: Path, kind: str, more: Mapping[str, torch.Tensor] | None = None, **changes: Any
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """An fp8 copy of a checkpoint -> (its folder, the fp32 tensors that it stands for).

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser_trtllm.builder.network.float8 import CheckpointLayers
+from faser_trtllm.builder.network.fp8 import CheckpointLayers
 from faser_trtllm.builder.network.layers import UnknownLayerError
 from faser_trtllm.builder.network.segment import create_network
 from faser_trtllm.core.batch import BatchBuilder
@@ -20,7 +20,7 @@ from faser_trtllm.engine.interpreted.engine import InterpretedEngine
 from faser_trtllm.engine.interpreted.interpreter import Interpreter
 from faser_trtllm.models.calibration import calibrate_input_scales
 from faser_trtllm.models.weights import expected_shapes
-from tests.support.float8_reference import Float8Reference, rounded_once
+from tests.support.fp8_reference import Fp8Reference, rounded_once
 from tests.support.networks import load_trt, make_model, new_builder, options
 from tests.support.scenario import RAGGED, Scenario
 
@@ -48,18 +48,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 
 def open_engine(model: Any, exit_layers: Sequence[int] = (1, 3), **changes: Any) -> InterpretedEngine:
     config, weights, scales = model
-    float8 = CheckpointLayers(weights, scales)
-    return InterpretedEngine(trt, config, weights, options(**changes), exit_layers, float8)
+    fp8 = CheckpointLayers(weights, scales)
+    return InterpretedEngine(trt, config, weights, options(**changes), exit_layers, fp8)
 
 
-def open_reference(model: Any) -> Float8Reference:
+def open_reference(model: Any) -> Fp8Reference:
     config, weights, scales = model
     shapes = expected_shapes(config)
     matrices = {name: weights.float32(f"{name}.weight", shapes[f"{name}.weight"]) for name in scales}
-    return Float8Reference(config, weights, rounded_once(matrices), scales)
+    return Fp8Reference(config, weights, rounded_once(matrices), scales)
 
 
-def errors(engine: InterpretedEngine, reference: Float8Reference) -> np.ndarray:
+def errors(engine: InterpretedEngine, reference: Fp8Reference) -> np.ndarray:
     """The largest error of each row's logits, over ragged steps with pruned rows."""
     scenario = Scenario(engine, reference)
     pairs = [scenario.step(step) for step in RAGGED]

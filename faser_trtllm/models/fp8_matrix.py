@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.models.float8 import LARGEST, NUMBERS, e4m3_from_float32
+from faser_trtllm.models.fp8 import LARGEST, NUMBERS, e4m3_from_float32
 from faser_trtllm.models.weights import Float32Array, Weights
 
 _SMALLEST_LARGEST = 1e-30  # what is smaller counts as zero: scales and their products stay normal numbers
@@ -17,7 +17,7 @@ _ROWS_PER_PIECE = 256  # bounds the memory of rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Matrix:
+class Fp8Matrix:
     """bits: e4m3, uint8 [out, in]. scales: float32 [] or [out]. A weight is its number times its scale.
 
     ValueError unless the shapes fit and all scales are positive and finite, as TensorRT asks for.
@@ -38,24 +38,24 @@ class Float8Matrix:
 
 
 @runtime_checkable
-class StoredFloat8(Protocol):
+class StoredFp8(Protocol):
     """Weights (models/weights.py) of which some matrices are stored in e4m3."""
 
-    def float8_matrix(self, name: str) -> Float8Matrix | None:
+    def fp8_matrix(self, name: str) -> Fp8Matrix | None:
         """The matrix as it is stored; None if its type or its scales are others. Raises CheckpointError."""
 
     def input_scale(self, module: str) -> float | None:
         """The static scale of the inputs of a matrix, by its name without .weight; None if there is none."""
 
 
-def stored_matrix(weights: Weights, name: str) -> Float8Matrix | None:
-    """The matrix as a checkpoint stores it, where it does so as a Float8Matrix."""
-    return weights.float8_matrix(name) if isinstance(weights, StoredFloat8) else None
+def stored_matrix(weights: Weights, name: str) -> Fp8Matrix | None:
+    """The matrix as a checkpoint stores it, where it does so as a Fp8Matrix."""
+    return weights.fp8_matrix(name) if isinstance(weights, StoredFp8) else None
 
 
 def stored_input_scale(weights: Weights, module: str) -> float | None:
     """The static scale of a matrix's inputs, where a checkpoint has one."""
-    return weights.input_scale(module) if isinstance(weights, StoredFloat8) else None
+    return weights.input_scale(module) if isinstance(weights, StoredFp8) else None
 
 
 def scale_of(largest: float) -> np.float32:
@@ -64,15 +64,15 @@ def scale_of(largest: float) -> np.float32:
     return scale
 
 
-def quantize(parts: Sequence[Float32Array]) -> Float8Matrix:
+def quantize(parts: Sequence[Float32Array]) -> Fp8Matrix:
     """Matrices [out[i], in], stacked, with one scale. ValueError if a weight is not finite."""
     if not all(np.isfinite(part).all() for part in parts):
         raise ValueError("a weight is not finite")
     scale = scale_of(max(float(np.abs(part).max(initial=0)) for part in parts))
-    return Float8Matrix(np.concatenate([_rounded(part, scale) for part in parts]), np.array(scale))
+    return Fp8Matrix(np.concatenate([_rounded(part, scale) for part in parts]), np.array(scale))
 
 
-def stack(parts: Sequence[Float8Matrix]) -> Float8Matrix:
+def stack(parts: Sequence[Fp8Matrix]) -> Fp8Matrix:
     """Matrices on top of each other, multiplied as one.
 
     Their numbers are kept if they have one scale in common, or if one of them has a scale per output. Otherwise they
@@ -81,12 +81,12 @@ def stack(parts: Sequence[Float8Matrix]) -> Float8Matrix:
     """
     if any(part.has_output_scales for part in parts):
         scales = np.concatenate([np.broadcast_to(part.scales, len(part.bits)) for part in parts])
-        return Float8Matrix(np.concatenate([part.bits for part in parts]), scales)
+        return Fp8Matrix(np.concatenate([part.bits for part in parts]), scales)
     largest = max(part.scales for part in parts)
     bits = [
         part.bits if part.scales == largest else _rounded(NUMBERS[part.bits] * part.scales, largest) for part in parts
     ]
-    return Float8Matrix(bits[0] if len(bits) == 1 else np.concatenate(bits), np.array(largest, np.float32))
+    return Fp8Matrix(bits[0] if len(bits) == 1 else np.concatenate(bits), np.array(largest, np.float32))
 
 
 def _rounded(weight: Float32Array, scale: Float32Array | np.float32) -> npt.NDArray[np.uint8]:

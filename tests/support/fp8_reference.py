@@ -40,7 +40,7 @@ def largest_of_groups(scales: Mapping[str, float]) -> dict[str, float]:
     return {name: max(scales[other] for other in group) for group in _groups(scales) for name in group}
 
 
-class Float8Reference(ReferenceModel):
+class Fp8Reference(ReferenceModel):
     """matrices: fp32, by name, exactly what the e4m3 numbers stand for. input_scales: of each."""
 
     def __init__(

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faser_trtllm.builder.network.float8 import FLOAT8, is_layers
+from faser_trtllm.builder.network.fp8 import FP8, is_layers
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.calibration import calibrate_input_scales
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.float8_matrix import stored_input_scale, stored_matrix
+from faser_trtllm.models.fp8_matrix import stored_input_scale, stored_matrix
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import Weights, expected_shapes
 
@@ -20,7 +20,7 @@ MIN_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Recipe:
+class Fp8Recipe:
     """roles: whose layers are in fp8. text: what activations are calibrated on where a checkpoint has no scales."""
 
     roles: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Float8Recipe:
         if self.roles and (major, minor) < MIN_CAPABILITY:
             least = ".".join(map(str, MIN_CAPABILITY))
             raise InvalidArgumentError(
-                f"quantization is {FLOAT8} and compute_capability {capability}, fp8 products begin at {least}; build "
+                f"quantization is {FP8} and compute_capability {capability}, fp8 products begin at {least}; build "
                 "for newer GPUs or leave quantization out"
             )
 
@@ -40,7 +40,7 @@ class Float8Recipe:
         """In TensorRT-LLM's terms (QuantConfig), with the sha256 of the text that is calibrated on, None if none is."""
         is_calibrated = None in _stored_scales(config, weights).values()
         return {
-            "quant_algo": FLOAT8,
+            "quant_algo": FP8,
             "exclude_modules": ["lm_head"],
             "calibration_sha256": hashlib.sha256(self.text.encode()).hexdigest() if is_calibrated else None,
         }
@@ -62,7 +62,7 @@ def recorded_scales(engine_config: Mapping[str, Any]) -> dict[str, float] | None
     return None if quantization is None else dict(quantization["input_scales"])
 
 
-def describe_float8(role: str, stored_types: tuple[str, ...], config: ModelConfig, weights: Weights) -> str:
+def describe_fp8(role: str, stored_types: tuple[str, ...], config: ModelConfig, weights: Weights) -> str:
     """A sentence: what becomes of the matrices, and whose scales the activations get."""
     matrices = [stored_matrix(weights, f"{name}.weight") for name in _matrices(config)]
     fate = f"{', '.join(stored_types)} matrices of the layers become e4m3, which keeps 4 significant bits"

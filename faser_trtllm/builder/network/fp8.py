@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.float8_matrix import Float8Matrix, quantize, stack, stored_matrix
+from faser_trtllm.models.fp8_matrix import Fp8Matrix, quantize, stack, stored_matrix
 from faser_trtllm.models.weights import Weights
 
-FLOAT8 = "FP8"
+FP8 = "FP8"
 """As TensorRT-LLM names it: matrices of the layers and their inputs in e4m3."""
 
 
@@ -20,10 +20,10 @@ def is_layers(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and name.startswith("model.layers.")
 
 
-class Float8Layers(Protocol):
+class Fp8Layers(Protocol):
     """What a Graph asks for; names are the checkpoint's, without .weight."""
 
-    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Float8Matrix, float]:
+    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
         """Matrices [num_out[i], num_in] stacked, and the scale of their inputs, which they have in common.
 
         Raises CheckpointError.
@@ -31,9 +31,9 @@ class Float8Layers(Protocol):
 
 
 class CheckpointLayers:
-    """Float8Layers of a checkpoint.
+    """Fp8Layers of a checkpoint.
 
-    Matrices that it stores in e4m3 with a scale each, or one per output, are kept (see float8_matrix.stack); others are
+    Matrices that it stores in e4m3 with a scale each, or one per output, are kept (see fp8_matrix.stack); others are
     quantised with one scale.
     """
 
@@ -42,7 +42,7 @@ class CheckpointLayers:
         self._weights = weights
         self._input_scales = input_scales
 
-    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Float8Matrix, float]:
+    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
         scale = max(self._input_scales[name] for name in names)
         found = [stored_matrix(self._weights, f"{name}.weight") for name in names]
         stored = [part for part in found if part is not None]
@@ -57,14 +57,14 @@ class CheckpointLayers:
 
 
 class BlankLayers:
-    """Float8Layers of zeros with a checkpoint's shapes: enough for a network's specification, and made at once."""
+    """Fp8Layers of zeros with a checkpoint's shapes: enough for a network's specification, and made at once."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Float8Matrix, float]:
+    def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
         found = [stored_matrix(self._weights, f"{name}.weight") for name in names]
         stored = [part for part in found if part is not None]
         by_output = len(stored) == len(found) and any(part.has_output_scales for part in stored)
         scales = np.ones(sum(num_out) if by_output else (), np.float32)
-        return Float8Matrix(np.zeros((sum(num_out), num_in), np.uint8), scales), 1.0
+        return Fp8Matrix(np.zeros((sum(num_out), num_in), np.uint8), scales), 1.0

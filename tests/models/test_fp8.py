@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from faser_trtllm.models.float8 import NUMBERS, e4m3_from_float32
-from faser_trtllm.models.float8_matrix import Float8Matrix, quantize, scale_of, stack
+from faser_trtllm.models.fp8 import NUMBERS, e4m3_from_float32
+from faser_trtllm.models.fp8_matrix import Fp8Matrix, quantize, scale_of, stack
 
 
 def torchs(values: np.ndarray) -> np.ndarray:
@@ -44,11 +44,11 @@ def test_one_scale_brings_the_largest_number_to_448() -> None:
 
 def test_equal_scales_and_scales_per_output_keep_every_number() -> None:
     bits = np.arange(24, dtype=np.uint8).reshape(6, 4)
-    one, other = Float8Matrix(bits[:4], np.array(0.5, np.float32)), Float8Matrix(bits[4:], np.array(0.5, np.float32))
+    one, other = Fp8Matrix(bits[:4], np.array(0.5, np.float32)), Fp8Matrix(bits[4:], np.array(0.5, np.float32))
     same = stack([one, other])
     np.testing.assert_array_equal(same.bits, bits)
     assert same.scales.shape == ()
-    per_output = Float8Matrix(bits[4:], np.array([0.25, 3], np.float32))
+    per_output = Fp8Matrix(bits[4:], np.array([0.25, 3], np.float32))
     mixed = stack([one, per_output])
     np.testing.assert_array_equal(mixed.bits, bits)
     np.testing.assert_array_equal(mixed.scales, np.array([0.5, 0.5, 0.5, 0.5, 0.25, 3], np.float32))
@@ -57,7 +57,7 @@ def test_equal_scales_and_scales_per_output_keep_every_number() -> None:
 def test_different_scales_become_the_largest() -> None:
     bits = e4m3_from_float32(random_numbers(300 * 4).reshape(300, 4))
     scales = [np.array(value, np.float32) for value in (0.03, 0.11)]
-    found = stack([Float8Matrix(bits, scales[0]), Float8Matrix(bits, scales[1])])
+    found = stack([Fp8Matrix(bits, scales[0]), Fp8Matrix(bits, scales[1])])
     assert found.scales == scales[1]
     np.testing.assert_array_equal(found.bits[300:], bits)
     np.testing.assert_array_equal(found.bits[:300], torchs(NUMBERS[bits] * scales[0] / scales[1]))
@@ -69,7 +69,7 @@ def test_different_scales_become_the_largest() -> None:
 )
 def test_scales_that_tensorrt_refuses(scales: list[float] | float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Float8Matrix(np.zeros((2, 4), np.uint8), np.array(scales, np.float32))
+        Fp8Matrix(np.zeros((2, 4), np.uint8), np.array(scales, np.float32))
 
 
 def test_weights_that_are_no_numbers_are_refused() -> None:

@@ -20,8 +20,8 @@ import torch
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.builder.network.float8 import CheckpointLayers
-from faser_trtllm.builder.network.float8_recipe import Float8Recipe, recorded_scales
+from faser_trtllm.builder.network.fp8 import CheckpointLayers
+from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe, recorded_scales
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.builder.source import open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
@@ -30,8 +30,8 @@ from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from tests.support.checkpoints import make_checkpoint, make_pair
 from tests.support.eagle3 import make_head
 from tests.support.effort import ONLY_ALL, pick
-from tests.support.float8_reference import FUSED, Float8Reference, largest_of_groups, rounded_once, through_e4m3
-from tests.support.float8_writer import write_float8
+from tests.support.fp8_reference import FUSED, Fp8Reference, largest_of_groups, rounded_once, through_e4m3
+from tests.support.fp8_writer import write_fp8
 from tests.support.networks import load_trt
 from tests.support.networks import options as network_options
 from tests.support.scenario import RAGGED, Scenario
@@ -104,7 +104,7 @@ def test_plans_multiply_e4m3_by_e4m3(engines: EngineDir) -> None:
 
 
 def test_scales_per_output_are_multiplied_in_fp8_too(options: BuildOptions, tmp_path: Path) -> None:
-    directory, _ = write_float8(options.checkpoint_dir, tmp_path / "channel", "compressed-tensors-channel")
+    directory, _ = write_fp8(options.checkpoint_dir, tmp_path / "channel", "compressed-tensors-channel")
     found = products(built(options, checkpoint_dir=directory, draft_checkpoint_dir=None).target_path)
     layers = [kinds for name, kinds in found.items() if name.startswith("model.layers.")]
     assert len(layers) == 4 * NUM_LAYERS
@@ -195,7 +195,7 @@ def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "check_driver", lambda version: None)
     TensorRTBackend.load("tensorrt", "bfloat16", ())
     with pytest.raises(InvalidArgumentError, match=r"compute_capability 8\.6, fp8 products begin at 8\.9"):
-        TensorRTBackend.load("tensorrt", "bfloat16", (), Float8Recipe(frozenset({"target"})))
+        TensorRTBackend.load("tensorrt", "bfloat16", (), Fp8Recipe(frozenset({"target"})))
 
 
 # fp8 checkpoints, interpreted -----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def write_static(plain: Path, directory: Path, kind: str) -> tuple[Path, dict[st
     scales = static_scales()
     shape = (1,) if kind.startswith("compressed") else ()
     more = {f"{name}.input_scale": torch.full(shape, scale) for name, scale in scales.items()}
-    folder, exact = write_float8(plain, directory, kind, more)
+    folder, exact = write_fp8(plain, directory, kind, more)
     return folder, {name: torch.from_numpy(exact[f"{name}.weight"]) for name in NAMES}, scales
 
 
@@ -241,13 +241,13 @@ def share_of_equal_rows(
     other side of a tie. scales: of the reference's inputs, None: what the recipe says."""
     with ExitStack() as stack:
         (source,) = open_sources(folder, None, 1, (), stack)
-        found = Float8Recipe(frozenset({"target"}), "def f(x): return x\n" * 20).input_scales(
+        found = Fp8Recipe(frozenset({"target"}), "def f(x): return x\n" * 20).input_scales(
             source.config, source.weights, source.checkpoint.tokenizer
         )
-        float8 = CheckpointLayers(source.weights, found)
+        fp8 = CheckpointLayers(source.weights, found)
         sizes = network_options(max_seq_len=96, tokens_per_block=96)
-        engine = InterpretedEngine(trt, source.config, source.weights, sizes, (1, 2), float8)
-        reference = Float8Reference(source.config, source.weights, matrices, largest_of_groups(scales or found))
+        engine = InterpretedEngine(trt, source.config, source.weights, sizes, (1, 2), fp8)
+        reference = Fp8Reference(source.config, source.weights, matrices, largest_of_groups(scales or found))
         scenario = Scenario(engine, reference)
         pairs = [scenario.step(step) for step in RAGGED]
     errors = np.concatenate([np.abs(logits - expected).max(1) for logits, expected in pairs])
@@ -280,19 +280,19 @@ def test_scales_per_output_are_kept(plain: Path, tmp_path: Path, kind: str) -> N
 
 
 def test_blocks_are_rounded_again_and_activations_calibrated(plain: Path, tmp_path: Path) -> None:
-    folder, exact = write_float8(plain, tmp_path / "q", "qwen")
+    folder, exact = write_fp8(plain, tmp_path / "q", "qwen")
     matrices = rounded_once({name: exact[f"{name}.weight"] for name in NAMES})
     assert share_of_equal_rows(folder, matrices, None) > 0.6
 
 
 def test_matrices_with_one_scale_in_common_keep_their_numbers(plain: Path, tmp_path: Path) -> None:
     """As ModelOpt exports q, k and v: nothing is rounded a second time."""
-    _, exact = write_float8(plain, tmp_path / "first", "modelopt")
+    _, exact = write_fp8(plain, tmp_path / "first", "modelopt")
     more: dict[str, torch.Tensor] = {}
     for name in NAMES:
         bits = (torch.from_numpy(exact[f"{name}.weight"]) / 0.01).clamp(-448, 448).to(torch.float8_e4m3fn)
         more |= {f"{name}.weight": bits, f"{name}.weight_scale": torch.tensor(0.01)}
-    folder, _ = write_float8(plain, tmp_path / "q", "modelopt", more)
+    folder, _ = write_fp8(plain, tmp_path / "q", "modelopt", more)
     with ExitStack() as stack:
         (source,) = open_sources(folder, None, 2, (), stack)
         layers = CheckpointLayers(source.weights, dict.fromkeys(NAMES, 0.25))
@@ -331,7 +331,7 @@ def test_notes(plain: Path, tmp_path: Path) -> None:
 def test_scales_that_cannot_be_are_named(
     plain: Path, tmp_path: Path, tensor: str, value: list[float], message: str
 ) -> None:
-    folder, _ = write_float8(plain, tmp_path / "q", "modelopt", {f"{NAMES[0]}.{tensor}": torch.tensor(value)})
+    folder, _ = write_fp8(plain, tmp_path / "q", "modelopt", {f"{NAMES[0]}.{tensor}": torch.tensor(value)})
     options = BuildOptions(folder, None, tmp_path / "e", "tensorrt_rtx", quantization="FP8", dry_run=True)
     with pytest.raises(CheckpointError, match=message):
         build_engines(options)
