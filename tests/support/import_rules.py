@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from glob import glob
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -44,8 +45,8 @@ class Package:
     def trees(self) -> Mapping[str, tuple[Path, ast.Module]]:
         """By module: its file within the folder, and its syntax tree."""
         found = {}
-        for path in sorted(self.folder.rglob("*.py")):
-            file = path.relative_to(self.folder)
+        for name in sorted(glob("**/*.py", root_dir=self.folder, recursive=True)):  # follows builder/plugins, a link
+            file, path = Path(name), self.folder / name
             module = ".".join((self.name, *file.with_suffix("").parts)).removesuffix(".__init__")
             found[module] = file, ast.parse(path.read_text())
         return found
