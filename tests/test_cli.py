@@ -281,7 +281,7 @@ def test_a_gguf_file_is_text_in_two_commands(
 
 def test_without_a_gpu_it_is_said(engine_dirs: dict[str, Path], refused: Callable[..., str]) -> None:
     try:
-        from faser_trtllm.ops.cuda.module import device_arch
+        from faser_trtllm.ops.cuda.driver import device_arch
 
         device_arch()
     except Exception:

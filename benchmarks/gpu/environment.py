@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.bench import Bench
 from faser_trtllm.builder.plan_file import arch_capability
-from faser_trtllm.ops.cuda.module import call_driver, device_arch, device_name, driver_version, load_driver
+from faser_trtllm.ops.cuda.driver import call_driver, device_arch, device_name, driver_version, load_driver
 
 PACKAGES = ("torch", "triton", "cuda-bindings", "numpy", "transformers", "vllm", "tensorrt", "tensorrt_rtx_cu13")
 COPY_BYTES, DRY_COPY_BYTES = 4 << 30, 1 << 20

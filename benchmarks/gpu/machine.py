@@ -22,7 +22,7 @@ from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, open_engines
 from faser_trtllm.errors import ConfigError, FaserError
-from faser_trtllm.ops.cuda.module import Launcher, call_driver, load_driver, num_sms
+from faser_trtllm.ops.cuda.driver import Launcher, call_driver, load_driver, num_sms
 from faser_trtllm.partition.green_context import GpuPartitions
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class GpuMachine:
 
     def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> Launcher | None:
         from faser_trtllm.ops.cuda.compiler import compile_stem
-        from faser_trtllm.ops.cuda.module import Module, device_arch
+        from faser_trtllm.ops.cuda.driver import Module, device_arch
 
         key = (stem, tuple(sorted((defines or {}).items())))
         if key not in self._modules:
@@ -112,7 +112,7 @@ class GpuMachine:
 
     def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
         from faser_trtllm.ops.cuda.compiler import compile_stem
-        from faser_trtllm.ops.cuda.module import device_arch
+        from faser_trtllm.ops.cuda.driver import device_arch
 
         arch = device_arch()
         with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

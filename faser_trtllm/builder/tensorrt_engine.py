@@ -86,7 +86,7 @@ class TensorRTBackend:
         version = str(trt.__version__)
         if name == "tensorrt":
             from faser_trtllm.ops.cuda.compiler import check_driver
-            from faser_trtllm.ops.cuda.module import device_arch, driver_version
+            from faser_trtllm.ops.cuda.driver import device_arch, driver_version
 
             check_driver(driver_version())
             arch = device_arch()  # full TensorRT times kernels on the GPU that it builds for
@@ -314,7 +314,7 @@ def open_builder(options: BuildOptions) -> TensorRTBackend:
 
 def _check_rtx_gpus(asked: Sequence[str]) -> None:
     """Before anything is imported or built."""
-    from faser_trtllm.ops.cuda.module import device_arch, device_name
+    from faser_trtllm.ops.cuda.driver import device_arch, device_name
 
     for capability in asked:
         if refusal := rtx_refusal(capability):

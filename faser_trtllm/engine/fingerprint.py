@@ -12,7 +12,7 @@ from faser_trtllm import native
 from faser_trtllm.backends import find_backend
 from faser_trtllm.core.cost_table import CostTable, Fingerprint
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda import module
+from faser_trtllm.ops.cuda import driver
 
 PROFILE = "profile.json"
 """Name of the cost table in an engine directory."""
@@ -36,9 +36,9 @@ def gpu_fingerprint(made_of: bytes) -> Fingerprint:
 
 def gpu_model() -> tuple[str, str, int]:
     """The first GPU: its name, its architecture with the driver's CUDA version, its SMs. ConfigError without one."""
-    version = module.driver_version()
-    architecture = f"{module.device_arch()}, driver {version // 1000}.{version % 1000 // 10}"
-    return module.device_name(), architecture, module.num_sms()
+    version = driver.driver_version()
+    architecture = f"{driver.device_arch()}, driver {version // 1000}.{version % 1000 // 10}"
+    return driver.device_name(), architecture, driver.num_sms()
 
 
 def cpu_model() -> str:

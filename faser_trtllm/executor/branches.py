@@ -29,7 +29,7 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.opening import BranchTester
 from faser_trtllm.ops.accept import Acceptor, AcceptResult, Outcome
 from faser_trtllm.ops.best_slots import FrontierRule
-from faser_trtllm.ops.trees.pick_branches import Branches, BranchPicker, prior_acceptance
+from faser_trtllm.ops.requests.pick_branches import Branches, BranchPicker, prior_acceptance
 from faser_trtllm.sampling.table import SamplingTable
 
 CopyKv = Callable[[npt.NDArray[np.int32]], None]

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from faser_trtllm.errors import ConfigError, FaserError
-from faser_trtllm.ops.cuda.module import call_driver, ensure_context, load_driver, num_sms
+from faser_trtllm.ops.cuda.driver import call_driver, ensure_context, load_driver, num_sms
 
 log = logging.getLogger(__name__)
 

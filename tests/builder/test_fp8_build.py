@@ -186,12 +186,12 @@ def test_a_head_stays_as_it_is(options: BuildOptions, tmp_path: Path) -> None:
 
 
 def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from faser_trtllm.ops.cuda import compiler, module
+    from faser_trtllm.ops.cuda import compiler, driver
 
     full = SimpleNamespace(__name__="tensorrt", __version__="11.1.0", INetworkDefinition=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "tensorrt", full)
-    monkeypatch.setattr(module, "device_arch", lambda: "sm_86")
-    monkeypatch.setattr(module, "driver_version", lambda: 13000)
+    monkeypatch.setattr(driver, "device_arch", lambda: "sm_86")
+    monkeypatch.setattr(driver, "driver_version", lambda: 13000)
     monkeypatch.setattr(compiler, "check_driver", lambda version: None)
     TensorRTBackend.load("tensorrt", "bfloat16", ())
     with pytest.raises(InvalidArgumentError, match=r"compute_capability 8\.6, fp8 products begin at 8\.9"):

@@ -145,12 +145,12 @@ def test_a_missing_tensorrt_is_named(options: BuildOptions, monkeypatch: pytest.
 
 
 def test_full_tensorrt_needs_its_gpu(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    from faser_trtllm.ops.cuda import module
+    from faser_trtllm.ops.cuda import driver
 
     def no_driver() -> Any:
         raise ConfigError("libcuda.so.1 is missing; install an NVIDIA driver")
 
-    monkeypatch.setattr(module, "load_driver", no_driver)
+    monkeypatch.setattr(driver, "load_driver", no_driver)
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     with pytest.raises(ConfigError, match=r"libcuda\.so\.1 is missing"):
         build_engines(dataclasses.replace(options, backend="tensorrt"))
@@ -158,7 +158,7 @@ def test_full_tensorrt_needs_its_gpu(options: BuildOptions, monkeypatch: pytest.
 
 def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is decided before a network is made; the build itself needs a GPU (tests/engine/tensorrt/test_gpu.py)."""
-    from faser_trtllm.ops.cuda import compiler, module
+    from faser_trtllm.ops.cuda import compiler, driver
 
     registered: list[Any] = []
     checked: list[int] = []
@@ -168,8 +168,8 @@ def test_full_tensorrt_builds_with_plugins_for_its_gpu(monkeypatch: pytest.Monke
     plugins = SimpleNamespace(register=lambda trt, arch: registered.append((trt, arch)))
     monkeypatch.setitem(sys.modules, "tensorrt", full)
     monkeypatch.setitem(sys.modules, "faser_trtllm.builder.plugins", plugins)
-    monkeypatch.setattr(module, "device_arch", lambda: "sm_90")
-    monkeypatch.setattr(module, "driver_version", lambda: 13000)
+    monkeypatch.setattr(driver, "device_arch", lambda: "sm_90")
+    monkeypatch.setattr(driver, "driver_version", lambda: 13000)
     monkeypatch.setattr(compiler, "check_driver", checked.append)
     backend = TensorRTBackend.load("tensorrt", "bfloat16", ())
     assert checked == [13000]

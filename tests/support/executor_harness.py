@@ -25,7 +25,7 @@ from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.ops.arrays import int32_at
 from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts
-from faser_trtllm.ops.trees.pick_branches import prior_acceptance
+from faser_trtllm.ops.requests.pick_branches import prior_acceptance
 from faser_trtllm.policy.base import Decision, Mode
 from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.policy.static import FixedPolicy, OffPolicy

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.device import CudaGpu
-from faser_trtllm.ops.cuda.module import Module
+from faser_trtllm.ops.cuda.driver import Module
 from tests.engine.cuda.host_executor import generate
 from tests.virtual_gpu.device.library import driver
 from tests.virtual_gpu.device.runtime import VirtualRuntime

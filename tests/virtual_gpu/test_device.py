@@ -13,7 +13,7 @@ import torch
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import FaserError
-from faser_trtllm.ops.cuda.module import Module, load_driver
+from faser_trtllm.ops.cuda.driver import Module, load_driver
 from faser_trtllm.ops.cuda.quantize_rows import NUM_THREADS, quantize_rows
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions
 from tests.virtual_gpu.device.counters import Counters

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from faser_trtllm.errors import FaserError
-from faser_trtllm.ops.cuda.module import Module, load_driver
+from faser_trtllm.ops.cuda.driver import Module, load_driver
 from faser_trtllm.ops.cuda.set_conditional import set_conditional
 from faser_trtllm.partition.green_context import GpuPartitions
 from tests.support.effort import pick

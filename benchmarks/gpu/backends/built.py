@@ -17,7 +17,7 @@ from faser_trtllm.builder.network.vendor import MODULES, rtx_refusal
 from faser_trtllm.builder.plan_file import arch_capability
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.models.config import load_model_config
-from faser_trtllm.ops.cuda.module import device_arch
+from faser_trtllm.ops.cuda.driver import device_arch
 
 REFERENCE = "cuda"
 LIMITS = PairLimits(max_batch_size=16, max_seq_len=512, max_num_tokens=512, max_draft_len=8)

@@ -29,7 +29,7 @@ from faser_trtllm.engine.gpu.fp8 import (
 )
 from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda.module import device_arch, device_name
+from faser_trtllm.ops.cuda.driver import device_arch, device_name
 from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
 from faser_trtllm.profiling.grid import Point
 

@@ -14,7 +14,7 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.cuda.take_step import StepInputs
-from faser_trtllm.ops.device.fill_inputs import PassLimits, fill_inputs
+from faser_trtllm.ops.transfer.fill_inputs import PassLimits, fill_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor

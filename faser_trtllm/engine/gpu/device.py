@@ -67,7 +67,7 @@ class CudaGpu:
         from faser_trtllm.builder.plan_file import arch_capability
         from faser_trtllm.engine.gpu.runtime import CudaRuntime
         from faser_trtllm.ops.cuda.compiler import check_driver
-        from faser_trtllm.ops.cuda.module import device_arch, driver_version
+        from faser_trtllm.ops.cuda.driver import device_arch, driver_version
 
         self._ordinal, self._plain_streams = ordinal, plain_streams
         CudaRuntime(ordinal)  # reports what is missing, and creates the context that green contexts need
@@ -85,7 +85,7 @@ class CudaGpu:
 
     def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
         """As Gpu.of_rank: a rank's process sees one GPU, of those that this one sees."""
-        from faser_trtllm.ops.cuda.module import num_devices
+        from faser_trtllm.ops.cuda.driver import num_devices
 
         count = num_devices()
         if rank >= count:
@@ -99,7 +99,7 @@ class CudaGpu:
 
     def check_quantization(self, runtime: Runtime, quantization: Quantization) -> None:
         from faser_trtllm.engine.gpu.fp8 import check_capability, check_product
-        from faser_trtllm.ops.cuda.module import device_name
+        from faser_trtllm.ops.cuda.driver import device_name
 
         if quantization is Quantization.FP8:
             major, minor = map(int, self.compute_capability.split("."))
@@ -107,14 +107,14 @@ class CudaGpu:
             check_product(runtime.device)
 
     def free_bytes(self) -> int:
-        from faser_trtllm.ops.cuda.module import free_bytes
+        from faser_trtllm.ops.cuda.driver import free_bytes
 
         return free_bytes()
 
     def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
         from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
         from faser_trtllm.ops.cuda.compiler import compile_stem
-        from faser_trtllm.ops.cuda.module import Launcher, Module, device_arch
+        from faser_trtllm.ops.cuda.driver import Launcher, Module, device_arch
 
         arch = device_arch(self._ordinal)
         launchers: dict[str, Launcher] = {}

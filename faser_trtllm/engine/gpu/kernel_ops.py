@@ -23,8 +23,8 @@ from faser_trtllm.ops.cuda import (
 )
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
-from faser_trtllm.ops.cuda.launch.launch_cache import LaunchCache
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs

@@ -28,9 +28,9 @@ from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
-from faser_trtllm.ops.device.pack_sampling import has_edits
 from faser_trtllm.ops.probs import edited_logits as edit
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
+from faser_trtllm.ops.transfer.pack_sampling import has_edits
 
 if TYPE_CHECKING:
     from torch import Tensor

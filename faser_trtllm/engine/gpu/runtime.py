@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda.host_memory import page_locked
-from faser_trtllm.ops.cuda.module import Module, call_driver, device_arch, load_driver
+from faser_trtllm.ops.cuda.driver import Module, call_driver, device_arch, load_driver, page_locked
 from faser_trtllm.ops.cuda.set_conditional import STEM, set_conditional
 from faser_trtllm.partition.green_context import GpuPartition
 

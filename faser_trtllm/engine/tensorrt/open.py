@@ -85,7 +85,7 @@ def _gpu(engines: EngineDir, stack: ExitStack, ordinal: int = 0, *, plain_stream
 
 def _check_rtx_gpu(engines: EngineDir, ordinal: int) -> None:
     """EngineFileError, before a plan is loaded, if TensorRT for RTX refuses the GPU; ConfigError without one."""
-    from faser_trtllm.ops.cuda.module import device_arch, device_name
+    from faser_trtllm.ops.cuda.driver import device_arch, device_name
 
     capability = arch_capability(device_arch(ordinal))
     if refusal := rtx_refusal(capability):

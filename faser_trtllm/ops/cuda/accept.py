@@ -14,8 +14,8 @@ from typing import Any
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import AcceptResult, accept_reference
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda.launch.tensors import dtype_suffix, pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import dtype_suffix, pointer
 
 __all__ = ["MAX_VOCAB_SIZE", "ROW_REFUSED", "STEM", "accept", "accept_reference"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from faser_trtllm.ops.arrays import Float32Array, Int32Array
 from faser_trtllm.ops.compact_rows import compact_rows_reference as hidden_reference
-from faser_trtllm.ops.cuda.launch.tensors import dtype_suffix, pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import dtype_suffix, pointer
 
 STEM = "compact_rows"
 NUM_THREADS = 128

@@ -6,9 +6,8 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.kv_cache import ALIGNMENT, pointer_to
-from faser_trtllm.ops.cuda.launch.tensors import pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import ALIGNMENT, pointer, pointer_to
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ import numpy as np
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import Float32Array, Int32Array
-from faser_trtllm.ops.cuda.launch.tensors import bits_of, dtype_suffix, pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import bits_of, dtype_suffix, pointer
 from faser_trtllm.ops.early_exit import early_exit_reference as scores_reference
 
 STEM = "early_exit"

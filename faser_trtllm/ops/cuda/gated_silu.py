@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.append_kv import inverse_rms
-from faser_trtllm.ops.cuda.kv_cache import expect, pointer_to, type_name
-from faser_trtllm.ops.cuda.launch.tensors import bits_of
-from faser_trtllm.ops.cuda.module import Argument, Launcher
+from faser_trtllm.ops.cuda.driver import Argument, Launcher
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.tensors import bits_of, expect, pointer_to, type_name
 
 if TYPE_CHECKING:
     from torch import Tensor

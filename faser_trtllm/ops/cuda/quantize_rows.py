@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.launch.tensors import pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
 
 if TYPE_CHECKING:
     from torch import Tensor

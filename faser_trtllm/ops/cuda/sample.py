@@ -17,8 +17,8 @@ from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, int32_at
 from faser_trtllm.ops.cuda.accept import MAX_VOCAB_SIZE
-from faser_trtllm.ops.cuda.launch.tensors import pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
 from faser_trtllm.ops.draft_stop import sigmoid
 from faser_trtllm.ops.sample import sample_draft
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from faser_trtllm.ops.cuda.launch.tensors import pointer
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import pointer
 
 if TYPE_CHECKING:
     from torch import Tensor

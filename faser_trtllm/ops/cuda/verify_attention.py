@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.cuda.kv_cache import expect, kv_values, pointer_to, same_type, type_name
-from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher
+from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher
+from faser_trtllm.ops.cuda.tensors import expect, kv_values, pointer_to, same_type, type_name
 
 if TYPE_CHECKING:
     from torch import Tensor

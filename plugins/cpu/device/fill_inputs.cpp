@@ -1,4 +1,4 @@
-// The inputs of a pass for an engine with memory of its own; ops/device/fill_inputs.py computes the same.
+// The inputs of a pass for an engine with memory of its own; ops/transfer/fill_inputs.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

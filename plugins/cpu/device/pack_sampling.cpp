@@ -1,4 +1,4 @@
-// What a batch's sampling entries point to, packed for one upload; ops/device/pack_sampling.py computes the same.
+// What a batch's sampling entries point to, packed for one upload; ops/transfer/pack_sampling.py computes the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Drafts that were made elsewhere, to the memory of their requests; ops/device/store_drafts.py computes the same.
+// Drafts that were made elsewhere, to the memory of their requests; ops/transfer/store_drafts.py computes the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

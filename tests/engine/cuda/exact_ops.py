@@ -15,8 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.ops.cuda.append_kv import branches_before, normed_qkv
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
-from faser_trtllm.ops.cuda.kv_cache import E4M3_MAX
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.tensors import E4M3_MAX
 from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
 
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from faser_trtllm.errors import FaserError
-from faser_trtllm.ops.cuda.module import device_arch
+from faser_trtllm.ops.cuda.driver import device_arch
 
 
 @functools.cache

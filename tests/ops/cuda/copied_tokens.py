@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from faser_trtllm.ops.cuda.copy_kv import copy_kv, copy_kv_reference
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float8_e4m3fn]
 

@@ -19,7 +19,7 @@ import pytest
 
 from faser_trtllm.errors import FaserError
 from faser_trtllm.ops.cuda.compiler import cache_dir, include_dirs, source_dir
-from faser_trtllm.ops.cuda.module import Argument, Dim3
+from faser_trtllm.ops.cuda.driver import Argument, Dim3
 
 EMULATOR_DIR = Path(__file__).parent / "emulator"
 MAX_ARGUMENTS = 32

@@ -177,7 +177,7 @@ class TestOnAGpu:
     @pytest.fixture
     def module(self):
         from faser_trtllm.ops.cuda.compiler import compile_stem
-        from faser_trtllm.ops.cuda.module import Module, device_arch
+        from faser_trtllm.ops.cuda.driver import Module, device_arch
 
         with Module(compile_stem(accept_module.STEM, device_arch()).path) as module:
             yield module

@@ -274,7 +274,7 @@ def test_wrong_norms_are_named():
 @pytest.mark.parametrize("fp8", [False, True])
 def test_on_a_gpu(head_dim, dtype, fp8):
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     with Module(compile_stem("append_kv", device_arch()).path) as module:
@@ -307,7 +307,7 @@ def test_on_a_gpu(head_dim, dtype, fp8):
 @pytest.mark.parametrize("fp8", [False, True])
 def test_branches_on_a_gpu(fp8):
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     case, norm, first_branch = branch_case(1, fp8=fp8)
     found = case.copy("cuda")

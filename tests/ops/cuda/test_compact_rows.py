@@ -99,7 +99,7 @@ def test_wrong_tensors_are_refused():
 @pytest.mark.gpu
 def test_on_a_gpu():
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     rng = np.random.default_rng()
     with Module(compile_stem("compact_rows", device_arch()).path) as module:

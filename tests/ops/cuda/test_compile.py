@@ -13,7 +13,7 @@ import pytest
 
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.ops.cuda import compiler
-from faser_trtllm.ops.cuda.module import device_arch
+from faser_trtllm.ops.cuda.driver import device_arch
 from tests.support.effort import pick
 
 KERNEL = """

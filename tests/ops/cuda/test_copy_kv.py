@@ -58,7 +58,7 @@ def test_wrong_tensors_are_refused() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_a_gpu(dtype: torch.dtype) -> None:
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     with Module(compile_stem("copy_kv", device_arch()).path) as module:
         for seed in range(5):

@@ -102,7 +102,7 @@ def test_wrong_tensors_are_refused():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu(dtype):
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     with Module(compile_stem("early_exit", device_arch()).path) as module:
         check(module, "cuda", dtype)

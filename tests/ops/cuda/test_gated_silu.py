@@ -91,7 +91,7 @@ def test_wrong_tensors_are_refused() -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_on_a_gpu(dtype: str) -> None:
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     with Module(compile_stem("gated_silu", device_arch()).path) as module:
         for shape in ((1, 64, 64), (200, 14336, 4096), (3, 4104, 8)):

@@ -13,8 +13,8 @@ from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import gated_silu
 from faser_trtllm.ops.cuda.append_kv import QkvNorm
-from faser_trtllm.ops.cuda.launch.launch_cache import LaunchCache
-from faser_trtllm.ops.cuda.launch.tensors import Pointer
+from faser_trtllm.ops.cuda.launch_cache import LaunchCache
+from faser_trtllm.ops.cuda.tensors import Pointer
 
 
 class Launched:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from faser_trtllm.ops.cuda.compiler import compile_stem
-from faser_trtllm.ops.cuda.module import Module, device_arch
+from faser_trtllm.ops.cuda.driver import Module, device_arch
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.pruned_batches import boundary_batch
 from tests.ops.cuda.pruned_rows import assert_is_the_reference

@@ -83,7 +83,7 @@ def test_a_residual_of_another_shape_is_refused() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     with Module(compile_stem("quantize_rows", device_arch()).path) as module:
         for x in (every_number(0.0), every_number(448.0), random_rows(200, 4096, 0), random_rows(3, 14336, 1)):

@@ -321,7 +321,7 @@ def test_wrong_arguments_are_named():
 @pytest.fixture(scope="module")
 def gpu_module():
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.module import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, device_arch
 
     with Module(compile_stem("verify_attention", device_arch()).path) as module:
         yield module

@@ -14,8 +14,8 @@ from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.interpreted.layers import Operation
 from faser_trtllm.ops.cuda import verify_attention
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
-from faser_trtllm.ops.cuda.kv_cache import type_name
-from faser_trtllm.ops.cuda.module import Launcher
+from faser_trtllm.ops.cuda.driver import Launcher
+from faser_trtllm.ops.cuda.tensors import type_name
 from tests.ops.cuda.emulation import EmulatedModule
 from tests.support.plugin_stand_in import REFERENCES
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from faser_trtllm.engine.gpu.runtime import CudaRuntime, GraphLoop, Replay, Work
-from faser_trtllm.ops.cuda.module import ensure_context, load_driver
+from faser_trtllm.ops.cuda.driver import ensure_context, load_driver
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.virtual_gpu.device.graph_pool import GraphPool
 from tests.virtual_gpu.device.memory import install_page_locked

@@ -13,7 +13,7 @@ from typing import Any
 
 import faser_trtllm
 from faser_trtllm.errors import FaserError
-from faser_trtllm.ops.cuda.module import call_driver, load_driver
+from faser_trtllm.ops.cuda.driver import call_driver, load_driver
 from tests.virtual_gpu.device.library import driver
 
 _PACKAGE = str(Path(faser_trtllm.__file__).parent) + "/"

@@ -18,9 +18,9 @@ from faser_trtllm.engine.gpu.sampler.probs import ProbsParameters, log_probs
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.device.count_tests import count_tests
-from faser_trtllm.ops.device.pack_sampling import ENTRY_INTS, SamplingPacker, has_edits
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
+from faser_trtllm.ops.transfer.count_tests import count_tests
+from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, SamplingPacker, has_edits
 
 if TYPE_CHECKING:
     from torch import Tensor

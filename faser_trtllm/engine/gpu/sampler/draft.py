@@ -23,9 +23,9 @@ from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.device.pack_sampling import DraftProbsAddress
-from faser_trtllm.ops.device.store_drafts import DraftStore
 from faser_trtllm.ops.sample import draft_probs_row
+from faser_trtllm.ops.transfer.pack_sampling import DraftProbsAddress
+from faser_trtllm.ops.transfer.store_drafts import DraftStore
 from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:

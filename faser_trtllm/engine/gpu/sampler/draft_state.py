@@ -20,8 +20,8 @@ from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
-from faser_trtllm.ops.device.pack_sampling import ENTRY_INTS, SamplingPacker
 from faser_trtllm.ops.draft_stop import NativeStop, pending_survival
+from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, SamplingPacker
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import Int32Array
-from faser_trtllm.ops.device.pack_sampling import ENTRY_INTS, SamplingPacker
+from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, SamplingPacker
 
 if TYPE_CHECKING:
     from torch import Tensor

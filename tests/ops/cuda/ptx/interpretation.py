@@ -15,7 +15,7 @@ import torch
 
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.ops.cuda.compiler import cache_dir, compile_stem, find_nvcc, source_dir
-from faser_trtllm.ops.cuda.module import Argument, Dim3
+from faser_trtllm.ops.cuda.driver import Argument, Dim3
 from tests.ops.cuda.ptx.interpreter.machine import Machine
 from tests.ops.cuda.ptx.interpreter.memory import Memory
 from tests.ops.cuda.ptx.interpreter.program import Program

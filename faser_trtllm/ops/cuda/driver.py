@@ -1,14 +1,20 @@
-"""A cubin loaded through cuda-python's driver bindings: kernels by name, launched with pointers and a stream."""
+"""The CUDA driver through cuda-python's bindings: devices, loaded cubins and their launches, page-locked memory."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from faser_trtllm.errors import ConfigError, FaserError, install
+
+if TYPE_CHECKING:
+    import torch
 
 # c_void_p or c_int32; no common base type covers both.
 Argument = Any
@@ -178,3 +184,29 @@ def call_driver(driver: Any, function: Any, *arguments: Any, what: str = "") -> 
         name = getattr(function, "__name__", "the CUDA driver")
         raise FaserError(f"{name} failed with {status.name}{' for ' + what if what else ''}")
     return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A zeroed tensor in memory that is freed with the last tensor or array that shows it: copies from and to it must
+    have ended by then. Raises FaserError of the driver, as where there is no such memory left.
+
+    torch's own, when it is freed, records an event on every stream that copied it, and aborts the process if the driver
+    refuses, as a device that has failed does.
+    """
+    import torch
+
+    driver = load_driver()
+    ensure_context(driver)
+    num_items = math.prod(shape)
+    num_bytes = max(1, num_items) * dtype.itemsize
+    address = int(call_driver(driver, driver.cuMemHostAlloc, num_bytes, 0))
+    ctypes.memset(address, 0, num_bytes)
+    memory = (ctypes.c_uint8 * num_bytes).from_address(address)
+    weakref.finalize(memory, _free, driver, address).atexit = False  # a process that ends gives all of it back
+    return torch.frombuffer(memory, dtype=dtype)[:num_items].view(shape)
+
+
+def _free(driver: Any, address: int) -> None:
+    with contextlib.suppress(FaserError):  # a device that has failed refuses, which others have said
+        ensure_context(driver)
+        call_driver(driver, driver.cuMemFreeHost, address)

@@ -8,7 +8,7 @@ import pytest
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.acceptance import AcceptanceModel
-from faser_trtllm.ops.trees.pick_branches import (
+from faser_trtllm.ops.requests.pick_branches import (
     PRIOR,
     Branches,
     BranchPicker,

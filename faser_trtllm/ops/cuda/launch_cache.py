@@ -7,8 +7,8 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from faser_trtllm.ops.cuda.launch.tensors import Pointer
-from faser_trtllm.ops.cuda.module import Argument, Dim3, Launcher, PackedArguments
+from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher, PackedArguments
+from faser_trtllm.ops.cuda.tensors import Pointer
 
 if TYPE_CHECKING:
     from torch import Tensor
