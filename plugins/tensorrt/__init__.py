@@ -44,7 +44,7 @@ def register(trt: Any, arch: str | None = None, kind: str = "cubin") -> tuple[st
     or the plugins are registered for another target.
     """
     if arch is None:
-        from faser_trtllm.ops.cuda.module import device_arch
+        from faser_trtllm.ops.cuda.driver import device_arch
 
         arch = device_arch()
     code = KernelCode(arch, kind)

@@ -8,7 +8,7 @@ from faser_trtllm.builder.plugins.descriptor import constant, expect, launch_par
 from faser_trtllm.builder.plugins.kernel_code import KernelCode
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES, NUM_THREADS
-from faser_trtllm.ops.cuda.launch.tensors import bits_of
+from faser_trtllm.ops.cuda.tensors import bits_of
 
 PLUGIN_ID = "faser::early_exit"
 
