@@ -27,15 +27,20 @@ def check_request(
     for name in (params.drafters or ()) if drafters else ():
         if name not in drafters:
             raise InvalidArgumentError(
-                f"drafters has {name[:64]!r}, this server drafts with {' and '.join(drafters)}; name those or leave it "
-                "out"
+                f"has {name[:64]!r}, this server drafts with {' and '.join(drafters)}; name those or leave it out",
+                field="drafters",
+                value=name,
+                limit=", ".join(drafters),
             )
     num_tokens = len(prompt_token_ids)
     if num_tokens == 0:
-        raise InvalidArgumentError("the prompt is empty, it needs at least one token")
+        raise InvalidArgumentError("is empty, it needs at least one token", field="prompt", value=0, limit="1 token")
     if num_tokens >= max_seq_len:
         raise InvalidArgumentError(
-            f"the prompt has {num_tokens} tokens, the engine takes at most {max_seq_len - 1} "
-            f"(max_seq_len {max_seq_len} with one token of output); shorten the prompt"
+            f"has {num_tokens} tokens, the engine takes at most {max_seq_len - 1} "
+            f"(max_seq_len {max_seq_len} with one token of output); shorten the prompt",
+            field="prompt_tokens",
+            value=num_tokens,
+            limit=max_seq_len - 1,
         )
-    check_token_ids("the prompt", prompt_token_ids, vocab_size)
+    check_token_ids("prompt", prompt_token_ids, vocab_size)

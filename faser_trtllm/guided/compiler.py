@@ -10,7 +10,7 @@ from faser_trtllm.core.guide import Guide
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.guided.grammar import Grammar, compile_source, open_tokenizer
 from faser_trtllm.guided.probe import Probe
-from faser_trtllm.guided.spec import GuideSpec
+from faser_trtllm.guided.spec import GUIDE_FIELD, GuideSpec
 from faser_trtllm.models.tokenizer import Tokenizer
 
 COMPILE_TIMEOUT_S = 10.0
@@ -68,7 +68,7 @@ class GuideCompiler:
         def compile_spec(spec: GuideSpec) -> Guide:
             matcher, error = compile_source(tokenizer, probe.check(spec))
             if error:
-                raise InvalidArgumentError(f"guided_decoding_guide is not a valid {spec.guide_type}: {error}")
+                raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {error}", field=GUIDE_FIELD)
             return Grammar(matcher, eos_tokens)
 
         return compile_spec

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.guided.grammar import compile_source, first_token_error, open_tokenizer, shortened, source_of
-from faser_trtllm.guided.spec import GuideSpec
+from faser_trtllm.guided.spec import GUIDE_FIELD, GuideSpec
 
 MAX_MEMORY_BYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
@@ -37,11 +37,12 @@ class Probe:
         answer = self._ask({"guide_type": spec.guide_type, "guide": spec.guide})
         if answer is None:
             raise InvalidArgumentError(
-                f"guided_decoding_guide takes more than {self._timeout_s:g} s or {MAX_MEMORY_BYTES >> 30} GiB to "
-                "compile; simplify it"
+                f"takes more than {self._timeout_s:g} s or {MAX_MEMORY_BYTES >> 30} GiB to compile; simplify it",
+                field=GUIDE_FIELD,
+                limit=f"{self._timeout_s:g} s",
             )
         if answer["error"]:
-            raise InvalidArgumentError(f"guided_decoding_guide is not a valid {spec.guide_type}: {answer['error']}")
+            raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {answer['error']}", field=GUIDE_FIELD)
         source: str = answer["source"]
         return source
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from faser_trtllm.errors import InvalidArgumentError
 
 MAX_GUIDE_BYTES = 64 << 10
+GUIDE_FIELD = "guided_decoding_guide"
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")
 
 
@@ -26,24 +27,32 @@ def guide_spec(guide_type: str | None, guide: str | None) -> GuideSpec | None:
     if not guide_type:
         if guide:
             raise InvalidArgumentError(
-                "guided_decoding_guide was sent without guided_decoding_guide_type, which says what it is; "
-                f"send one of {', '.join(GUIDE_TYPES)}"
+                "was sent without guided_decoding_guide_type, which says what it is; send one of "
+                f"{', '.join(GUIDE_TYPES)}",
+                field=GUIDE_FIELD,
             )
         return None
     if guide_type not in GUIDE_TYPES:
         raise InvalidArgumentError(
-            f"guided_decoding_guide_type is {guide_type[:40]}, allowed are {', '.join(GUIDE_TYPES)}"
+            f"is {guide_type[:40]}, allowed are {', '.join(GUIDE_TYPES)}",
+            field="guided_decoding_guide_type",
+            value=guide_type,
+            limit=", ".join(GUIDE_TYPES),
         )
     guide = guide or ""
     if guide_type == "json" and guide:
         raise InvalidArgumentError(
-            "guided_decoding_guide was sent with the type json, which is any JSON; leave it out or use json_schema"
+            "was sent with the type json, which is any JSON; leave it out or use json_schema",
+            field=GUIDE_FIELD,
         )
     if guide_type != "json" and not guide:
-        raise InvalidArgumentError(f"guided_decoding_guide is missing, the type {guide_type} needs one")
+        raise InvalidArgumentError(f"is missing, the type {guide_type} needs one", field=GUIDE_FIELD)
     num_bytes = len(guide.encode(errors="replace"))
     if num_bytes > MAX_GUIDE_BYTES:
         raise InvalidArgumentError(
-            f"guided_decoding_guide has {num_bytes} bytes, allowed are at most {MAX_GUIDE_BYTES}; shorten it"
+            f"has {num_bytes} bytes, allowed are at most {MAX_GUIDE_BYTES}; shorten it",
+            field=GUIDE_FIELD,
+            value=num_bytes,
+            limit=MAX_GUIDE_BYTES,
         )
     return GuideSpec(guide_type, guide)
