@@ -6,17 +6,17 @@
 #
 # Then, on the machine: FOLDER/run.sh faser bench gpu --output_dir gpu_results --minutes 5
 #
-# The machine needs no network: Linux on x86-64, Python with torch, numpy, transformers, tokenizers, typer and rich, and nvcc of
-# the version here (cubins are kept by content and nvcc's version). ./build.sh setup and test have run here. Tracked files
-# travel as they are in the working tree. --without_checkout: the checkout gets there by itself, with
-# faser_trtllm/_native and build/cuda; run.sh is then run in it.
+# The machine needs no network: Linux on x86-64, Python with torch, numpy, transformers (and so tokenizers and
+# safetensors), typer and rich, and nvcc of the version here (cubins are kept by content and nvcc's version).
+# ./build.sh setup and test have run here. Tracked files travel as they are in the working tree. --without_checkout:
+# the checkout gets there by itself, with faser_trtllm/_native and build/cuda; run.sh is then run in it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV="${FASER_VENV:-$PWD/.venv}"
 PYTHON="$VENV/bin/python"
 MAX_MIB=64
-WHEELS=(pydantic pydantic_core annotated-types typing-inspection typing_extensions msgspec)
+WHEELS=(pydantic pydantic_core annotated-types typing-inspection typing_extensions msgspec gguf)
 TRITON_WHEELS=(tritonclient protobuf grpcio python-rapidjson)
 HEAD_DIMS=(64 128) # of the demo pair and of what the bench makes of it
 PLATFORMS=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64)

@@ -96,7 +96,7 @@ class TorchFileWeights:
             )
         if dtype not in types:
             raise CheckpointError(
-                f"{self._file}: tensor {name} is of type {dtype}, only {', '.join(reversed(types))} are read"
+                f"{self._file}: tensor {name} is of type {dtype}, it must be {' or '.join(reversed(types))}"
             )
         return tensor
 

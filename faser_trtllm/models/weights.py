@@ -1,15 +1,10 @@
-"""Weights of a checkpoint, read tensor by tensor from memory-mapped safetensors files.
-
-The format (github.com/huggingface/safetensors): uint64 header length, a JSON header with dtype, shape and
-data_offsets of each tensor relative to the end of the header, then the data, little-endian.
-"""
+"""Weights of a checkpoint, read tensor by tensor from memory-mapped safetensors files."""
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
-import os
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.config import ModelConfig, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+FP8 = "F8_E4M3"
 _DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
-FP8 = "F8_E4M3"
-_ITEMSIZES = {name: dtype.itemsize for name, dtype in (_DTYPES | _INTEGERS).items()} | {FP8: 1}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Float32Array = npt.NDArray[np.float32]
@@ -57,7 +51,6 @@ class _Entry:
     dtype: str
     shape: tuple[int, ...]
     start: int
-    end: int
 
 
 class Weights(Protocol):
@@ -114,19 +107,11 @@ class CheckpointWeights:
 
     def int32(self, name: str) -> npt.NDArray[np.int32]:
         """An int32 tensor of any shape, a read-only view of the file."""
-        entry = self._entry(name)
-        if entry.dtype != "I32":
-            raise CheckpointError(f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be I32")
-        count = (entry.end - entry.start) // 4
-        return np.frombuffer(self._maps[entry.file], "<i4", count, entry.start).reshape(entry.shape)
+        return self._array(name, self.shape(name), {"I32": np.dtype("<i4")})[1]
 
     def fp8(self, name: str) -> npt.NDArray[np.uint8]:
         """The bits of an e4m3 tensor of any shape, a read-only view of the file."""
-        entry = self._entry(name)
-        if entry.dtype != FP8:
-            raise CheckpointError(f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be {FP8}")
-        count = entry.end - entry.start
-        return np.frombuffer(self._maps[entry.file], np.uint8, count, entry.start).reshape(entry.shape)
+        return self._array(name, self.shape(name), {FP8: np.dtype(np.uint8)})[1]
 
     def dtype(self, name: str) -> str:
         """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
@@ -176,27 +161,31 @@ class CheckpointWeights:
             )
         if entry.dtype not in dtypes:
             raise CheckpointError(
-                f"{entry.file}: tensor {name} is of type {entry.dtype}, only {', '.join(dtypes)} are read"
+                f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be {' or '.join(dtypes)}"
             )
-        count = (entry.end - entry.start) // dtypes[entry.dtype].itemsize
-        array = np.frombuffer(self._maps[entry.file], dtypes[entry.dtype], count, entry.start)
+        array = np.frombuffer(self._maps[entry.file], dtypes[entry.dtype], math.prod(shape), entry.start)
         return entry, array.reshape(shape)
 
     def _open_file(self, file: str) -> None:
         path = self.directory / file
         try:
-            with path.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size < 8:
-                    raise CheckpointError(f"{file}: {size} bytes are too few for a safetensors file")
+            with path.open("rb") as stream, safe_open(path, "numpy"):  # refuses headers that do not fit the file
                 mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{file}: {path.stat().st_size} bytes are not a whole safetensors file ({error}); fetch it again"
+            ) from error
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read in {self.directory}: {reason_of(error)}") from error
         self._maps[file] = mapping
-        for name, entry in _parse_header(mapping, size, file).items():
+        data_start = 8 + int.from_bytes(mapping[:8], "little")
+        for name, info in json.loads(mapping[8:data_start]).items():
+            if name == "__metadata__":
+                continue
             if name in self._entries:
                 raise CheckpointError(f"tensor {name} is in both {self._entries[name].file} and {file}")
-            self._entries[name] = entry
+            start = data_start + info["data_offsets"][0]
+            self._entries[name] = _Entry(file, info["dtype"], tuple(info["shape"]), start)
 
 
 def _weight_files(directory: Path) -> list[str]:
@@ -214,37 +203,6 @@ def _weight_files(directory: Path) -> list[str]:
         if Path(file).name != file:
             raise CheckpointError(f"{INDEX_FILE}: {file!r} is not the name of a file beside it")
     return files
-
-
-def _parse_header(mapping: mmap.mmap, size: int, file: str) -> dict[str, _Entry]:
-    (header_len,) = struct.unpack("<Q", mapping[:8])
-    if header_len > min(size - 8, _MAX_HEADER_BYTES):
-        raise CheckpointError(
-            f"{file}: the header claims {header_len} bytes in a file of {size}, it is truncated or not safetensors"
-        )
-    entries = {}
-    try:
-        header = json.loads(mapping[8 : 8 + header_len])
-        for name, info in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = info["data_offsets"]
-            entry = _Entry(file, info["dtype"], tuple(info["shape"]), 8 + header_len + begin, 8 + header_len + end)
-            itemsize = _ITEMSIZES.get(entry.dtype)
-            count = 1
-            for dim in entry.shape:
-                if not isinstance(dim, int) or dim < 0:
-                    raise ValueError(f"tensor {name} has shape {list(entry.shape)}")
-                count *= dim
-            if begin < 0 or end < begin or (itemsize is not None and end - begin != count * itemsize):
-                raise ValueError(f"tensor {name} has data_offsets {[begin, end]}")
-            entries[name] = entry
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: the safetensors header is damaged ({error})") from error
-    needed = max((entry.end for entry in entries.values()), default=0)
-    if needed > size:
-        raise CheckpointError(f"{file}: {size} of {needed} bytes, the file is truncated; fetch it again")
-    return entries
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -122,7 +122,7 @@ def test_layers_by_both_conventions(tmp_path, target):
         ({"spare": {"input_norm.weight": np.ones(64, np.float32)}}, "tensor input_norm.weight of the EAGLE-3 head"),
         ({"spare": {"d2t": np.full(96, 400)}}, "output 0 of the EAGLE-3 head to token 400"),
         ({"spare": {"d2t": -np.arange(96)}}, "two outputs of the EAGLE-3 head to one token"),
-        ({"spare": {"d2t": np.zeros(96, np.float32)}}, "d2t is of type BF16, only I64, I32 are read"),
+        ({"spare": {"d2t": np.zeros(96, np.float32)}}, "d2t is of type BF16, it must be I64 or I32"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(tmp_path, target, options, message):

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
@@ -51,44 +52,12 @@ def gguf_bytes(
 
 
 def encode(values: np.ndarray, kind: int) -> bytes:
-    """fp32 -> the bytes of one of the types above; q4_0 and q8_0 one block of 32 at a time."""
-    if kind == TYPE_F32:
-        return values.astype("<f4").tobytes()
-    if kind == TYPE_F16:
-        return values.astype("<f2").tobytes()
-    if kind == TYPE_BF16:
-        bits = values.astype("<f4").view("<u4")
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
-    parts = []
-    for block in values.reshape(-1, 32).tolist():
-        largest = max(abs(value) for value in block)
-        scale = float(np.float16(largest / (127 if kind == TYPE_Q8_0 else 7))) or 1.0
-        quants = [round(value / scale) for value in block]
-        parts.append(struct.pack("<e", scale))
-        if kind == TYPE_Q8_0:
-            parts.append(struct.pack("<32b", *(max(-127, min(127, q)) for q in quants)))
-        else:
-            nibbles = [max(0, min(15, q + 8)) for q in quants]
-            parts.append(bytes(low | high << 4 for low, high in zip(nibbles[:16], nibbles[16:], strict=True)))
-    return b"".join(parts)
+    return gguf.quantize(values.astype(np.float32), gguf.GGMLQuantizationType(kind)).tobytes()
 
 
 def decode(data: bytes, kind: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The fp32 values that those bytes stand for, one Python number at a time for q4_0 and q8_0."""
-    if kind in (TYPE_F32, TYPE_F16):
-        return np.frombuffer(data, "<f4" if kind == TYPE_F32 else "<f2").astype(np.float32).reshape(shape)
-    if kind == TYPE_BF16:
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    values: list[float] = []
-    size = 34 if kind == TYPE_Q8_0 else 18
-    for start in range(0, len(data), size):
-        (scale,) = struct.unpack_from("<e", data, start)
-        if kind == TYPE_Q8_0:
-            values += [scale * q for q in struct.unpack_from("<32b", data, start + 2)]
-        else:
-            packed = data[start + 2 : start + 18]
-            values += [scale * ((byte & 15) - 8) for byte in packed] + [scale * ((byte >> 4) - 8) for byte in packed]
-    return np.array(values, np.float32).reshape(shape)
+    """The fp32 values that those bytes stand for."""
+    return gguf.dequantize(np.frombuffer(data, np.uint8), gguf.GGMLQuantizationType(kind)).reshape(shape)
 
 
 _NAMES = {

@@ -90,7 +90,7 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
                 f"{path.name}: the tokenizer cannot be used ({error}); give a folder with the model's "
                 "tokenizer.json as --tokenizer_dir"
             ) from error
-    types = sorted({tensor.block.name for tensor in file.tensors.values() if len(tensor.shape) > 1})
+    types = sorted({tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1})
     config = dataclasses.replace(config, bos_token_id=bos, eos_token_ids=ends)
     return Checkpoint(path, config, weights, tokenizer, contents, {path.name: path} | found, tuple(types))
 

@@ -139,9 +139,9 @@ def _with_rope_freqs(config: ModelConfig, file: GgufFile) -> ModelConfig:
         raise CheckpointError(
             f"{source}: it has {ROPE_FREQS} and rope scaling {config.rope.rope_type!r}, one is supported"
         )
-    if tensor.block.name != "F32" or tensor.shape != (config.head_dim // 2,):
+    if tensor.type.name != "F32" or tensor.shape != (config.head_dim // 2,):
         raise CheckpointError(
-            f"{source}: {ROPE_FREQS} is {tensor.block.name} of shape {list(tensor.shape)}, it must be F32 of "
+            f"{source}: {ROPE_FREQS} is {tensor.type.name} of shape {list(tensor.shape)}, it must be F32 of "
             f"[{config.head_dim // 2}]"
         )
     factors = file.data(ROPE_FREQS).view("<f4")

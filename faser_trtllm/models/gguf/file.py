@@ -8,19 +8,36 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as TensorType
 
 from faser_trtllm.errors import CheckpointError, reason_of
-from faser_trtllm.models.gguf.blocks import BLOCK_TYPES, BlockType, ByteArray, describe_type
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+READ_TYPES = (
+    TensorType.F32,
+    TensorType.F16,
+    TensorType.BF16,
+    TensorType.Q4_0,
+    TensorType.Q4_1,
+    TensorType.Q5_0,
+    TensorType.Q5_1,
+    TensorType.Q8_0,
+    TensorType.Q4_K,
+    TensorType.Q5_K,
+    TensorType.Q6_K,
+)
+"""The types of tensors that are read."""
+
 _STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
 _SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "<u1")))
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
@@ -36,7 +53,7 @@ class GgufTensor:
     """shape: [out, in] for matrices, the reverse of the file's order. start: the offset in the file."""
 
     shape: tuple[int, ...]
-    block: BlockType
+    type: TensorType
     start: int
     num_bytes: int
 
@@ -69,7 +86,7 @@ class GgufFile:
             self.close()
             raise
 
-    def data(self, name: str) -> ByteArray:
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
         """A tensor's bytes, a read-only view of the file."""
         tensor = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.start)
@@ -142,30 +159,28 @@ class _Header:
                 raise self._damaged(f"tensor {name!r} has {num_dims} dimensions, there are 1 to {_MAX_DIMS}")
             dims = [self._integer("<Q") for _ in range(num_dims)]
             kind, offset = self._integer("<I"), self._integer("<Q")
-            block = BLOCK_TYPES.get(kind)
-            if block is None:
+            found = next((known for known in TensorType if known == kind), None)
+            if found is None or found not in READ_TYPES:
                 raise CheckpointError(
-                    f"{self._file}: tensor {name} is of type {describe_type(kind)}, read are "
-                    f"{', '.join(known.name for known in BLOCK_TYPES.values())}; take a file of one of these types"
+                    f"{self._file}: tensor {name} is of type {found.name if found else 'unknown'} ({kind}), read are "
+                    f"{', '.join(known.name for known in READ_TYPES)}; take a file of one of these types"
                 )
+            block_values, block_bytes = GGML_QUANT_SIZES[found]
             num_values = 1
             for dim in dims:
                 num_values *= dim
-            if num_values == 0 or dims[0] % block.num_values:
+            if num_values == 0 or dims[0] % block_values:
                 raise self._damaged(
                     f"tensor {name!r} has dimensions {dims}, none may be 0 and the first must be a multiple of "
-                    f"{block.num_values} for {block.name}"
+                    f"{block_values} for {found.name}"
                 )
             if offset != end:
                 raise self._damaged(f"tensor {name!r} starts at {offset}, the one before it ends at {end}")
-            num_bytes = num_values // block.num_values * block.num_bytes
-            tensors[name] = GgufTensor(tuple(reversed(dims)), block, offset, num_bytes)
+            num_bytes = num_values // block_values * block_bytes
+            tensors[name] = GgufTensor(tuple(reversed(dims)), found, offset, num_bytes)
             end = _align(offset + num_bytes, alignment)
         base = _align(self._position, alignment)
-        placed = {
-            name: GgufTensor(tensor.shape, tensor.block, base + tensor.start, tensor.num_bytes)
-            for name, tensor in tensors.items()
-        }
+        placed = {name: replace(tensor, start=base + tensor.start) for name, tensor in tensors.items()}
         needed = max((tensor.start + tensor.num_bytes for tensor in placed.values()), default=0)
         if needed > self._size:
             raise CheckpointError(

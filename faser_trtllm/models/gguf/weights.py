@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import dequantize
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.gguf.blocks import decode
 from faser_trtllm.models.gguf.config import ROPE_FREQS, gguf_name
-from faser_trtllm.models.gguf.file import GgufFile, GgufTensor
+from faser_trtllm.models.gguf.file import GgufFile, GgufTensor, TensorType
 from faser_trtllm.models.weights import Bfloat16Array, Float32Array, bfloat16_from_float32, expected_shapes
 
-_VALUES_PER_PIECE = 1 << 20  # bounds the memory of decoding; a multiple of every block
+_VALUES_PER_PIECE = 1 << 20  # bounds the memory of decoding
 
 
 class GgufWeights:
@@ -41,7 +42,7 @@ class GgufWeights:
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
         """The tensor as bf16 bits (a read-only view of the file if it holds just that), shape checked."""
         tensor = self._checked(name, shape)
-        if tensor.block.name == "BF16":
+        if tensor.type is TensorType.BF16:
             bits = self._file.data(gguf_name(name)).view("<u2").reshape(shape)
         else:
             bits = self._decoded(name, tensor, np.dtype(np.uint16), bfloat16_from_float32)
@@ -70,20 +71,20 @@ class GgufWeights:
     def _decoded(
         self, name: str, tensor: GgufTensor, dtype: np.dtype[Any], convert: Callable[[Float32Array], npt.NDArray[Any]]
     ) -> npt.NDArray[Any]:
-        data, block = self._file.data(gguf_name(name)), tensor.block
-        values = np.empty(tensor.shape, dtype)
-        flat = values.reshape(-1)
-        step = _VALUES_PER_PIECE // block.num_values * block.num_bytes
-        for start in range(0, len(data), step):
-            piece = decode(block, data[start : start + step])
+        width = tensor.shape[-1]
+        rows = self._file.data(gguf_name(name)).reshape(math.prod(tensor.shape[:-1]), -1)
+        values = np.empty((len(rows), width), dtype)
+        step = max(1, _VALUES_PER_PIECE // width)
+        for start in range(0, len(rows), step):
+            with np.errstate(all="ignore"):  # of damaged scales; the values are looked at below
+                piece = dequantize(rows[start : start + step], tensor.type)
             if not np.isfinite(piece).all():
                 raise CheckpointError(
                     f"{self._file.path.name}: tensor {gguf_name(name)} has values that are infinite or no numbers; "
                     "the file is damaged"
                 )
-            first = start // block.num_bytes * block.num_values
-            flat[first : first + len(piece)] = convert(piece)
-        return values
+            values[start : start + step] = convert(piece)
+        return values.reshape(tensor.shape)
 
     def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Undo the order of rows in files of the llama architecture.

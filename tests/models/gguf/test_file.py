@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -76,7 +77,6 @@ def test_values_and_tensors_come_back(tmp_path: Path, version: int, alignment: i
 
 
 def test_the_gguf_package_writes_what_is_read(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_uint32("number", 7)
     writer.add_float32("small", 1e-5)
@@ -92,7 +92,7 @@ def test_the_gguf_package_writes_what_is_read(tmp_path: Path) -> None:
         assert (file.metadata["number"], file.metadata["small"]) == (7, 1e-5)
         assert file.metadata["tokenizer.ggml.tokens"] == ["a", "b"]
         np.testing.assert_array_equal(file.data("plain").view("<f4").reshape(4, 64), matrix)
-        assert (file.tensors["blocks"].shape, file.tensors["blocks"].block.name) == ((4, 64), "Q8_0")
+        assert (file.tensors["blocks"].shape, file.tensors["blocks"].type.name) == ((4, 64), "Q8_0")
 
 
 def header(num_tensors: int, num_keys: int, rest: bytes = b"", version: int = 3) -> bytes:

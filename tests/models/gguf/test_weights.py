@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import CheckpointError
+from faser_trtllm.models.gguf.file import READ_TYPES, TensorType
 from faser_trtllm.models.rope import RopeConfig, rope_frequencies
 from tests.models.gguf.opened import opened
 from tests.support.checkpoints import make_checkpoint, make_pair, write_safetensors
@@ -93,6 +95,21 @@ def test_logits_of_quantised_files_are_those_of_the_dequantised_folder(tmp_path:
     from_file = logits(file, tmp_path / "a")
     np.testing.assert_array_equal(from_file, logits(rounded, tmp_path / "b"))
     assert (from_file != logits(folder, tmp_path / "c")).any()
+
+
+@pytest.mark.parametrize("kind", READ_TYPES)
+def test_every_type_is_decoded_as_the_format_says(tmp_path: Path, kind: TensorType) -> None:
+    folder = make_checkpoint(tmp_path / "folder", hidden_size=256)
+    metadata, tensors = gguf_of(folder, TYPE_F32)
+    name, shape = "token_embd.weight", tensors["token_embd.weight"][0]
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    num_bytes = shape[0] * shape[1] // block_values * block_bytes
+    raw = np.random.default_rng(kind).integers(0, 256, num_bytes, np.uint8) & 0x3B  # finite in every type
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(metadata, tensors | {name: (shape, int(kind), raw.tobytes())}))
+    with opened(path) as file:
+        got = file.checkpoint.weights.float32("model.embed_tokens.weight", shape)
+    np.testing.assert_array_equal(got, decode(raw.tobytes(), kind, shape))
 
 
 def halves(values: np.ndarray, num_heads: int) -> np.ndarray:
