@@ -1,10 +1,11 @@
-"""Random states: TensorRT-LLM's rules say what the stand-ins do, and with our differences what our scheduler does."""
+"""Random states: our scheduler does what TensorRT-LLM's rules with our differences say."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from faser_trtllm.trtllm.gate import load_bindings
 from tests.support.effort import pick
 from tests.trtllm import fakes
 from tests.trtllm.native_vectors import MAX_DRAFT_LEN, run_natively
-from tests.trtllm.reference import OURS, blocks_for, our_unit, ours, reasons, theirs
+from tests.trtllm.reference import OURS, our_unit, ours, reasons
+from tests.trtllm.rules_kv import blocks_for
 
 NUM_STATES = pick(1_000, 20_000)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "trtllm_differences.md"
@@ -76,33 +78,34 @@ def without_blocks(found: Schedule) -> Schedule:
     return Schedule(found.context, found.generation, found.paused)
 
 
-def test_the_reference_is_the_rules_of_tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the stand-ins have them, which were transcribed from its source one by one."""
-    fakes.install(monkeypatch)
-    bindings = load_bindings()
-    for seed in range(NUM_STATES):
-        vector = random_state(seed)
-        assert theirs(vector) == without_blocks(run_on_tensorrt_llm(vector, bindings)), vector
+@pytest.fixture(scope="module")
+def theirs() -> Iterator[Callable[[Vector], Schedule]]:
+    """A step of TensorRT-LLM's, as the stand-ins model it."""
+    with pytest.MonkeyPatch.context() as patch:
+        fakes.install(patch)
+        bindings = load_bindings()
+        yield lambda vector: without_blocks(run_on_tensorrt_llm(vector, bindings))
 
 
-def test_our_scheduler_differs_in_what_is_documented_and_nothing_else() -> None:
+def test_our_scheduler_differs_in_what_is_documented_and_nothing_else(theirs: Callable[[Vector], Schedule]) -> None:
     """It does what the reference with the differences does, and what TensorRT-LLM does where none of them can show."""
     equal = 0
     for seed in range(NUM_STATES):
         vector = random_state(seed)
-        found = without_blocks(run_natively(vector))
+        found, their = without_blocks(run_natively(vector)), theirs(vector)
         assert found == ours(vector), vector
-        assert found == theirs(vector) or reasons(vector), vector
-        equal += found == theirs(vector)
+        assert found == their or reasons(vector, their), vector
+        equal += found == their
     assert NUM_STATES // 4 < equal < NUM_STATES * 0.8, "both equal and different steps, or the states are too simple"
 
 
-def test_each_difference_shows_where_no_other_can() -> None:
+def test_each_difference_shows_where_no_other_can(theirs: Callable[[Vector], Schedule]) -> None:
     alone = set()
     for seed in range(20_000):
         vector = random_state(seed)
-        why = reasons(vector)
-        if len(why) == 1 and ours(vector) != theirs(vector):
+        their = theirs(vector)
+        why = reasons(vector, their)
+        if len(why) == 1 and ours(vector) != their:
             alone |= why
         if alone == OURS:
             return
@@ -114,7 +117,7 @@ def test_the_reference_has_every_documented_difference() -> None:
     assert documented == OURS | NOT_OF_A_STEP
 
 
-def test_the_states_have_everything_that_the_rules_speak_of() -> None:
+def test_the_states_have_everything_that_the_rules_speak_of(theirs: Callable[[Vector], Schedule]) -> None:
     """So that agreement is not for want of cases."""
     seen = Counter()
     for seed in range(1_000):
