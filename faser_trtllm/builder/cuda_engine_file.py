@@ -12,12 +12,12 @@ import mmap
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.models.medusa import MedusaConfig, expected_shapes
 
@@ -135,7 +135,7 @@ def write_cuda_file(
             raise ValueError(f"tensor {missing} is missing")
 
 
-class CudaFile:
+class CudaFile(Closing):
     """An opened file, mapped read-only. model: the sizes; segments: layer boundaries; dtype: of the weights."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], data_start: int, mapping: mmap.mmap) -> None:
@@ -203,11 +203,3 @@ class CudaFile:
             self._mapping.close()
         except BufferError:
             return  # the last view unmaps it
-
-    def __enter__(self) -> CudaFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -15,12 +15,12 @@ import os
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme
 
@@ -238,7 +238,7 @@ def scheme_of(model: dict[str, Any]) -> Scheme | None:
     return scheme
 
 
-class EngineFile:
+class EngineFile(Closing):
     """An engine file mapped read-only; addresses stay valid until close().
 
     header: the JSON header (see the module's docstring): file_size, model, segments, tensors.
@@ -286,14 +286,6 @@ class EngineFile:
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
-
-    def __enter__(self) -> EngineFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _read_header(prefix: bytes, read: Callable[[int], bytes], size: int, label: str) -> dict[str, Any]:

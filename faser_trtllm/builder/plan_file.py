@@ -21,6 +21,7 @@ from typing import Any
 
 from faser_trtllm.builder.engine_file import TENSORRT_MAGIC
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, FaserError, reason_of
 
 MAGIC = TENSORRT_MAGIC
@@ -128,7 +129,7 @@ class PlanFileWriter:
             os.fsync(file.fileno())
 
 
-class PlanFile:
+class PlanFile(Closing):
     """A plan file mapped read-only; views of plans must be released before close()."""
 
     def __init__(
@@ -190,14 +191,6 @@ class PlanFile:
     def close(self) -> None:
         """Unmap the file. Idempotent."""
         self._mapping.close()
-
-    def __enter__(self) -> PlanFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def describe(info: PlanInfo) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, Engine, EngineSpec
 from faser_trtllm.ops.prune_rows import HostPruning
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class DelegatingEngine(HostPruning):
+class DelegatingEngine(HostPruning, Closing):
     """The Engine protocol around `inner`, which the caller owns and closes."""
 
     def __init__(self, inner: Engine) -> None:
@@ -43,11 +38,3 @@ class DelegatingEngine(HostPruning):
 
     def close(self) -> None:
         """Does nothing: the owner closes the inner engine."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

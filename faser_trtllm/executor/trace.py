@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import DraftResult, SchedulerOutput, VerifyResult
 
 _LANES = {"schedule": 0, "draft": 1, "verify": 2, "update": 3}
 
 
-class TraceWriter:
+class TraceWriter(Closing):
     """Writes the JSON array form of the Trace Event Format, event by event; a cut-off file still loads."""
 
     def __init__(self, path: Path) -> None:
@@ -51,14 +51,6 @@ class TraceWriter:
     def close(self) -> None:
         self._file.write('{"name": "end", "ph": "M", "pid": 1, "args": {}}\n]\n')
         self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _slice(self, name: str, start_us: float, length_us: float, args: dict[str, Any]) -> None:
         event = {"name": name, "ph": "X", "pid": 1, "tid": _LANES[name], "ts": start_us, "dur": length_us}

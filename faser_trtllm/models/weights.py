@@ -8,13 +8,13 @@ import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.config import ModelConfig, read_json
 
@@ -66,7 +66,7 @@ class Weights(Protocol):
         """The tensor as fp32, shape checked."""
 
 
-class CheckpointWeights:
+class CheckpointWeights(Closing):
     """Tensors of one checkpoint by their Hugging Face names. Files are memory-mapped, never read whole."""
 
     def __init__(self, directory: Path) -> None:
@@ -136,14 +136,6 @@ class CheckpointWeights:
                 continue
         self._maps.clear()
         self._entries.clear()
-
-    def __enter__(self) -> CheckpointWeights:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)

@@ -9,11 +9,11 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 
 from faser_trtllm import native
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import (
     SAMPLING_DTYPE,
@@ -39,7 +39,7 @@ INITIAL_MODEL_RATE, REQUEST_TESTS = 0.82, 8.0  # of the draft model, and what th
 MODEL_TESTS = 600.0
 
 
-class SuffixAutomata:
+class SuffixAutomata(Closing):
     """The native automata, one per slot, of at most max_tokens tokens each; close() frees them.
 
     How likely a continuation comes true is learnt from every committed token, drafted or not: a rate per sampling mode,
@@ -91,14 +91,6 @@ class SuffixAutomata:
         handle, self._handle = self._handle, None
         if handle is not None:
             native.library().faser_suffix_destroy(handle)
-
-    def __enter__(self) -> SuffixAutomata:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(slots=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 
 from faser_trtllm import native
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import ConfigError, FaserError
 
 # Long enough to bridge the Python code between two passes, short enough not to hog a core.
 DEFAULT_SPIN_US = 200
 
 
-class CoreSet:
+class CoreSet(Closing):
     """Owns one native thread pool. The thread that calls an engine is worker 0; the others live here.
 
     cores: core ids of this partition, whose workers 1.. are pinned to cores[1:]; None takes all cores the
@@ -67,14 +67,6 @@ class CoreSet:
         if self._handle is not None:
             native.library().faser_pool_destroy(self._handle)
             self._handle = None
-
-    def __enter__(self) -> CoreSet:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.ops.cuda.driver import call_driver, ensure_context, load_driver, num_sms
 
@@ -72,7 +72,7 @@ class _Division(NamedTuple):
 _given_back: defaultdict[tuple[Any, ...], list[_Division]] = defaultdict(list)  # by what was asked for
 
 
-class GpuPartitions:
+class GpuPartitions(Closing):
     """The whole GPU, and pairs that divide it between a draft and a target; all created up front, none while serving.
 
     whole: a stream of the primary context. pairs[i]: for draft_sms[i], with the counts that the driver granted. kind:
@@ -119,14 +119,6 @@ class GpuPartitions:
         if not self._is_closed:
             self._is_closed = True
             self._given_back.append(self._division)
-
-    def __enter__(self) -> GpuPartitions:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _make(self, counts: Sequence[int], ordinal: int, require_green: bool, plain_streams: bool) -> _Division:
         with ExitStack() as made:  # destroyed only if something cannot be made: until then nobody has seen them

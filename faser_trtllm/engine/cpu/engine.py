@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from faser_trtllm import native
 from faser_trtllm.builder.engine_file import EngineFile, scheme_of
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.quantized_weight import Scheme
@@ -42,7 +42,7 @@ _HEAD_TENSORS = ("fc", "fc_bias", "hidden_norm", "target_ids", "input_proj", "to
 _HEAD_SIZES = ("num_features", "draft_vocab_size", "norm_before_residual", "reads_normed")
 
 
-class CpuEngine(HostPruning):
+class CpuEngine(HostPruning, Closing):
     """Engine (engine/base.py) over one engine file and one core set. Not thread-safe: one caller at a time.
 
     Inputs are the arrays of a RaggedBatch: int32 and contiguous. If they hold ids, positions or blocks out of range,
@@ -243,14 +243,6 @@ class CpuEngine(HostPruning):
             self._library.faser_engine_destroy(self._handle)
             self._handle = None
             self._file.close()
-
-    def __enter__(self) -> CpuEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self, batch: RaggedBatch, first_layer: int, last_layer: int) -> npt.NDArray[np.float32]:
         self._set_batch(batch)

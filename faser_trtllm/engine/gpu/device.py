@@ -6,10 +6,10 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from faser_trtllm.config import Quantization
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.green_context import GpuPartition, GpuPartitions, PartitionPair
 
@@ -50,7 +50,7 @@ class Gpu(Protocol):
         """head_dim: of attention; None: without attention."""
 
 
-class CudaGpu:
+class CudaGpu(Closing):
     """A GPU, its partitions and the kernels compiled for it.
 
     draft_sms: SMs for the draft's side, in order of preference; the first pair is the one used. plain_streams: in place
@@ -128,11 +128,3 @@ class CudaGpu:
     def close(self) -> None:
         """Unload the kernels and give the partitions back; engines must be closed before."""
         self._stack.close()
-
-    def __enter__(self) -> CudaGpu:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

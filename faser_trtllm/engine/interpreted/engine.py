@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
 from faser_trtllm.builder.network.vendor import create_network, logger
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.engine.interpreted.interpreter import Interpreter
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class InterpretedEngine(HostPruning):
+class InterpretedEngine(HostPruning, Closing):
     """Engine (engine/base.py) over the networks of a decoder's segments, native flavour, interpreted.
 
     The caches are linear: a request has one block of max_seq_len tokens, whose id is its cache row, so there are
@@ -163,14 +163,6 @@ class InterpretedEngine(HostPruning):
     def close(self) -> None:
         """Free the networks and their caches."""
         self._segments, self._caches, self._exit, self._hidden, self._builder = [], [], None, None, None
-
-    def __enter__(self) -> InterpretedEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _network(self) -> Any:
         return create_network(self._trt, self._builder)

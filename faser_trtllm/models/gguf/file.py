@@ -10,7 +10,6 @@ import os
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as TensorType
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
 
 MAGIC = b"GGUF"
@@ -58,7 +58,7 @@ class GgufTensor:
     num_bytes: int
 
 
-class GgufFile:
+class GgufFile(Closing):
     """An open GGUF file; the header is checked against the file's size before anything is read by it.
 
     metadata: numbers, strings, booleans, lists of strings and numpy arrays by key. A float32 number is the shortest
@@ -97,14 +97,6 @@ class GgufFile:
             self._map.close()
         except BufferError:  # the last array that views it frees it
             return
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Header:

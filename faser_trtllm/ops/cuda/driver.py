@@ -6,11 +6,11 @@ import contextlib
 import ctypes
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import ConfigError, FaserError, install
 
 if TYPE_CHECKING:
@@ -33,13 +33,31 @@ class PackedArguments(tuple[Argument, ...]):
 
 
 class Launcher(Protocol):
-    """What an op's launch needs: a loaded cubin or another runner of the same kernels."""
+    """What an op launches with."""
+
+    def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument]) -> None:
+        """Run a kernel: input pointers, int32 scalars, output pointers; asynchronous on the launcher's stream."""
+
+
+class StreamLauncher(Protocol):
+    """A loaded cubin or another runner of the same kernels; alone, a Launcher on the default stream."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """Run a kernel: input pointers, int32 scalars, output pointers; asynchronous on a stream (0: default)."""
+        """As Launcher.launch, asynchronous on `stream`."""
 
 
-class Module:
+class OnStream:
+    """A Launcher on the stream that is current at each launch. stream: returns it as a number."""
+
+    def __init__(self, launcher: StreamLauncher, stream: Callable[[], int]) -> None:
+        self.launcher = launcher
+        self.stream = stream
+
+    def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument]) -> None:
+        self.launcher.launch(kernel, grid, block, arguments, self.stream())
+
+
+class Module(Closing):
     """A cubin, loaded for every context: a kernel runs in that of the stream it is launched on, as cuLaunchKernel says
     of a CUkernel, so green contexts need no copies.
 
@@ -53,14 +71,6 @@ class Module:
         load = self._driver.cuLibraryLoadData
         self._library = call_driver(self._driver, load, path.read_bytes(), None, None, 0, None, None, 0)
         self._functions: dict[str, Any] = {}
-
-    def __enter__(self) -> Module:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Unload the code; its launches must have finished."""
@@ -81,7 +91,7 @@ class Module:
         return self._functions[kernel]
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """As Launcher.launch. An empty grid launches nothing."""
+        """As StreamLauncher.launch. An empty grid launches nothing."""
         if 0 in grid:
             return
         function = self.function(kernel)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from faser_trtllm.config import CapacitySchedulerPolicy, ExecutorConfig, SchedulerConfig, SchedulerKind
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import ManualClock
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -41,7 +42,7 @@ SPEC = EngineSpec(
 )
 
 
-class TableEngine(HostPruning):
+class TableEngine(HostPruning, Closing):
     """An engine over a table of logits [VOCAB_SIZE ** CONTEXT, VOCAB_SIZE] fp32; it has no segments to prune at."""
 
     def __init__(self, table: npt.NDArray[np.float32]) -> None:
@@ -86,12 +87,6 @@ class TableEngine(HostPruning):
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def __enter__(self) -> TableEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _place(self, batch: RaggedBatch, slot: int, position: int) -> tuple[int, int]:
         size = SPEC.tokens_per_block

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faser_trtllm.builder.shard import Shard
+from faser_trtllm.core.closing import Closing
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ TIMEOUT_S = 120.0  # of one collective; kernels may be compiled while a rank wai
 STORE_FILE = "ranks"
 
 
-class RankGroup:
+class RankGroup(Closing):
     """All ranks; one group at a time in a process. directory: of all ranks, empty before. Use a `with` block."""
 
     def __init__(self, shard: Shard, directory: Path, backend: str, device: torch.device) -> None:
@@ -68,9 +69,3 @@ class RankGroup:
         import torch.distributed as dist
 
         dist.destroy_process_group()
-
-    def __enter__(self) -> RankGroup:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 
 from faser_trtllm.builder.shard import Shard
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.cuda.parallel.group import RankGroup
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.opening import OpenRequest
@@ -45,7 +45,7 @@ class RankTask:
     directory: Path
 
 
-class Ranks:
+class Ranks(Closing):
     """The ranks 1 to tp_size - 1, from rank 0's side. Use a `with` block."""
 
     def __init__(self, request: OpenRequest, gpu: Gpu) -> None:
@@ -104,14 +104,6 @@ class Ranks:
                 process.kill()
                 process.wait()
         self._directory.cleanup()
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def open(self, num_blocks: int) -> None:
         """Have them open their parts of the target, with so many KV blocks."""
