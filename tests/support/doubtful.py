@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from faser_trtllm.ops.trees import pick_branches
+from faser_trtllm.ops.requests import pick_branches
 
 from faser_trtllm.core.sampling_params import NUM_MODES
 
