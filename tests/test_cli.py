@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from faser_trtllm.cli import main
-from faser_trtllm.commands.checkout import use_benchmarks
+from faser_trtllm.commands.benches import bench
 from faser_trtllm.commands.table import COMMANDS, import_command
 from faser_trtllm.errors import FaserError
 from faser_trtllm.models.config import load_model_config
@@ -26,6 +26,7 @@ from tests.support.networks import load_trt
 
 load_trt()
 PROMPT = "and then"
+PEERS = ("--checkpoint_dir", "a", "--draft_checkpoint_dir", "b", "--output_dir", "c")
 Done = subprocess.CompletedProcess[str]
 
 
@@ -107,14 +108,14 @@ def test_quick_commands_import_little(arguments: list[str]) -> None:
 
 
 def test_help_lists_every_command_and_fits_a_terminal(faser_here: Callable[..., Done]) -> None:
-    for group in ("", "bench"):
+    benches = {path.parent.name for path in Path().glob("benchmarks/*/__main__.py")} | {"serve", "replay.day"}
+    for group, names in (("", set(COMMANDS)), ("bench", benches)):
         done = faser_here(*group.split(), "--help")
         assert done.returncode == 0
         lines = done.stdout.splitlines()
         assert max(map(len, lines)) <= 80
         listed = {line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")}
-        names = {name.removeprefix(f"{group} ") for name in COMMANDS if name.rpartition(" ")[0] == group}
-        assert listed == names | ({"bench"} if not group else set())
+        assert names <= listed
 
 
 def test_what_is_no_command_is_named(refused: Callable[..., str], faser_here: Callable[..., Done]) -> None:
@@ -125,21 +126,19 @@ def test_what_is_no_command_is_named(refused: Callable[..., str], faser_here: Ca
     assert nothing.returncode == 2
     assert "Commands:" in nothing.stdout
     assert faser_here("version", "loud").returncode == 2
-    assert faser_here("bench", "gpu", "--bild").returncode == 2
 
 
 def test_benchmarks_outside_a_checkout_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FaserError, match="clone the repository"):
-        use_benchmarks(tmp_path)
+    with pytest.raises(FaserError, match=r"^bench 'peers' is not part of the installed package; clone the repository"):
+        bench(["peers"], tmp_path)
 
 
 def test_benchmarks_are_found_from_any_directory(tmp_path: Path) -> None:
-    """As the console script runs them: the repository is not on sys.path."""
+    """As the console script runs them: the repository is not on sys.path. Their child processes find them as well."""
     code = (
-        "import os, subprocess, sys\n"
-        "from faser_trtllm.commands.checkout import use_benchmarks\n"
-        "use_benchmarks()\n"
-        "import benchmarks.policies.options\n"
+        "import subprocess, sys\n"
+        "from faser_trtllm.commands.benches import bench\n"
+        "assert bench(['model', '--output_file', 'model.md']) == 0\n"
         "subprocess.run([sys.executable, '-c', 'import benchmarks.policies.options'], check=True)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -147,6 +146,22 @@ def test_benchmarks_are_found_from_any_directory(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert "| group | points |" in (tmp_path / "model.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "the following arguments are required: --checkpoint_dir, --draft_checkpoint_dir, --output_dir"),
+        ((*PEERS, "--bild"), "unrecognized arguments: --bild"),
+        ((*PEERS, "--rounds", "x"), "argument --rounds: invalid int value: 'x'"),
+        ((*PEERS, "--expand", "1,x"), "argument --expand: is '1,x', it must be whole numbers as in 2,4"),
+        ((*PEERS, "--expand", ","), "expand is empty, give at least one"),
+        ((*PEERS, "--peers", "none", "--batch_sizes", "3", "--quick"), "num_prompts is 4, it must be a multiple of"),
+    ],
+)
+def test_bad_flags_of_a_bench_are_named(refused: Callable[..., str], flags: tuple[str, ...], says: str) -> None:
+    assert refused("bench", "peers", *flags).startswith(f"faser: {says}")
 
 
 def test_check_explains_a_tensorrt_directory(engine_dirs: dict[str, Path]) -> None:

@@ -33,6 +33,15 @@ from faser_trtllm.simulation.simulation import open_simulation
 
 OFF = "off"
 TEMPERATURE = 0.8
+SYSTEMS = (
+    OFF,
+    "fixed:8/suffix",
+    "fixed:4/model",
+    "fixed:8/suffix+model",
+    "price/suffix",
+    "price/model",
+    "price/suffix+model",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class DrafterBenchOptions:
 
     engine_dir: Path
     output_dir: Path
-    systems: tuple[str, ...]
+    systems: tuple[str, ...] = SYSTEMS
     num_jobs: int = 20
     num_tokens: int = 144
     num_rounds: int = 3

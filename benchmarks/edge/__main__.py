@@ -1,4 +1,4 @@
-"""CPU per streamed response: `python -m benchmarks.edge --engine_dir DIR`.
+"""Measure the CPU time of a streamed response.
 
 Starts a server several times, streams greedy requests through a client that only counts (light_client.py), or with
 `--grpcio` through gRPC's for Python, and prints CPU us per response of each process and responses per second as a
@@ -13,6 +13,7 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +118,8 @@ def measure(options: argparse.Namespace) -> Sample:
     return Sample(num_responses, seconds, spent)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench edge", description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
     parser.add_argument("--fake", action="store_true", help="an engine directory needs a tokenizer only")
     parser.add_argument("--sleeping", action="store_true", help="as --fake, with the real executor")
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--max_tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.fake or options.sleeping:
         module = "benchmarks.edge.sleeping_engine" if options.sleeping else "tests.support.fake_engine"
         os.environ["FASER_ENGINE_MODULE"] = module

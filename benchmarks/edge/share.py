@@ -1,4 +1,4 @@
-"""What serving takes of an engine: `python -m benchmarks.edge.share --engine_dir DIR`.
+"""Measure what serving takes of an engine.
 
 Rounds of the same greedy requests, in process (an executor and nothing else) and through a server with a client that
 only counts, in turn. Prints tokens per second and CPU us per token, the client's apart, and served over in process.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.edge.__main__ import PROMPT, measure
@@ -41,15 +42,15 @@ def measure_in_process(options: argparse.Namespace) -> tuple[float, float]:
         return num_tokens / (time.perf_counter() - started_s), 1e6 * (time.process_time() - cpu_s) / num_tokens
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench edge.share", description=__doc__)
     parser.add_argument("--engine_dir", type=Path, required=True)
     parser.add_argument("--speculation", default="fixed:4", help="the same in both")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max_tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stream_interval", default="1", help="of the service: steps between two responses, or auto")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     options.fake = options.sleeping = options.grpcio = options.stop_words = False
     num_tokens = options.streams * options.max_tokens
     rows: list[tuple[float, float, float, float]] = []

@@ -1,42 +1,41 @@
-"""`python -m benchmarks.gpu`: same as `faser bench gpu`, for machines without the dependencies of other commands."""
+"""Test and measure kernels, engines and policies on an NVIDIA GPU.
+
+Results are written as they come, so those of a run that was cut short are kept. The report begins with what failed;
+the exit code is 1 if anything did.
+"""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.options import FORMS, GpuBenchOptions
+from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.failures import failures
 from benchmarks.gpu.runner import run_gpu_bench
-from faser_trtllm.errors import FaserError
+from faser_trtllm.bench.flags import Flags, say
+
+DEMO = Path("engines/demo")
+EXAMPLE = """Examples:
+  faser bench gpu --output_dir gpu_results
+  faser bench gpu --output_dir gpu_results --sections environment,kernels
+  without a GPU: --dry_run"""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--checkpoint_dir", type=Path, default=Path("engines/demo/target"))
-    parser.add_argument("--draft_checkpoint_dir", type=Path, default=Path("engines/demo/draft"))
-    parser.add_argument("--sections", default="", help="names separated by commas; default: all")
-    parser.add_argument("--forms", default=",".join(FORMS))
-    parser.add_argument("--minutes", type=float, default=25.0)
-    parser.add_argument("--dry_run", action="store_true")
-    given = parser.parse_args()
-    options = GpuBenchOptions(
-        checkpoint_dir=given.checkpoint_dir,
-        draft_checkpoint_dir=given.draft_checkpoint_dir,
-        output_dir=given.output_dir,
-        sections=tuple(filter(None, given.sections.split(","))),
-        forms=tuple(filter(None, given.forms.split(","))),
-        minutes=given.minutes,
-        dry_run=given.dry_run,
-        command_line=tuple(sys.argv),
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = Flags("gpu", GpuBenchOptions, __doc__, EXAMPLE)
+    flags.flag("output_dir", "where gpu.json, gpu.md, gpu.png and the cost tables go")
+    flags.flag(
+        "checkpoint_dir", "target checkpoint, which is enlarged to the shapes of --forms", default=DEMO / "target"
     )
-    try:
-        report = run_gpu_bench(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except FaserError as error:
-        print(f"faser: {error}", file=sys.stderr)
-        return 2
+    flags.flag("draft_checkpoint_dir", "draft checkpoint", default=DEMO / "draft")
+    flags.flag("sections", "sections to run, separated by commas; default: all")
+    flags.flag("forms", "shapes of the target, in the order of measuring")
+    flags.flag("concurrency", "requests in flight for the policies, in the order of measuring")
+    flags.flag("minutes", "time for everything; sections that do not fit are left out")
+    flags.flag("dry_run", "run tiny shapes on the CPU, to see that everything works")
+    options = flags.parse(argv)
+    report = run_gpu_bench(options, say)
     print((options.output_dir / "gpu.md").read_text())
     return 1 if failures(report) else 0
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.long_context`: prompts of thousands of tokens on the CPU engine, as Markdown.
+"""Measure prompts of thousands of tokens on the CPU engine, as Markdown.
 
 The demo target with more positions than it was trained on: its text means nothing there, its times do.
 """
@@ -52,14 +52,16 @@ def render(found: Sequence[LongPrompt]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="faser bench long_context", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--checkpoint_dir", type=Path, default=DEMO)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192, 32768])
     parser.add_argument("--chunk", type=int, default=1024, help="tokens of a pass at most")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--num_threads", type=int, default=len(os.sched_getaffinity(0)))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         max_seq_len = -(-(max(args.lengths) + args.steps + 16) // 64) * 64
         engine_dir = build_long(args.checkpoint_dir, Path(folder), max_seq_len, args.chunk)

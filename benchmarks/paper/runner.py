@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.paper.arithmetic import Answer
@@ -20,21 +20,26 @@ from faser_trtllm.errors import InvalidArgumentError
 JSON_FILE, TEXT_FILE = "paper.json", "paper.md"
 
 
-def run_paper_bench(
-    output_dir: Path,
-    sections: Sequence[str],
-    minutes: float,
-    command_line: Sequence[str] = (),
-    say: Callable[[str], None] = lambda line: None,
-) -> list[Result]:
+@dataclass(frozen=True)
+class PaperBenchOptions:
+    """sections: of SECTIONS and QUESTIONS."""
+
+    output_dir: Path
+    sections: tuple[str, ...] = ("baselines", "sharing", "ablation", "adaptive", "context", "static", "overlap")
+    minutes: float = 55.0
+    command_line: tuple[str, ...] = ()
+
+
+def run_paper_bench(options: PaperBenchOptions, say: Callable[[str], None] = lambda line: None) -> list[Result]:
     """Settings that do not fit into the time are left out, and named at the end."""
+    output_dir, sections, minutes = options.output_dir, options.sections, options.minutes
     for name in sections:
         if name not in (*SECTIONS, *QUESTIONS):
             raise InvalidArgumentError(f"section is {name!r}, there are {', '.join((*SECTIONS, *QUESTIONS))}")
     if not minutes > 0:
         raise InvalidArgumentError(f"minutes is {minutes}, it must be more than 0")
     output_dir.mkdir(parents=True, exist_ok=True)
-    environment = describe_environment(tuple(command_line)) | {"anchors": anchors_version(), "times": "modelled"}
+    environment = describe_environment(options.command_line) | {"anchors": anchors_version(), "times": "modelled"}
     deadline_s = time.monotonic() + 60.0 * minutes
     results: list[Result] = []
     answers: dict[str, list[Answer]] = {}

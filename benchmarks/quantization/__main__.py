@@ -1,8 +1,9 @@
-"""`python -m benchmarks.quantization`: quality and speed of int8 and int4 weights on this machine, as Markdown."""
+"""Measure quality and speed of int8 and int4 weights on this machine, as Markdown."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.quantization.quality import perplexities, random_errors
@@ -17,8 +18,8 @@ SCHEMES = ("int8", "W8A8", "int4", "W4A8", "int4:128", "W4A8:128")
 SIZES = (12, 768, 3072, 16384)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench quantization", description=__doc__)
     parser.add_argument("--windows", type=int, default=24, help="of 512 tokens for the perplexity")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 5, 8, PREFILL])
@@ -26,7 +27,7 @@ def main() -> None:
         "--sizes", type=int, nargs=4, default=SIZES, metavar=("LAYERS", "HIDDEN", "INTERMEDIATE", "VOCAB")
     )
     parser.add_argument("--skip", choices=["quality", "speed"], nargs="*", default=[])
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     print(f"{cpu_model()}, {native.isa()}", flush=True)
     if "quality" not in args.skip:
         print("\n| demo target | perplexity |\n|---|---|")

@@ -1,11 +1,12 @@
-"""What fp8 of the TensorRT backends costs in quality: their networks, interpreted on the CPU, over Python text.
+"""Measure what fp8 of the TensorRT backends costs in quality.
 
-python -m benchmarks.quantization.fp8 [CHECKPOINT] [WINDOWS]
+Their networks run interpreted on the CPU, over Python text.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -59,10 +60,14 @@ def perplexity(logits: npt.NDArray[np.float32], windows: Windows) -> float:
     return float(np.exp((mass - wide[np.arange(len(wide)), following]).mean()))
 
 
-def main(checkpoint: str = "engines/demo/target", num_windows: str = "12") -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench quantization.fp8", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=Path("engines/demo/target"))
+    parser.add_argument("windows", type=int, nargs="?", default=12)
+    given = parser.parse_args(argv)
     with ExitStack() as stack:
-        (source,) = open_sources(Path(checkpoint), None, 1, (), stack)
-        windows = library_windows(Path(checkpoint), int(num_windows))
+        (source,) = open_sources(given.checkpoint, None, 1, (), stack)
+        windows = library_windows(given.checkpoint, given.windows)
         recipe = Fp8Recipe(frozenset({"target"}), calibration_text(None))
         scales = recipe.input_scales(source.config, source.weights, source.checkpoint.tokenizer)
         plain, quantized = logits_of(source, windows, None), logits_of(source, windows, scales)
@@ -76,4 +81,4 @@ def main(checkpoint: str = "engines/demo/target", num_windows: str = "12") -> No
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replay TABLE...`: price against off, all fixed lengths and schedule, simulated by load.
+"""Simulate price against off, all fixed lengths and schedule, by load.
 
 A table is a cost table's JSON file (a profile.json, or one that was modelled), which time and policies both follow; or
 h100-measured: then time follows what was measured on an H100, and policies believe a quick profile of it, with noise of
@@ -89,8 +89,8 @@ def row(policy: str, found: dict[str, list[float]]) -> tuple[str, float, float]:
     return (best, *ratio(found[policy], full[best]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench replay", description=__doc__)
     parser.add_argument("tables", nargs="+", help=f"files, or one of: {', '.join(NAMES)}")
     add_options(parser)
     parser.add_argument("--policy", default="price:mode=serial,prune=off")
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--outputs", type=parse_outputs, default=OUTPUTS, help="tokens: LEAST,MOST")
     parser.add_argument("--noise", type=float, default=0.01, help="of the points of a measured GPU's profile")
     parser.add_argument("--json", type=Path, help="write the rates here, too")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     recording = open_recording(given)
     rates: dict[str, dict[str, dict[str, list[float]]]] = {}
     print("SIMULATED. Ratio to the best rival in % (against off), by requests in flight\n")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replay.day`: what was measured on an H100, 2026-11-26, against the simulation of it.
+"""Compare what was measured on an H100, 2026-11-26, with the simulation of it.
 
 Times follow the table h100-measured, passes above 512 rows are ragged and slow the first time, as on that day. Ends
 with status 1 if a figure that the simulation claims is off by more than 10 %.
@@ -79,11 +79,11 @@ def as_json(figure: Figure) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay.day", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="faser bench replay.day", description=__doc__)
     add_options(parser)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     figures = list(compare(open_recording(given), synthetic_profile(MeasuredGpu(is_padded=False))))
     print("SIMULATED next to what was measured on an H100, 2026-11-26\n")
     print("\n".join(render(figures)))

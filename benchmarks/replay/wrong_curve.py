@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replay.wrong_curve`: what a cost curve that is wrong costs `price` once it could learn better.
+"""Simulate what a cost curve that is wrong costs `price` once it could learn better.
 
 Time follows what was measured on an H100. One curve after the other of the policy's table is too dear or too cheap by a
 factor. Rates are those of WINDOW_S, against the right table's.
@@ -58,12 +58,12 @@ def rate(
         return run_closed_loop(executor, clock.now_s, jobs, load, 0, window_s)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay.wrong_curve", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench replay.wrong_curve", description=__doc__)
     add_options(parser)
     parser.add_argument("--loads", default="1,16,64,256", help="requests in flight")
     parser.add_argument("--outputs", type=parse_outputs, default=(NUM_OUTPUT // 2, NUM_OUTPUT), help="LEAST,MOST")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(argv)
     recording, gpu = open_recording(given), MeasuredGpu()
     table = synthetic_profile(gpu, noise=0.01)
     loads = [int(load) for load in given.loads.split(",")]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import typer
 
 HELP_FLAGS = ("-h", "--help")
+HELP_WIDTH = 80  # columns
 
 
 class Command(NamedTuple):
@@ -23,6 +25,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "bench": Command("benches:bench", "Run a benchmark: peers, policies, the service, endurance, host, GPUs."),
     "build": Command("build:build", "Compile a target and a draft checkpoint into engines."),
     "check": Command("check:check", "Check an engine directory, or the installed TensorRT-LLM."),
     "convert": Command("convert:convert", "Report what becomes of a TensorRT-LLM configuration."),
@@ -34,21 +37,16 @@ COMMANDS = {
     "top": Command("top:top", "Watch a running server: requests, acceptance, cache and latencies."),
     "trtllm-serve": Command("trtllm_serve:trtllm_serve", "Run TensorRT-LLM's own OpenAI server with our drafter."),
     "version": Command("version:version", "Print the version and the CPU engine's instruction set."),
-    "bench gpu": Command("bench.gpu:gpu", "Test and measure kernels, engines and policies on an NVIDIA GPU."),
-    "bench host": Command("bench.host:host", "Measure what a step costs the host, with engines that compute nothing."),
-    "bench model": Command(
-        "bench.model:model", "Compare the GPU cost model with public measurements and with our own on an H100."
-    ),
-    "bench paper": Command("bench.paper:paper", "Simulate the FASER paper's ablation on modelled GPUs."),
-    "bench peers": Command("bench.peers:peers", "Compare speculation with peers that run the same weights."),
-    "bench policies": Command("bench.policies:policies", "Compare the policies with each other and with the oracle."),
-    "bench serve": Command("bench.serve:serve", "Measure latency, throughput and goodput of the gRPC service."),
-    "bench drafters": Command(
-        "bench.drafters:drafters", "Compare who drafts: a draft model, the text itself, or both."
-    ),
-    "bench soak": Command("bench.soak:soak", "Load, cancel, misuse and kill a service, and account for it all."),
 }
-GROUPS = {"bench": "Benchmarks: peers, policies, the service, endurance, host, GPUs, cost model."}
+
+
+def listing(usage: str, about: str, rows: Mapping[str, str]) -> str:
+    """Help that lists commands, with a line of help each."""
+    indent = max(map(len, rows)) + 4
+    lines = [f"Usage: {usage} COMMAND [OPTIONS]", "", about, "", "Commands:"]
+    for name, text in rows.items():
+        lines += textwrap.wrap(f"  {name:<{indent - 2}}{text}", HELP_WIDTH, subsequent_indent=" " * indent)
+    return "\n".join([*lines, "", f"Run `{usage} COMMAND --help` for options and examples."])
 
 
 def load(name: str) -> typer.Typer:

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.peers.bits`: our engine, llama.cpp and OpenVINO at equal bits, one row to many, and a prefill.
+"""Compare our engine, llama.cpp and OpenVINO at equal bits, one row to many, and a prefill.
 
-    python -m benchmarks.peers.bits --output_dir out --llama_python L/bin/python --openvino_python O/bin/python
+    faser bench peers.bits --output_dir out --llama_python L/bin/python --openvino_python O/bin/python
 
 The interpreters need llama-cpp-python, and openvino-genai with optimum-intel and nncf; a peer without them is left out.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers.bits.models import BITS
@@ -16,8 +17,10 @@ from benchmarks.peers.bits.options import PEERS, BitsOptions
 from benchmarks.peers.bits.runner import run_bits
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="faser bench peers.bits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--checkpoint_dir", type=Path, help="a Llama of your own, such as engines/demo/target")
     parser.add_argument("--no_random", action="store_true", help="leave the random model of 431 million weights out")
@@ -33,7 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--activation_bits", type=int, default=16, choices=(16, 8), help="of our engine: 8 builds W8A8 and W4A8"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     options = BitsOptions(
         output_dir=args.output_dir,
         checkpoint_dir=args.checkpoint_dir,
@@ -48,7 +51,7 @@ def main() -> None:
         openvino_python=args.openvino_python,
         num_threads=args.num_threads,
         activation_bits=args.activation_bits,
-        command_line=("python", "-m", "benchmarks.peers.bits", *sys.argv[1:]),
+        command_line=tuple(sys.argv),
     )
     print(run_bits(options, lambda line: print(line, file=sys.stderr, flush=True)).markdown())
 

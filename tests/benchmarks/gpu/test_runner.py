@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import math
 import subprocess
@@ -18,15 +17,13 @@ import pytest
 from benchmarks.gpu import runner
 from benchmarks.gpu.bench import Bench, Ceilings
 from benchmarks.gpu.models.enlarge import SHAPES
-from benchmarks.gpu.options import CONCURRENCY, DRAFT_OF, FORMS, GpuBenchOptions
+from benchmarks.gpu.options import DRAFT_OF, FORMS, GpuBenchOptions
 from benchmarks.gpu.report.failures import failures
 from benchmarks.gpu.report.markdown import render_markdown
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.runner import run_gpu_bench
 from benchmarks.gpu.section_process import run_entry
 from benchmarks.gpu.sections import SECTIONS, Section, chosen, fitting
-from faser_trtllm.commands.bench.gpu import gpu
-from faser_trtllm.commands.options import numbers
 from faser_trtllm.errors import InvalidArgumentError
 from tests.support.effort import pick
 
@@ -220,13 +217,6 @@ def test_every_form_and_its_draft_have_a_shape() -> None:
     assert set(DRAFT_OF) | set(DRAFT_OF.values()) <= set(SHAPES)
     for form, draft in DRAFT_OF.items():
         assert SHAPES[form].vocab_size == SHAPES[draft].vocab_size
-
-
-def test_the_command_measures_the_forms_and_loads_of_the_options() -> None:
-    """It cannot import them before it knows where the benches are."""
-    given = inspect.signature(gpu).parameters
-    assert tuple(given["forms"].default.split(",")) == FORMS
-    assert numbers("concurrency", given["concurrency"].default) == CONCURRENCY
 
 
 def test_a_record_replaces_tables_of_the_same_title(tmp_path: Path) -> None:

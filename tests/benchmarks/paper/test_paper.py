@@ -9,7 +9,7 @@ from benchmarks.paper import runner
 from benchmarks.paper.arithmetic import Answer
 from benchmarks.paper.case import OFF, Result, Setting, run_case
 from benchmarks.paper.markdown import ahead_of_best, over_base, render_markdown
-from benchmarks.paper.runner import JSON_FILE, TEXT_FILE, run_paper_bench
+from benchmarks.paper.runner import JSON_FILE, TEXT_FILE, PaperBenchOptions, run_paper_bench
 from benchmarks.paper.sections import SECTIONS, Question, Section
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.policy.registry import make_policy
@@ -101,7 +101,7 @@ def test_results_are_written_and_what_does_not_fit_is_named(tmp_path, monkeypatc
     )
     clock = iter([0.0, 10.0, 100.0])
     monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
-    found = run_paper_bench(tmp_path, ["tiny"], 1.0, say=said.append)
+    found = run_paper_bench(PaperBenchOptions(tmp_path, ("tiny",), 1.0), said.append)
     assert [r.setting for r in found] == [SMALL]
     assert said[-1] == "1 settings did not fit into 1 minutes"
     assert len(json.loads((tmp_path / JSON_FILE).read_text())["results"]) == 1
@@ -113,7 +113,7 @@ def test_results_are_written_and_what_does_not_fit_is_named(tmp_path, monkeypatc
 )
 def test_what_cannot_be_asked_is_refused(tmp_path, sections, minutes, words):
     with pytest.raises(InvalidArgumentError, match=words):
-        run_paper_bench(tmp_path, sections, minutes)
+        run_paper_bench(PaperBenchOptions(tmp_path, sections, minutes))
 
 
 def test_questions_are_answered_in_the_report_and_drawn(tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_questions_are_answered_in_the_report_and_drawn(tmp_path, monkeypatch):
     ]
     question = Question("sharing", "who shares", (SMALL,), lambda settings: iter(found))
     monkeypatch.setitem(runner.QUESTIONS, "sharing", question)
-    run_paper_bench(tmp_path, ["sharing"], 1.0)
+    run_paper_bench(PaperBenchOptions(tmp_path, ("sharing",), 1.0))
     text = (tmp_path / TEXT_FILE).read_text()
     assert "| serial | green contexts | SMs |" in text
     assert "| 1.00 | 0.75 | 32 |" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.kernels import modelled_rows as modelled
+from benchmarks.gpu import modelled_rows as modelled
 from faser_trtllm.costmodel.gpu import find_gpu
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.kernels.modelled_attention`: attention's time by arithmetic, whole and in chunks.
+"""Model the time of attention's kernel by arithmetic, whole and in chunks.
 
 MODELLED, nothing runs. An SM draws so many bytes per second as the cost model says, however many blocks it runs, and
 all together no more than the memory gives. Items go to the SM that is free first, in order; what a block does before
@@ -7,7 +7,9 @@ its first bytes is hidden by the others of its SM. What a second launch and the 
 
 from __future__ import annotations
 
+import argparse
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from faser_trtllm.costmodel.gpu import Gpu, find_gpu
@@ -61,7 +63,8 @@ def modelled_us(items: list[Item], gpu: Gpu) -> float:
     return FIXED_US + max(max(free), moved / bytes_per_us) + combine_us
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="faser bench gpu.modelled_attention", description=__doc__).parse_args(argv)
     gpu = find_gpu("h100")
     print(f"MODELLED: microseconds of one layer's attention of an 8B on {gpu.name}, {gpu.num_sms} SMs\n")
     print("| batch | every byte once | whole contexts | chunks of 512 | of the roofline |\n|---|---|---|---|---|")

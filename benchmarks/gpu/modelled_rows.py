@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.kernels.modelled_rows`: the time of the kernels other than attention, by arithmetic.
+"""Model the time of the kernels other than attention by arithmetic.
 
 MODELLED, nothing runs. Bytes and blocks are what the kernels' sources say. An SM draws so many bytes per second from
 memory as the cost model says and more from the L2 cache, and all together no more than the memory gives; blocks go to
@@ -7,11 +7,12 @@ the SM that is free first. Kernels with one block for all requests are left out:
 
 from __future__ import annotations
 
+import argparse
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.gpu.kernels.modelled_attention import FIXED_US, LAUNCH_US
+from benchmarks.gpu.modelled_attention import FIXED_US, LAUNCH_US
 from faser_trtllm.costmodel.gpu import Gpu, find_gpu
 from faser_trtllm.ops.cuda import gated_silu
 from faser_trtllm.ops.cuda.append_kv import NUM_THREADS as APPEND_THREADS
@@ -123,7 +124,8 @@ def once_us(kernel: Kernel, num_rows: int, gpu: Gpu) -> float:
     return kernel.once_bytes * num_rows / (1e6 * gpu.gb_per_ms)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="faser bench gpu.modelled_rows", description=__doc__).parse_args(argv)
     gpu = find_gpu("h100")
     print(
         f"MODELLED: microseconds of a launch, and of a step's launches, for an 8B on {gpu.name} ({gpu.num_sms} SMs), "

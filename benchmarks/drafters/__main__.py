@@ -1,0 +1,32 @@
+"""Compare who drafts: a draft model, the text itself, or both.
+
+Each completes held-out text, greedily and at temperature 0.8, and makes edits whose answers are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.drafters.runner import DrafterBenchOptions, run_drafter_bench
+from faser_trtllm.bench.flags import Flags, say
+
+EXAMPLE = "Example: faser bench drafters --engine_dir engines/built/demo --output_dir bench_results"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    flags = Flags("drafters", DrafterBenchOptions, __doc__, EXAMPLE)
+    flags.flag("engine_dir", "a directory that `faser build` wrote")
+    flags.flag("output_dir", "where drafters.json, drafters.md and drafters.png go")
+    flags.flag("systems", "speculation/drafters or speculation/drafters/num_branches, separated by commas; or off")
+    flags.flag("num_jobs", "prompts per workload")
+    flags.flag("num_tokens", "of a completion", name="max_tokens")
+    flags.flag("num_rounds", "of all systems, interleaved")
+    flags.flag("num_threads", "default: all cores")
+    flags.flag("simulated", "run the engines for the tokens, and take the times from the cost table")
+    options = flags.parse(argv)
+    run_drafter_bench(options, say)
+    print((options.output_dir / "drafters.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

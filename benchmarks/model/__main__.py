@@ -1,0 +1,29 @@
+"""Compare the GPU cost model with public measurements and with our own on an H100.
+
+Needs no GPU: the points and the model's anchors are in the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from faser_trtllm.costmodel.own_points import read_own_points
+from faser_trtllm.costmodel.report import render_own, render_validation
+from faser_trtllm.costmodel.validation import compare_all
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench model", description=__doc__)
+    parser.add_argument("--output_file", type=Path, help="write it here instead")
+    given = parser.parse_args(argv)
+    text = f"{render_own(read_own_points())}\n{render_validation(compare_all())}"
+    if given.output_file is None:
+        print(text, end="")
+    else:
+        given.output_file.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Load, cancel, misuse and kill a service, and account for it all.
+
+The exit code is 1 if a request, memory or a process was lost.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks.soak.options import SoakOptions
+from benchmarks.soak.runner import run_soak
+from faser_trtllm.bench.flags import Flags, say
+from faser_trtllm.config import SPELLINGS
+
+EXAMPLE = """Examples:
+  faser bench soak --engine_dir engines/built/demo --minutes 20 --output_dir bench_results
+  against a running service with --url localhost:8001 --http_url http://localhost:8000
+  --metrics_url http://localhost:8002/metrics, and with --launcher_pid its processes are watched and its engine child is
+  killed"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = Flags("soak", SoakOptions, __doc__, EXAMPLE)
+    flags.flag("engine_dir", "a directory that `faser build` wrote")
+    flags.flag("output_dir", "where soak.json, soak.md, soak.png and server.log go")
+    flags.flag("minutes", "time of load after the warm-up")
+    flags.flag("url", "gRPC address of a running service; default: one is started")
+    flags.flag("http_url", "HTTP address of the service at --url")
+    flags.flag("metrics_url", "metrics address of the service at --url")
+    flags.flag("launcher_pid", "process id of the `faser serve` that runs --url, if it is on this machine")
+    flags.flag("models", "models to load; default: all of the repository")
+    flags.flag("speculation", SPELLINGS)
+    flags.flag("concurrency", "requests in flight; default: 1.5 times max_batch_size")
+    flags.flag("http_share", "share of requests that come over HTTP")
+    flags.flag("cancel_share", "share of requests that the client cancels")
+    flags.flag("bad_share", "share of requests that must be refused")
+    flags.flag("late_share", "share of requests with a short deadline")
+    flags.flag("kill_period_s", "seconds between two kills of the engine process; 0: never")
+    flags.flag("warmup_s", "seconds of load before the baseline")
+    flags.flag("max_growth_mib", "MiB by which a process may grow over the run")
+    flags.flag("seed", "of the requests")
+    options = flags.parse(argv)
+    report = run_soak(options, say)
+    print((options.output_dir / "soak.md").read_text())
+    return 0 if report.has_passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""`faser bench NAME`: a module that defines main(argv), in the repository's `benchmarks` or in the package.
+
+The first line of a bench's docstring is its line in the list. Benches are listed without being imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from faser_trtllm.commands.table import HELP_FLAGS, listing
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = "faser_trtllm/bench/serve/__main__.py"
+ABOUT = "Benchmarks. All but serve are in the repository and run from a checkout."
+
+
+def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
+    """Run a benchmark: peers, policies, the service, endurance, host, GPUs."""
+    files = {"serve": SERVE, **_files(root)}
+    if not arguments or arguments[0] in HELP_FLAGS:
+        print(listing("faser bench", ABOUT, {name: _first_line(root / file) for name, file in sorted(files.items())}))
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in files:
+        what = "option" if name.startswith("-") else "command"
+        if what == "command" and not (root / "benchmarks").is_dir():
+            raise FaserError(
+                f"bench {name!r} is not part of the installed package; clone the repository and run it from there "
+                "after ./build.sh setup"
+            )
+        raise InvalidArgumentError(f"there is no {what} 'bench {name}'; `faser bench --help` lists the commands")
+    if name != "serve":
+        _make_importable(root)
+    module = importlib.import_module(files[name].removesuffix(".py").replace("/", "."))
+    return module.main(rest) or 0
+
+
+def _files(root: Path) -> dict[str, str]:
+    """Benches of a checkout by name, as in peers or peers.bits, with their files; none elsewhere."""
+    found = {}
+    for path in (root / "benchmarks").rglob("*.py"):
+        if "\ndef main(argv" in path.read_text():
+            file = path.relative_to(root)
+            found[".".join(file.with_suffix("").parts[1:]).removesuffix(".__main__")] = str(file)
+    return found
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+
+
+def _make_importable(root: Path) -> None:
+    """Put the checkout on the import path, of child processes as well."""
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    inherited = os.environ.get("PYTHONPATH", "")
+    if str(root) not in inherited.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), inherited)))
