@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 from benchmarks.edge.light_client import run_streams
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions, default_repository
-from faser_trtllm.serving.worker.process import session_pids
+from faser_trtllm.serving.launch.process import session_pids
 
 PROMPT = "def quicksort(items):"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
