@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.drafters.plot import write_plot
 from benchmarks.drafters.replay import ReplayEngine
 from benchmarks.drafters.workload import Job, completions, edits
+from benchmarks.policies.simulation import open_simulation
 from faser_trtllm.bench.environment import describe_environment
 from faser_trtllm.bench.markdown import table
 from faser_trtllm.builder.engine_dir import EngineDir
@@ -29,7 +30,6 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.ensure import ensure_profile
-from faser_trtllm.simulation.simulation import open_simulation
 
 OFF = "off"
 TEMPERATURE = 0.8

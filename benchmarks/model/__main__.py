@@ -1,6 +1,6 @@
 """Compare the GPU cost model with public measurements and with our own on an H100.
 
-Needs no GPU: the points and the model's anchors are in the package.
+Needs no GPU: the points are in data/ and the model's anchors in the package.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from faser_trtllm.costmodel.own_points import read_own_points
-from faser_trtllm.costmodel.report import render_own, render_validation
-from faser_trtllm.costmodel.validation import compare_all
+from benchmarks.model.own_points import read_own_points
+from benchmarks.model.report import render_own, render_validation
+from benchmarks.model.validation import compare_all
 
 
 def main(argv: Sequence[str] | None = None) -> None:

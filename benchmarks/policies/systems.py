@@ -14,7 +14,9 @@ from pathlib import Path
 from benchmarks.policies.drive import DriveResult, drive_steps
 from benchmarks.policies.options import SLICE_S, PolicyBenchOptions
 from benchmarks.policies.report import Calibration, Round, Timeline, percentile
+from benchmarks.policies.simulation import open_simulation
 from benchmarks.policies.stopwatch import Stopwatch
+from benchmarks.policies.varying_clock import ChangingClock
 from benchmarks.policies.watch import Counts, StepWitness, TimelinePoint
 from benchmarks.policies.workload import Workload
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
@@ -23,8 +25,6 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.simulation.simulation import open_simulation
-from faser_trtllm.simulation.varying_clock import ChangingClock
 
 SETTLE_S = 0.001  # the pool of the system that ran last stops spinning
 TIMELINE_BINS = 120

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.policies.varying_clock import ChangingClock
 from benchmarks.replay.engines import VOCAB_SIZE, ReplayedDraft, ReplayedTarget, prompt_of
 from benchmarks.replay.recording import NUM_OUTPUT, PROMPT_LEN, TEMPERATURE, Recording
 from faser_trtllm.config import ExecutorConfig, KvCacheConfig
@@ -23,7 +24,6 @@ from faser_trtllm.policy.registry import make_policy
 from faser_trtllm.simulation.lanes import SimulatedLane
 from faser_trtllm.simulation.pass_times import PassTimes
 from faser_trtllm.simulation.priced_engine import PricedEngine
-from faser_trtllm.simulation.varying_clock import ChangingClock
 
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default

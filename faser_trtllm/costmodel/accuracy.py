@@ -1,4 +1,4 @@
-"""How far the model may be off: mean absolute errors on public measurements (costmodel/validation.py), rounded up.
+"""How far the model may be off: mean absolute errors on public measurements (benchmarks/model), rounded up.
 
 Where nothing public was found, an assumption stands; docs/cost_model.md says which.
 """

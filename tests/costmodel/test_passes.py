@@ -4,9 +4,9 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.model.own_points import DRAFT
 from faser_trtllm.costmodel.anchors import ANCHORED, Anchors, load_anchors
 from faser_trtllm.costmodel.gpu import GPUS, find_gpu
-from faser_trtllm.costmodel.own_points import DRAFT
 from faser_trtllm.costmodel.passes import PassModel
 from faser_trtllm.costmodel.shape import SHAPES, find_shape
 from faser_trtllm.errors import InvalidArgumentError

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.policies.simulation import open_simulation
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.batch import BatchBuilder
@@ -18,7 +19,6 @@ from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.simulation.lanes import RunningLane, SimulatedLane
 from faser_trtllm.simulation.priced_engine import PricedEngine
-from faser_trtllm.simulation.simulation import open_simulation
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector, Setup, toy_costs
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from benchmarks.model.own_points import OwnPoint, own_groups
+from benchmarks.model.validation import SOURCES, Comparison, by_group, mean_error
 from faser_trtllm.costmodel.anchors import anchors_version
-from faser_trtllm.costmodel.own_points import OwnPoint, own_groups
-from faser_trtllm.costmodel.validation import SOURCES, Comparison, by_group, mean_error
 
 
 def render_validation(comparisons: Sequence[Comparison]) -> str:
@@ -36,7 +36,7 @@ def render_own(points: Sequence[OwnPoint]) -> str:
     """Errors by group, before and after the model was corrected by these points."""
     lines = [
         "Measured on an H100, 2026-11-26: the `cuda` backend, the demo pair enlarged to 8B and 0.3B "
-        "(`faser_trtllm/costmodel/data/h100_points.csv`). Mean error, mean absolute error and the worst one, of the "
+        "(`benchmarks/model/data/h100_points.csv`). Mean error, mean absolute error and the worst one, of the "
         "model as it was before these points and as it is.",
         "",
         "| group | points | before | absolute | worst | now | absolute | worst |",

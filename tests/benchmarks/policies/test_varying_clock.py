@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from faser_trtllm.simulation.varying_clock import ChangingClock
+from benchmarks.policies.varying_clock import ChangingClock
 
 
 def advances(slowdown, seed=0, num=20_000):

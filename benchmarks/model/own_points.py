@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 from faser_trtllm.core.traffic import Lane
 from faser_trtllm.costmodel.gpu import GPUS
@@ -58,7 +58,7 @@ class OwnPoint:
 
 
 def read_own_points() -> list[OwnPoint]:
-    text = resources.files("faser_trtllm.costmodel").joinpath("data/h100_points.csv").read_text()
+    text = (Path(__file__).parent / "data/h100_points.csv").read_text()
     return [
         OwnPoint(
             row["group"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from statistics import fmean
 
 from faser_trtllm.costmodel.gpu import find_gpu
@@ -79,7 +79,7 @@ def compare_all() -> list[Comparison]:
 
 
 def read_points() -> list[Point]:
-    text = resources.files("faser_trtllm.costmodel").joinpath("data/points.csv").read_text()
+    text = (Path(__file__).parent / "data/points.csv").read_text()
 
     def number(text: str) -> float:
         return float(text or 0)

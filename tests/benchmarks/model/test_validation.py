@@ -5,11 +5,11 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.model.own_points import own_groups, read_own_points
+from benchmarks.model.report import render_own, render_validation
+from benchmarks.model.validation import by_group, compare_all, mean_error
 from faser_trtllm.costmodel.accuracy import DECODE, OVERLAP, SPEED_UP, VERIFY, error_by_kind
 from faser_trtllm.costmodel.gpu import GPUS
-from faser_trtllm.costmodel.own_points import own_groups, read_own_points
-from faser_trtllm.costmodel.report import render_own, render_validation
-from faser_trtllm.costmodel.validation import by_group, compare_all, mean_error
 
 LIMITS = {
     "decode, H100, 8B bf16, TensorRT-LLM": 0.03,
@@ -76,7 +76,7 @@ def test_our_own_points_are_as_close_as_claimed_and_hardly_further_off_than_befo
 
 
 def test_the_document_has_the_table_as_it_is_now(groups):
-    text = (Path(__file__).parents[2] / "docs/cost_model.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/cost_model.md").read_text()
     assert render_own(read_own_points()) in text, (
         "run `faser bench model` and put its first table into docs/cost_model.md"
     )
