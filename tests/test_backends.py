@@ -8,20 +8,16 @@ from pathlib import Path
 import pytest
 
 from faser_trtllm.backends import BACKENDS, find_backend
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.engine.opening import Interpretation
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("backends")
-    target, draft = make_pair(root / "pair", num_layers=1)
-    build_engines(BuildOptions(target, draft, root / "engines", max_seq_len=64))
-    return root / "engines"
+    return make_engine_dir(tmp_path_factory.mktemp("backends"), num_layers=1, max_seq_len=64)
 
 
 def relabel(engine_dir: Path, backend: str) -> None:

@@ -6,22 +6,18 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.commands.generate import read_guide
 from faser_trtllm.commands.table import load
 from faser_trtllm.errors import InvalidArgumentError
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
     sizes = {"max_batch_size": 2, "max_seq_len": 256, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 def generate(engine_dir, *arguments):

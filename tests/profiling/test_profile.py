@@ -16,25 +16,13 @@ from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir
 from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("profile")
-    target, draft = make_pair(folder / "pair", num_layers=3)
-    build_engines(
-        BuildOptions(
-            target,
-            draft,
-            folder / "engines",
-            max_batch_size=4,
-            max_num_tokens=64,
-            max_seq_len=128,
-            max_draft_len=4,
-            exit_layers=(1, 2),
-        )
-    )
-    return folder / "engines"
+    sizes = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 128, "max_draft_len": 4}
+    return make_engine_dir(tmp_path_factory.mktemp("profile"), num_layers=3, exit_layers=(1, 2), **sizes)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from faser_trtllm import cli
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.commands.table import load
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.cost_table import CostTable
@@ -22,7 +21,7 @@ from faser_trtllm.executor import factory
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.profiling import profile
 from faser_trtllm.profiling.ensure import measure_once
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 
 RECORDED = Path(__file__).parent.parent / "data" / "h100_demo_profile.json"
 
@@ -111,11 +110,10 @@ def test_without_a_file_an_engine_directory_is_needed(
 @pytest.fixture
 def engine_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(profile, "QUICK_BUDGET_S", 0.05)
-    pair = make_pair(tmp_path / "pair", num_layers=1)
     sizes = {"max_batch_size": 2, "max_num_tokens": 32, "max_seq_len": 64, "max_draft_len": 4}
-    build_engines(BuildOptions(*pair, tmp_path / "engines", **sizes))
-    measure_once(tmp_path / "engines", num_threads=1)
-    return tmp_path / "engines"
+    engine_dir = make_engine_dir(tmp_path, num_layers=1, **sizes)
+    measure_once(engine_dir, num_threads=1)
+    return engine_dir
 
 
 def test_a_profile_of_a_build_has_held_out_points_of_every_kind(engine_dir: Path) -> None:

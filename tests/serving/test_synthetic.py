@@ -14,24 +14,19 @@ import pytest
 from faser_trtllm.bench.serve.options import Objectives
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.summary import summarize_load
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.observe.view import make_view
 from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_completion
 from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.scrapes import STATS, rendered, scrape
 from tests.support.triton_server import Server
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("synthetic")
-    target, draft = make_pair(directory / "pair", num_layers=2)
-    options = BuildOptions(target, draft, directory / "engines", max_batch_size=2, max_num_tokens=64, max_seq_len=96)
-    build_engines(options)
-    return directory / "engines"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), max_batch_size=2, max_num_tokens=64, max_seq_len=96)
 
 
 def _faser(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

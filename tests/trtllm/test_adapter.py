@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ContextChunkingPolicy, ExecutorConfig, SchedulerConfig, SchedulerKind
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
-from tests.support.checkpoints import make_pair
 from tests.support.effort import examples
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.executor_harness import Collector, Setup, run
 from tests.support.random_setups import VOCAB, check_early_ends, greedy_reference, prompts, setups
 from tests.trtllm import fakes, rules
@@ -235,10 +234,7 @@ def _rows(plan):
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tiny")
-    target, draft = make_pair(directory / "checkpoints", num_layers=2, vocab_size=320)
-    build_engines(BuildOptions(target, draft, directory / "engines", max_seq_len=128, max_batch_size=4))
-    return directory / "engines"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), max_seq_len=128, max_batch_size=4)
 
 
 @pytest.mark.parametrize("speculation", ["off", "fixed:3"])

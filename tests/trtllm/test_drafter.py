@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -27,8 +26,8 @@ from faser_trtllm.trtllm.drafter import DrafterOptions, OpenedDrafter, check_dra
 from faser_trtllm.trtllm.drafter_core import Asked, DraftCore
 from tests.engine.cuda.harness import build_pair
 from tests.engine.cuda.host_executor import HostGpu
-from tests.support.checkpoints import make_pair
 from tests.support.effort import examples
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.executor_harness import Collector, toy_costs
 from tests.support.toy_engine import ToyEngine, blend, context_row, make_table
 from tests.trtllm.py_executor import PyExecutor, install, resource_manager
@@ -238,11 +237,7 @@ def test_room_and_limits_are_kept(modules):
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("drafter")
-    target, draft = make_pair(directory / "pair", num_layers=2)
-    options = BuildOptions(target, draft, directory / "engines", max_batch_size=4, max_num_tokens=64, max_seq_len=160)
-    build_engines(options)
-    return directory / "engines"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), max_batch_size=4, max_num_tokens=64, max_seq_len=160)
 
 
 def forget_classes():

@@ -7,11 +7,10 @@ import sys
 import pytest
 
 from faser_trtllm import cli
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.trtllm import drafter as drafter_module
 from faser_trtllm.trtllm.llm import open_llm
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.trtllm import fakes, rules_py
 
 
@@ -39,12 +38,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("serve")
-    target, draft = make_pair(directory / "pair", num_layers=2)
-    build_engines(
-        BuildOptions(target, draft, directory / "engines", max_batch_size=4, max_num_tokens=64, max_seq_len=160)
-    )
-    return directory / "engines"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), max_batch_size=4, max_num_tokens=64, max_seq_len=160)
 
 
 @pytest.fixture

@@ -17,20 +17,16 @@ from faser_trtllm.bench.serve.report import render_markdown
 from faser_trtllm.bench.serve.runner import run_serve_bench
 from faser_trtllm.bench.serve.served import Served
 from faser_trtllm.bench.serve.workload import ServeJob
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import InvalidArgumentError, UnavailableError
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    output = directory / "engine"
-    build_engines(BuildOptions(target, draft, output, max_batch_size=32, max_seq_len=256, tokens_per_block=16))
-    return output
+    sizes = {"max_batch_size": 32, "max_seq_len": 256, "tokens_per_block": 16}
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 @pytest.fixture(scope="module")

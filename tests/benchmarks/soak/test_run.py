@@ -15,20 +15,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak.watch import ServiceProcesses
-from faser_trtllm.builder.build import BuildOptions, build_engines
-from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL
+from tests.support.engine_dirs import make_engine_dir
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    output = directory / "engine"
-    build_engines(BuildOptions(target, draft, output, max_batch_size=16, max_seq_len=256, tokens_per_block=16))
-    return output
+    sizes = {"max_batch_size": 16, "max_seq_len": 256, "tokens_per_block": 16}
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 def soak(engine_dir: Path, output_dir: Path, **options: object) -> subprocess.Popen[str]:

@@ -17,14 +17,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.dynamo.request import read_params, read_token_ids
 from faser_trtllm.serving.text.offline import generate_all
 from tests.serving.dynamo import surface as dynamo_surface
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.waiting import PATIENCE_S
 
 MAX_SEQ_LEN = 256
@@ -46,11 +45,8 @@ def adapter():
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
     sizes = {"max_batch_size": 8, "max_seq_len": MAX_SEQ_LEN, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 @pytest.fixture(scope="module")

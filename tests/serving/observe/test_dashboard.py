@@ -17,12 +17,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.commands.table import load
 from faser_trtllm.serving.client import GrpcClient
 from faser_trtllm.serving.observe.families import FAILURES, FAMILIES, HISTOGRAM_FAMILIES, READY, SUCCESSES, Stats
 from faser_trtllm.serving.observe.scrape import parse_metrics
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -200,13 +199,9 @@ class Traffic:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    options = BuildOptions(
-        target, draft, directory / "engine", max_batch_size=4, max_seq_len=256, max_draft_len=4, tokens_per_block=16
-    )
-    build_engines(options)
+    engine_dir = make_engine_dir(directory, max_batch_size=4, max_seq_len=256, max_draft_len=4, tokens_per_block=16)
     with (
-        Server(directory / "engine", speculation="fixed:3", num_branches=2, log=directory / "log") as server,
+        Server(engine_dir, speculation="fixed:3", num_branches=2, log=directory / "log") as server,
         Traffic(server.wait_ready()),
     ):
         yield server

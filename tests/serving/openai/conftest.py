@@ -2,29 +2,15 @@
 
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.openai_frontend import MAX_SEQ_LEN, TEMPLATE, Frontend
 from tests.support.triton_server import Server
 
 
 @pytest.fixture(scope="package")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    build_engines(
-        BuildOptions(
-            target,
-            draft,
-            directory / "engine",
-            max_batch_size=16,
-            max_seq_len=MAX_SEQ_LEN,
-            max_draft_len=4,
-            tokens_per_block=16,
-        )
-    )
-    return directory / "engine"
+    sizes = {"max_batch_size": 16, "max_seq_len": MAX_SEQ_LEN, "max_draft_len": 4, "tokens_per_block": 16}
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), TEMPLATE, **sizes)
 
 
 @pytest.fixture(scope="package")

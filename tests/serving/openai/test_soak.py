@@ -16,9 +16,8 @@ import pytest
 from benchmarks.soak.growth import MIB, slope
 from benchmarks.soak.verdict import POOL_SLACK
 from benchmarks.soak.watch import ProcessSample, process_sample
-from faser_trtllm.builder.build import BuildOptions, build_engines
-from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.openai_frontend import TEMPLATE, Frontend
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -33,13 +32,11 @@ BODY = {"model": "faser", "messages": [{"role": "user", "content": "hello world"
 
 @pytest.fixture
 def frontend(tmp_path):
-    target, draft = make_pair(tmp_path, 320)
-    (target / "chat_template.jinja").write_text(TEMPLATE)
     sizes = {"max_batch_size": 16, "max_seq_len": 512, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, tmp_path / "engine", **sizes))
-    with Server(tmp_path / "engine", speculation="fixed:4", log=tmp_path / "triton.log") as triton:
+    engine_dir = make_engine_dir(tmp_path, TEMPLATE, **sizes)
+    with Server(engine_dir, speculation="fixed:4", log=tmp_path / "triton.log") as triton:
         triton.wait_ready()
-        arguments = ("--url", f"grpc://{triton.grpc_url}", "--engine_dir", tmp_path / "engine")
+        arguments = ("--url", f"grpc://{triton.grpc_url}", "--engine_dir", engine_dir)
         with Frontend(tmp_path / "front.log", *arguments) as frontend:
             yield frontend.wait_ready(), triton
 

@@ -6,12 +6,11 @@ import time
 
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.client import GrpcClient, ResponseError
 from faser_trtllm.serving.text.offline import generate_all
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -26,13 +25,7 @@ FAULTS = "draft_error@step5,draft_oom@step60,target_nan@step3000"
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    options = BuildOptions(
-        target, draft, directory / "engine", max_batch_size=8, max_seq_len=MAX_SEQ_LEN, max_draft_len=4
-    )
-    build_engines(options)
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), max_batch_size=8, max_seq_len=MAX_SEQ_LEN, max_draft_len=4)
 
 
 @pytest.fixture(scope="module")

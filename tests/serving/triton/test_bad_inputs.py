@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import INPUT_DTYPES, GrpcClient, ResponseError, generate_http
-from tests.support.checkpoints import END_OF_TEXT, make_pair
+from tests.support.checkpoints import END_OF_TEXT
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -31,11 +31,8 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
     sizes = {"max_batch_size": 16, "max_seq_len": MAX_SEQ_LEN, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 @pytest.fixture(scope="module")

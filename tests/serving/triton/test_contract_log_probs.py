@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -16,8 +15,8 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.ops import log_probs
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
-from tests.support.checkpoints import make_pair
 from tests.support.effort import examples, pick
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.executor_harness import Setup, run
 from tests.support.random_setups import POLICIES
 from tests.support.toy_engine import context_row
@@ -132,11 +131,8 @@ def test_requests_that_do_not_ask_pay_nothing(monkeypatch):
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
     options = {"max_batch_size": 4, "max_seq_len": 128, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, directory / "engine", **options))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **options)
 
 
 def generate(engine_dir, speculation, requests):

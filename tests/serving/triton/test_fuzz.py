@@ -20,10 +20,9 @@ import pytest
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from tests.serving.triton.fuzz import BOOLS, FLOATS, INTEGERS, TEXTS, check_message, fuzz, json_fields
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import ROOT, Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -45,11 +44,8 @@ CANARY = {"text": "hello world", "max_tokens": 30, "end_id": -1}
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    output = directory / "engine"
-    build_engines(BuildOptions(target, draft, output, max_batch_size=64, max_seq_len=128, tokens_per_block=16))
-    return output
+    sizes = {"max_batch_size": 64, "max_seq_len": 128, "tokens_per_block": 16}
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 @pytest.fixture(scope="module")

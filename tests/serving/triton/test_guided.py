@@ -8,12 +8,11 @@ import numpy as np
 import openai
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import GrpcClient, ResponseError
 from tests.serving.triton.contract_clients import end_to_end_inputs, llm_client_inputs, send, succeed
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.openai_frontend import TEMPLATE, Frontend
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -35,12 +34,8 @@ GRAMMAR = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide"
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    (target / "chat_template.jinja").write_text(TEMPLATE)
     sizes = {"max_batch_size": 16, "max_seq_len": 512, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), TEMPLATE, **sizes)
 
 
 @pytest.fixture(scope="module")

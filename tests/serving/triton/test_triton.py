@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http, stream_http
 from faser_trtllm.serving.text.offline import generate_all
 from tests.serving.triton.contract_clients import send, succeed
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -29,20 +28,8 @@ PROMPTS = ["hello world", "def f(x):", "abc " * 30, "naïve 😀"]
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    build_engines(
-        BuildOptions(
-            target,
-            draft,
-            directory / "engine",
-            max_batch_size=64,
-            max_seq_len=MAX_SEQ_LEN,
-            max_draft_len=4,
-            tokens_per_block=16,
-        )
-    )
-    return directory / "engine"
+    sizes = {"max_batch_size": 64, "max_seq_len": MAX_SEQ_LEN, "max_draft_len": 4, "tokens_per_block": 16}
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 @pytest.fixture(scope="module")
