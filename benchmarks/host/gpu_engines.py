@@ -21,7 +21,7 @@ from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import HostRuntime, Replay, Runtime, Work
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
@@ -79,12 +79,12 @@ class HostClock:
 
 @dataclass(frozen=True)
 class GpuEngines:
-    """What an executor and its DeviceAcceptor are made of. draft, draft_probs: None without a draft model."""
+    """What an executor and its GpuRejectionSampler are made of. draft, draft_probs: None without a draft model."""
 
     target: GpuEngine
     draft: GpuEngine | None
     ops: Ops
-    draft_probs: DraftProbs | None
+    draft_probs: DeviceDraftProbs | None
 
 
 def open_gpu_engines(
@@ -108,7 +108,9 @@ def open_gpu_engines(
     stack.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
     ops = _DeviceOps(clock)
-    draft_probs = DraftProbs(HostRuntime(), spec.max_batch_size, max_draft_len, spec.vocab_size) if drafts else None
+    draft_probs = (
+        DeviceDraftProbs(HostRuntime(), WHOLE, spec.max_batch_size, max_draft_len, spec.vocab_size) if drafts else None
+    )
 
     def open_one(role: str) -> tuple[GpuEngine, _Decoder]:
         is_draft = role == "draft"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from faser_trtllm.core.plan import RequestOutput, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine, EngineSpec
 from faser_trtllm.engine.delegating_engine import DelegatingEngine
-from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
+from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
@@ -32,6 +32,7 @@ from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 from faser_trtllm.simulation.priced_engine import PricedEngine
 
 PARTS = {
@@ -167,21 +168,20 @@ class _WatchedEngine(DelegatingEngine):
         return found
 
 
-class _WatchedAcceptor(DeviceAcceptor):
+class _WatchedSampler(GpuRejectionSampler):
     def __init__(self, engines: GpuEngines, max_draft_len: int, watch: Stopwatch) -> None:
         super().__init__(engines.target, engines.ops, max_draft_len, engines.draft_probs)
         self._watch = watch
 
-    def load(
-        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
-    ) -> None:
+    def sample(
+        self,
+        sampling: npt.NDArray[np.void],
+        logits: Any,
+        rows: VerificationRows,
+        branches: BranchTokens | None = None,
+    ) -> AcceptResult:
         self._watch.pass_to("commit")
-        super().load(slots, num_rows, num_tokens, num_drafts)
-        self._watch.pass_to("test")
-
-    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
-        self._watch.pass_to("commit")
-        found = super().run(sampling, logits)
+        found = super().sample(sampling, logits, rows, branches)
         self._watch.pass_to("test")
         return found
 
@@ -246,7 +246,7 @@ def open_executor(
     has_draft = not is_off and DrafterName.MODEL in drafters
     of_target: Engine = NullEngine(spec, acceptance, seed)
     of_draft: Engine = NullEngine(spec)
-    tester = None
+    sampler = None
     resources = ExitStack()
     if watch.engines == GPU:
         opened = open_gpu_engines(
@@ -255,7 +255,7 @@ def open_executor(
         of_target = _WatchedEngine(opened.target, watch, forward=(None, "target engine"))
         if opened.draft is not None:
             of_draft = _WatchedEngine(opened.draft, watch, draft=(None, "draft engine"))
-        tester = _WatchedAcceptor(opened, max_draft_len, watch)
+        sampler = _WatchedSampler(opened, max_draft_len, watch)
     target, draft = PricedEngine(of_target, costs, clock), None
     if has_draft:
         draft = target.draft_engine = PricedEngine(of_draft, costs, clock, "draft")
@@ -273,7 +273,7 @@ def open_executor(
         clock=clock,
         resources=resources,
         enter_mode=stay,
-        device_tester=tester,
+        sampler=sampler,
         make_lane=lambda stage, enter_mode: _WatchedLane(stage, enter_mode, watch),
     )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,10 @@ from faser_trtllm.config import GpuPartitioning, KvCacheDtype, Quantization
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.errors import ConfigError, EngineFileError, InvalidArgumentError
-from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.partition.green_context import GpuPartition
-from faser_trtllm.sampling.synthetic_accept import Tester
-from faser_trtllm.sampling.table import ProbsMemory
+from faser_trtllm.sampling.draft_probs import HostDraftProbs
+from faser_trtllm.sampling.rejection import CpuRejectionSampler, RejectionSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +75,28 @@ class OpenRequest:
         return self.engines.kv_bytes_per_token(1 if self.kv_dtype is KvCacheDtype.FP8 else None)
 
 
-class DeviceTester(Tester, ProbsMemory, Protocol):
-    """The free test on the device: as ops.accept.Acceptor, for logits and draft probabilities that are not on the host.
-
-    The pass may still be running when run() is called; pass_ms is its duration afterwards.
-    """
-
-    pass_ms: float
-
-
-class BranchTester(Protocol):
-    """A DeviceTester that draws behind the branches of a pass (executor/branches.py), too."""
-
-    def load_branches(self, slots: Sequence[int], num_tokens: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Behind load(): a row of logits each behind those of the requests, in their order, whose next token run()
-        draws too. num_tokens: with the branch's own token, token_ids, in the place of the request's."""
-
-    def branches(self) -> AcceptResult:
-        """What run() drew behind the branches; valid as run()'s."""
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedEngines:
-    """enter_mode: call between steps when the mode changes. tester: set if the target's logits stay on its device.
+    """enter_mode: call between steps when the mode changes. sampler: for the target's logits, wherever they are.
 
     partitions: of a GPU, by a cost table's names: "all", and with a draft model "draft" and "verify".
-    copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv). branch_tester: of such a target
-    whose logits stay on its device; the tester.
+    copy_kv: of a target that can run branches, between its blocks (CpuEngine.copy_kv).
     """
 
     target: Engine
     draft: Engine | None
     enter_mode: Callable[[Mode], None]
-    tester: DeviceTester | None = None
+    sampler: RejectionSampler
     partitions: Mapping[str, GpuPartition] = field(default_factory=dict)
     copy_kv: Callable[[npt.NDArray[np.int32]], None] | None = None
-    branch_tester: BranchTester | None = None
+
+
+def cpu_sampler(request: OpenRequest) -> CpuRejectionSampler:
+    """The sampler for a target whose logits are in the host's memory; it works on request.core_set."""
+    limits, vocab_size = request.limits, request.engines.vocab_size
+    draft_probs = HostDraftProbs(limits.max_batch_size, limits.max_draft_len if request.drafting else 0, vocab_size)
+    pool = None if request.core_set is None else request.core_set.handle
+    return CpuRejectionSampler(vocab_size, limits.max_draft_len, draft_probs, pool=pool)
 
 
 def stay(mode: Mode) -> None:

@@ -23,19 +23,16 @@ import numpy.typing as npt
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import Frontier
 from faser_trtllm.core.plan import ScheduledRequests
-from faser_trtllm.core.request import Request
 from faser_trtllm.core.value import value
 from faser_trtllm.engine.base import EngineSpec
-from faser_trtllm.engine.opening import BranchTester
-from faser_trtllm.ops.accept import Acceptor, AcceptResult, Outcome
 from faser_trtllm.ops.best_slots import FrontierRule
 from faser_trtllm.ops.requests.pick_branches import Branches, BranchPicker, prior_acceptance
+from faser_trtllm.sampling.rejection import BranchTokens
 from faser_trtllm.sampling.table import SamplingTable
 
 CopyKv = Callable[[npt.NDArray[np.int32]], None]
 """Copies KV between blocks of the target: [4, n] int32, as CpuEngine.copy_kv has it, before what it runs next."""
 
-RECOVERED, FAILED = int(Outcome.RECOVERED), int(Outcome.FAILED)
 COST_ROWS = 2.0  # what a branch costs, in rows: its own, and about another for copies and host work
 SLOPE_ROWS = 8  # over which a row's cost is averaged, since passes cost by stairs
 
@@ -46,12 +43,15 @@ class Added:
     Branches has them."""
 
     tested: Sequence[int]
-    requests: Sequence[Request]
     slots: Sequence[int]
     num_tokens: Sequence[int]
     places: Sequence[int]
     token_ids: Sequence[int]
-    first_logit_row: int
+
+    @property
+    def tokens(self) -> BranchTokens:
+        """What the sampler draws after, whose rows of logits are the last ones of the pass."""
+        return BranchTokens(*(np.array(column, np.int32) for column in (self.tested, self.places, self.token_ids)))
 
 
 class BranchRows:
@@ -65,19 +65,15 @@ class BranchRows:
         block_table: npt.NDArray[np.int32],
         num_branches: int,
         max_draft_len: int,
-        pool: int | None,
-        tester: BranchTester | None = None,
     ) -> None:
         """block_table [max_batch_size + max_num_branches, max_blocks_per_seq]: the last rows are written here.
-        num_branches: of a request at most. pool: as Verifier has it. tester: where logits stay on the device."""
+        num_branches: of a request at most."""
         self._spec = spec
         self._copy_kv = copy_kv
         self._sampling = sampling
         self._block_table = block_table
         self._picker = BranchPicker(num_branches, spec.max_num_branches)
         self._prior = prior_acceptance(max_draft_len)
-        self._tester = tester
-        self._acceptor = Acceptor(spec.max_num_branches, spec.vocab_size, max_draft_len, pool=pool)
 
     def pick(
         self,
@@ -126,60 +122,23 @@ class BranchRows:
         places = {index: place for place, index in enumerate(tested)}
         added = Added(
             [places[index] for index in picked.requests],
-            [rows.requests[index] for index in picked.requests],
             [rows.slots[index] for index in picked.requests],
             [rows.num_tokens[index] for index in picked.requests],
             picked.places,
             picked.token_ids,
-            batch.logit_rows.size,
         )
         return self._extend(batch, added), added
 
-    def load(self, added: Added) -> None:
-        """Tell a test on the device what to draw with it, before it runs: behind every branch, since nobody there knows
-        yet which of them are taken. None of these draws bears on another."""
-        if self._tester is not None:
-            known = [num_tokens + place + 1 for num_tokens, place in zip(added.num_tokens, added.places, strict=True)]
-            self._tester.load_branches(added.slots, known, added.token_ids)
-
-    def follow(self, added: Added, found: AcceptResult, logits: npt.NDArray[np.float32]) -> int:
-        """Where a test ended with the token of a branch, add the token behind it to what was found -> how many."""
-        taken, slots, known = [], [], []
-        num_found, outcomes = found.num_accepted.tolist(), found.outcome.tolist()
-        for branch, (place, slot, num_tokens, row, token) in enumerate(
-            zip(added.tested, added.slots, added.num_tokens, added.places, added.token_ids, strict=True)
-        ):
-            if outcomes[place] != RECOVERED or num_found[place] != row or found.token_ids[place, row] != token:
-                continue
-            added.requests[branch].tokens[num_tokens + row] = token  # the row behind it sees it as history
-            taken.append(branch)
-            slots.append(slot)
-            known.append(num_tokens + row + 1)
-        if not taken:
-            return 0
-        if self._tester is not None:
-            behind, rows = self._tester.branches(), taken
-        else:
-            self._acceptor.load(slots, [1] * len(taken), known, [0] * len(taken))
-            own_logits = logits[[added.first_logit_row + branch for branch in taken]]
-            behind, rows = self._acceptor.run(self._sampling.array, own_logits), list(range(len(taken)))
-        drawn = zip(taken, behind.token_ids[rows, 0].tolist(), behind.outcome[rows].tolist(), strict=True)
-        kept = []
-        for branch, token, outcome in drawn:
-            if outcome == FAILED:  # the next step finds out as well
-                continue
-            place, row = added.tested[branch], added.places[branch]
-            found.token_ids[place, row + 1] = token
-            found.num_tokens[place] += 1
-            kept.append(branch)
+    def copy_followed(self, added: Added, followed: Sequence[int]) -> None:
+        """Copy the KV of the branches that gave a token to their requests' blocks."""
+        if not followed:
+            return
         size, first_block = self._spec.tokens_per_block, self._spec.num_blocks
-        copies = np.zeros((4, len(kept)), np.int32)
-        for place, branch in enumerate(kept):
+        copies = np.zeros((4, len(followed)), np.int32)
+        for place, branch in enumerate(followed):
             block, offset = divmod(added.num_tokens[branch] + added.places[branch], size)
             copies[:, place] = first_block + branch, self._block_table[added.slots[branch], block], offset, offset + 1
-        if kept:
-            self._copy_kv(copies)
-        return len(kept)
+        self._copy_kv(copies)
 
     def _extend(self, batch: RaggedBatch, added: Added) -> RaggedBatch:
         """The batch with a row per branch, whose slots and blocks are made ready."""

@@ -57,10 +57,12 @@ class Executor:
         keep_candidates: bool = False,
         keep_runners_up: bool = False,
         guard: SpeculationGuard | None = None,
+        is_synthetic: bool = False,
         drafters: Sequence[Drafter] = (),
         gauges: Mapping[str, float] | None = None,
     ) -> None:
-        """drafters: those behind `drafter`, told when requests leave. gauges: of stats(), which do not change."""
+        """drafters: those behind `drafter`, told when requests leave. gauges: of stats(), which do not change.
+        is_synthetic: drafts are accepted at random, which outputs are marked with."""
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self.max_draft_len = max_draft_len
@@ -76,6 +78,7 @@ class Executor:
         self._keep_candidates = keep_candidates  # early exit compares with them
         self._keep_runners_up = keep_runners_up  # branches are of them
         self._guard = guard
+        self._is_synthetic = is_synthetic
         self._drafters = tuple(drafters)
         self._stats = ExecutorStats(max_draft_len)
         self._gauges = dict(gauges or {})
@@ -142,7 +145,7 @@ class Executor:
             keep_candidates=self._keep_candidates,
             keep_runners_up=self._keep_runners_up,
         )
-        request.stats.is_synthetic = self._verifier.is_synthetic
+        request.stats.is_synthetic = self._is_synthetic
         self._scheduler.check(request)
         with self._wake:
             if self._closing or self._draining:
@@ -187,7 +190,7 @@ class Executor:
     def stats(self) -> dict[str, float]:
         """Counters since the start; gauges of the queue, the cache and the speculation guard."""
         guard = self._guard.gauges() if self._guard is not None else {}
-        synthetic = {"synthetic_acceptance": 1.0} if self._verifier.is_synthetic else {}
+        synthetic = {"synthetic_acceptance": 1.0} if self._is_synthetic else {}
         sources = {}
         for drafter in self._drafters:
             tested, passed = self._sampling.tests(drafter.spec.source)

@@ -20,8 +20,6 @@ from faser_trtllm.drafters.suffix import SuffixDrafter
 from faser_trtllm.engine.base import Engine
 from faser_trtllm.engine.fingerprint import load_costs
 from faser_trtllm.engine.opening import (
-    BranchTester,
-    DeviceTester,
     Interpretation,
     OpenRequest,
     backend_of,
@@ -35,11 +33,14 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.guard import GuardedDrafter, GuardedPolicy, SpeculationGuard
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.executor.trace import TraceWriter
-from faser_trtllm.executor.verifier import SyntheticAcceptance, Verifier
+from faser_trtllm.executor.verifier import Verifier
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy, may_overlap
 from faser_trtllm.policy.static import OffPolicy
+from faser_trtllm.sampling.draft_probs import HostDraftProbs
+from faser_trtllm.sampling.rejection import CpuRejectionSampler, RejectionSampler
+from faser_trtllm.sampling.synthetic_accept import SyntheticRejectionSampler, place_probabilities
 from faser_trtllm.sampling.table import SamplingTable
 from faser_trtllm.scheduler.limits import SchedulerLimits
 
@@ -150,12 +151,10 @@ def open_executor(
             resources=stack,
             enter_mode=opened.enter_mode,
             trace=trace,
-            pool=core_set.handle,
             make_lane=simulation.make_lane if simulation else DraftLane,
-            device_tester=opened.tester,
+            sampler=opened.sampler,
             draft_timeout_ms=draft_timeout_ms,
             copy_kv=opened.copy_kv,
-            branch_tester=opened.branch_tester,
             gauges=gauges,
         )
         guard.pop_all()  # from here on the executor owns what was opened
@@ -183,23 +182,21 @@ def assemble(
     resources: ExitStack | None = None,
     enter_mode: Callable[[Mode], None] = refuse_overlap,
     trace: TraceWriter | None = None,
-    pool: int | None = None,
     make_lane: LaneMaker = DraftLane,
-    device_tester: DeviceTester | None = None,
+    sampler: RejectionSampler | None = None,
     draft_timeout_ms: float | None = None,
     wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     copy_kv: CopyKv | None = None,
-    branch_tester: BranchTester | None = None,
     gauges: Mapping[str, float] | None = None,
 ) -> Executor:
     """An executor over open engines, which share block ids and so must have equally many blocks of the same size.
 
     enter_mode: moves the engines when the mode changes (engine/opening.py has `stay` for engines that need not move);
-    without it, overlapping modes raise ConfigError. pool: a core set's handle, whose threads share the free test; None:
-    only the calling thread. device_tester: for target logits that stay on the device.
+    without it, overlapping modes raise ConfigError. sampler: for the target's logits, of the same max_draft_len; None:
+    they are in the host's memory, and the calling thread samples alone.
     draft_timeout_ms: as in open_executor.
     wrap_drafter: wraps every drafter, for faults on purpose.
-    copy_kv, branch_tester: of a target that was opened with branches.
+    copy_kv: of a target that was opened with branches.
     gauges: of Executor.stats(), which do not change.
 
     Raises ConfigError for drafters that cannot be there.
@@ -222,13 +219,10 @@ def assemble(
         ),
     )
     resources = resources or ExitStack()
-    sampling = SamplingTable(
-        spec.max_batch_size,
-        spec.vocab_size,
-        max_draft_len,
-        probs_memory=device_tester,
-        has_draft_probs=draft is not None,
-    )
+    if sampler is None:
+        draft_probs = HostDraftProbs(spec.max_batch_size, 0 if draft is None else max_draft_len, spec.vocab_size)
+        sampler = CpuRejectionSampler(spec.vocab_size, max_draft_len, draft_probs)
+    sampling = SamplingTable(spec.max_batch_size, spec.vocab_size, max_draft_len, draft_probs=sampler.draft_probs)
     drafters: list[Drafter] = []
     if max_draft_len and DrafterName.SUFFIX in (config.drafters or ()):
         drafters.append(SuffixDrafter(sampling, max_seq_len, has_model=draft is not None, resources=resources))
@@ -244,23 +238,23 @@ def assemble(
     stage: DraftStage = cascade if guard is None else GuardedDrafter(cascade, guard)
     drafter = make_lane(stage, stay if draft is None else enter_mode)  # an engine alone has nobody to make room for
     drafter.register(resources)
-    synthetic = None
+    is_synthetic = config.synthetic_acceptance is not None
     if config.synthetic_acceptance is not None:
-        synthetic = SyntheticAcceptance(config.synthetic_acceptance, config.synthetic_acceptance_seed)
+        probabilities = place_probabilities(config.synthetic_acceptance, max_draft_len)
+        sampler = SyntheticRejectionSampler(sampler, probabilities, config.synthetic_acceptance_seed)
         log.warning("%s (%s)", SYNTHETIC_WARNING, config.synthetic_acceptance)
     branches: BranchRows | None = None
     if config.num_branches and max_draft_len:
-        if copy_kv is None or draft is None or config.scheduler is not SchedulerKind.NATIVE or synthetic is not None:
+        if copy_kv is None or draft is None or config.scheduler is not SchedulerKind.NATIVE or is_synthetic:
             raise ConfigError(
                 f"num_branches is {config.num_branches}, which takes cpu or cuda engines with a draft model, the "
                 "native scheduler and no synthetic acceptance; set it to 0"
             )
-        num_branches = config.num_branches
-        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, num_branches, max_draft_len, pool, branch_tester)
+        branches = BranchRows(spec, copy_kv, sampling, kv.block_table, config.num_branches, max_draft_len)
     return Executor(
         scheduler,
         drafter,
-        Verifier(target, sampling, kv.block_table, max_draft_len, clock, pool, device_tester, synthetic, branches),
+        Verifier(target, sampling, kv.block_table, clock, sampler, branches),
         sampling,
         clock,
         vocab_size=spec.vocab_size,
@@ -272,6 +266,7 @@ def assemble(
         keep_candidates=len(spec.segments) > 2,
         keep_runners_up=branches is not None,
         guard=guard,
+        is_synthetic=is_synthetic,
         drafters=drafters,
         gauges=gauges,
     )

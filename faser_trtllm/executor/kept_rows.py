@@ -13,7 +13,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.native import SEEDED
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
-from faser_trtllm.sampling.synthetic_accept import Tester
+from faser_trtllm.sampling.rejection import RejectionSampler
 
 _NOTHING = KeptRows()
 
@@ -30,8 +30,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class ContextRows:
-    """Rows of logits of a pass that are wanted for the prompt's tokens behind them, and those of the free test, which
-    finds them one behind the other."""
+    """Rows of logits of a pass that are wanted for the log probs of the prompt's tokens after them, and those that are
+    sampled, which must be contiguous."""
 
     asking: Sequence[Kept]
     test_rows: Sequence[int]
@@ -40,7 +40,7 @@ class ContextRows:
     def split(
         cls, rows: ScheduledRequests, lengths: Sequence[int], tested: Sequence[int], num_context: Mapping[int, int]
     ) -> ContextRows:
-        """num_context: by index, rows of logits before those of the free test, of which there are 1 + lengths[index] if
+        """num_context: by index, rows of logits before those that are sampled, of which there are 1 + lengths[index] if
         it is in `tested`."""
         asking: list[Kept] = []
         test_rows: list[int] = []
@@ -56,14 +56,14 @@ class ContextRows:
                 end += 1 + lengths[index]
         return cls(asking, test_rows)
 
-    def keep(self, logits: Any, tester: Tester) -> dict[int, KeptRows]:
+    def keep(self, logits: Any, sampler: RejectionSampler) -> dict[int, KeptRows]:
         """By index."""
         entry = np.zeros(1, SAMPLING_DTYPE)
         entry["mode"] = SEEDED
         for name in ("temperature", "top_p", "repetition_penalty"):
             entry[name] = 1.0
         entries = np.repeat(entry, sum(len(one.token_ids) for one in self.asking))
-        found = _log_probs(self.asking, entries, logits, tester)
+        found = _log_probs(self.asking, entries, logits, sampler)
         return {
             index: KeptRows(context_log_probs=part.values.tolist(), context_tops=part.tops)
             for index, part in found.items()
@@ -75,12 +75,12 @@ def keep_rows(
     sampling: SamplingArray,
     logits: Any,
     vocab_size: int,
-    tester: Tester,
+    sampler: RejectionSampler,
     context: Mapping[int, KeptRows],
 ) -> dict[int, KeptRows]:
-    """By index, with what was kept of contexts. logits [num_rows, >= vocab_size], as the tester takes them."""
+    """By index, with what was kept of contexts. logits [num_rows, >= vocab_size], as the sampler takes them."""
     asking = [one for one in keeping if one.request.params.return_log_probs]
-    log_probs = _log_probs(asking, _entries(asking, sampling), logits, tester)
+    log_probs = _log_probs(asking, _entries(asking, sampling), logits, sampler)
     found = dict(context)
     for one in keeping:
         kept = context.get(one.index, _NOTHING)
@@ -107,7 +107,9 @@ def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
     return entries
 
 
-def _log_probs(asking: Sequence[Kept], entries: SamplingArray, logits: Any, tester: Tester) -> dict[int, LogProbs]:
+def _log_probs(
+    asking: Sequence[Kept], entries: SamplingArray, logits: Any, sampler: RejectionSampler
+) -> dict[int, LogProbs]:
     """By index, without those that have no tokens. entries: one for each token."""
     counts = [len(one.token_ids) for one in asking]
     if not any(counts):
@@ -118,7 +120,7 @@ def _log_probs(asking: Sequence[Kept], entries: SamplingArray, logits: Any, test
     num_top = np.repeat([one.request.params.num_top_log_probs for one in asking], counts).astype(np.int32)
     token_ids = np.concatenate([np.asarray(one.token_ids, np.int32) for one in asking])
     asked = TokenRows(first_rows + places, token_ids, (positions + places).astype(np.int32), entries, num_top)
-    found = tester.log_probs(logits, asked)
+    found = sampler.log_probs(logits, asked)
     ends = np.cumsum(counts)
     return {
         one.index: LogProbs(found.values[end - count : end], found.tops[end - count : end])

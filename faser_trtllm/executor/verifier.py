@@ -1,9 +1,8 @@
-"""The verifying half of a step: one target pass over all frontiers and context chunks, then the free test."""
+"""The verifying half of a step: one target pass over all frontiers and context chunks, then rejection sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import add, le
 from typing import TypeVar
@@ -16,7 +15,6 @@ from faser_trtllm.core.clock import Clock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, KeptRows, ScheduledRequests, SchedulerOutput, VerifyResult
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.opening import DeviceTester
 from faser_trtllm.executor.branches import Added, BranchRows
 from faser_trtllm.executor.kept_rows import ContextRows, Kept, keep_rows
 from faser_trtllm.executor.lanes import Drafting
@@ -24,63 +22,43 @@ from faser_trtllm.executor.pruner import Pruner
 from faser_trtllm.ops import accept
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.fill_rows import RowFiller
-from faser_trtllm.sampling.synthetic_accept import SyntheticAcceptor, Tester, place_probabilities
+from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 
-CARRIED, FAILED = int(accept.Outcome.CARRIED), int(accept.Outcome.FAILED)  # comparing enums takes ten times as long
+# Comparing enums takes ten times as long.
+STILL_PENDING, FAILED = int(accept.Outcome.STILL_PENDING), int(accept.Outcome.FAILED)
 NAN_LOGITS = "the target model returned NaN or infinite logits for this request; check the checkpoint's weights"
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticAcceptance:
-    """acceptance: as sampling.synthetic_accept.place_probabilities takes it."""
-
-    acceptance: float | tuple[float, ...]
-    seed: int = 0
-
-
 class Verifier:
-    """Runs the rows that the plan assigns to each request, and applies the free test."""
+    """Runs the rows that the plan assigns to each request, and samples the tokens that follow from them."""
 
     def __init__(
         self,
         engine: Engine,
         sampling: SamplingTable,
         block_table: npt.NDArray[np.int32],
-        max_draft_len: int,
         clock: Clock,
-        pool: int | None = None,
-        device_tester: DeviceTester | None = None,
-        synthetic: SyntheticAcceptance | None = None,
+        sampler: RejectionSampler,
         branches: BranchRows | None = None,
     ) -> None:
-        """pool: the threads that share the free test (a core set's handle); None: only the caller's.
-
-        device_tester: for logits that stay on the device. synthetic: accepts drafts in place of the target. branches:
-        adds them where drafts are verified after they were made, in a pass that is not pruned.
-        """
+        """sampler: for the logits of `engine`. branches: adds them where drafts are verified after they were made, in a
+        pass that is not pruned."""
         spec = engine.spec
         self._sampling = sampling
-        self._max_draft_len = max_draft_len
         self._clock = clock
         self._rows = RowFiller(spec.max_batch_size, spec.max_num_tokens, block_table)
         self._pruner = Pruner(engine, sampling)
         self.tokens_per_block = spec.tokens_per_block
         self._vocab_size = spec.vocab_size
-        self._device_tester = device_tester
         self._branches = branches
-        self.is_synthetic = synthetic is not None
-        tester = device_tester or accept.Acceptor(spec.max_batch_size, spec.vocab_size, max_draft_len, pool=pool)
-        self._tester: Tester = tester
-        if synthetic is not None:
-            probabilities = place_probabilities(synthetic.acceptance, max_draft_len)
-            self._tester = SyntheticAcceptor(tester, probabilities, synthetic.seed)
+        self._sampler = sampler
 
     def verify(self, plan: SchedulerOutput, drafting: Drafting) -> VerifyResult:
-        """Run the pass and the free test. Unless the mode is serial, the pass runs while drafting goes on: the frontier
-        is then what was pending before, and the free test already sees what was drafted meanwhile."""
+        """Run the pass and sample. Unless the mode is serial, the pass runs while drafting goes on: the frontier is
+        then what was pending before, and the sampler already sees what was drafted meanwhile."""
         started = self._clock.now_s()
         drafts = drafting.result() if plan.mode is Mode.SERIAL else None
         rows, verified = plan.scheduled, plan.verified
@@ -108,13 +86,13 @@ class Verifier:
         context: dict[int, KeptRows] = {}
         if num_context:
             context_rows = ContextRows.split(rows, lengths, tested, num_context)
-            context = context_rows.keep(logits, self._tester)
-            logits = self._tester.take(logits, np.array(context_rows.test_rows, np.int64))
-        num_pending = self._load(rows, lengths, drafts.num_new_drafts, tested)
-        if added is not None and self._branches is not None:
-            self._branches.load(added)
+            context = context_rows.keep(logits, self._sampler)
+            logits = self._sampler.take(logits, np.array(context_rows.test_rows, np.int64))
+        logit_rows, num_pending = self._logit_rows(rows, lengths, drafts.num_new_drafts, tested)
         times_ms = verify_ms, step_ms
-        return self._collect(plan, lengths, num_pruned, num_pending, tested, logits, times_ms, added, context)
+        return self._collect(
+            plan, lengths, num_pruned, num_pending, tested, logit_rows, logits, times_ms, added, context
+        )
 
     def _frontiers(self, plan: SchedulerOutput, verified: Sequence[int], drafts: DraftResult | None) -> list[int]:
         """Drafts to verify per decoding request of the plan's view."""
@@ -166,10 +144,10 @@ class Verifier:
             num_logits.append(wanted)
         return self._rows.fill(self._sampling.array, *columns), tested, num_context
 
-    def _load(
+    def _logit_rows(
         self, rows: ScheduledRequests, lengths: Sequence[int], num_new: Sequence[int], tested: Sequence[int]
-    ) -> Sequence[int]:
-        """Tell the free test whom it tests -> pending drafts of those, 0 for the others."""
+    ) -> tuple[VerificationRows, Sequence[int]]:
+        """-> the rows of those that are sampled, and their pending drafts, 0 for the others."""
         pending = _pick(list(map(add, rows.num_pending, num_new)), tested)
         slots, known, num_verified = (_pick(column, tested) for column in (rows.slots, rows.num_tokens, lengths))
         num_rows = [1 + length for length in num_verified]
@@ -178,8 +156,7 @@ class Verifier:
             for slot, num_tokens, count in zip(slots, known, num_rows, strict=True):
                 if slot in guided.slots:
                     guided.prepare(slot, num_tokens, count)
-        self._tester.load(slots, num_rows, known, pending)
-        return _spread(pending, tested, len(rows), 0)
+        return VerificationRows.of(slots, num_rows, known, pending), _spread(pending, tested, len(rows), 0)
 
     def _collect(
         self,
@@ -188,6 +165,7 @@ class Verifier:
         num_pruned: Sequence[int],
         num_pending: Sequence[int],
         tested: Sequence[int],
+        logit_rows: VerificationRows,
         logits: npt.NDArray[np.float32] | None,
         times_ms: tuple[float, float],
         added: Added | None,
@@ -215,18 +193,17 @@ class Verifier:
             )
         assert logits is not None
         begun = self._clock.now_s()
-        found = self._tester.run(self._sampling.array, logits)
+        branches: BranchTokens | None = None if added is None else added.tokens
+        found = self._sampler.sample(self._sampling.array, logits, logit_rows, branches)
         if plan.tested is not None and any(num_pending):
             slots, known = _pick(rows.slots, tested), _pick(rows.num_tokens, tested)
             plan.tested.add(self._sampling.array, slots, known, found.num_accepted, found.outcome)
         num_branches = num_followed = 0
         if added is not None and self._branches is not None:
-            num_branches, num_followed = len(added.slots), self._branches.follow(added, found, logits)
-        test_ms = 1e3 * (self._clock.now_s() - begun)
-        if self._device_tester is not None:
-            verify_ms = max(verify_ms, self._device_tester.pass_ms)
-        else:
-            verify_ms += test_ms  # a cost table's pass includes it
+            num_branches, num_followed = len(added.slots), found.followed.size
+            self._branches.copy_followed(added, found.followed.tolist())
+        sample_ms = 1e3 * (self._clock.now_s() - begun)
+        verify_ms = self._sampler.pass_ms(verify_ms, sample_ms)
         token_ids = found.token_ids
         if len(tested) < n:
             token_ids = np.zeros((n, found.token_ids.shape[1]), np.int32)
@@ -235,8 +212,8 @@ class Verifier:
         num_accepted = _spread(found.num_accepted.tolist(), tested, n, 0)
         outcomes: list[int] = found.outcome.tolist()
         carried: Sequence[bool] = falses
-        if CARRIED in outcomes:
-            carried = _spread([outcome == CARRIED for outcome in outcomes], tested, n, False)
+        if STILL_PENDING in outcomes:
+            carried = _spread([outcome == STILL_PENDING for outcome in outcomes], tested, n, False)
         exhausted: Sequence[bool] = falses
         completed: frozenset[int] = frozenset()
         if FAILED in outcomes:
@@ -252,7 +229,7 @@ class Verifier:
             exhausted=exhausted,
             num_pruned=num_pruned,
             verify_ms=verify_ms,
-            step_ms=step_ms + test_ms,
+            step_ms=step_ms + sample_ms,
             kept_rows=self._keep_rows(plan, tested, lengths, num_tokens, token_ids, logits, context),
             completed=completed,
             num_pending=num_pending,
@@ -301,7 +278,7 @@ class Verifier:
             for index, first_row in zip(tested, first_rows, strict=False)
             if requests[index].keeps_rows
         ]
-        return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._tester, context)
+        return keep_rows(keeping, self._sampling.array, logits, self._vocab_size, self._sampler, context)
 
 
 def _may_branch(plan: SchedulerOutput) -> bool:

@@ -1,12 +1,9 @@
-"""The free test: which drafts are accepted, and the one token that follows them."""
+"""Rejection sampling: which drafts are accepted, and the one token that follows them."""
 
 from __future__ import annotations
 
 import enum
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +20,17 @@ from faser_trtllm.ops.arrays import (
     logits_layout,
 )
 from faser_trtllm.ops.draw import draw_token, gumbel_max_token, residual
-from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 from faser_trtllm.ops.philox import Stream, uniform
 from faser_trtllm.ops.probs import RowStatus, next_token_probs_reference
 from faser_trtllm.ops.sample import Uniform, draft_probs_row
 
-__all__ = ["AcceptResult", "Acceptor", "Outcome", "RowStatus", "accept", "accept_reference"]
+__all__ = ["AcceptResult", "Outcome", "RowStatus", "accept", "accept_reference"]
 
 
 class Outcome(enum.IntEnum):
-    """The outcome of a request's pass."""
+    """How a request's rows ended (sampling/rejection.py defines the terms)."""
 
-    CARRIED = native.CARRIED  # the last live row's test passed: later drafts stay pending, nothing was drawn
+    STILL_PENDING = native.STILL_PENDING  # every row's draft was accepted: later drafts stay pending, nothing was drawn
     RECOVERED = native.RECOVERED  # a draft was rejected, one recovered token drawn: pending drafts are dropped
     BONUS = native.BONUS  # every pending draft was accepted, one bonus token drawn
     FAILED = native.FAILED  # see row_status; the tokens before the failing row are committed
@@ -42,11 +38,11 @@ class Outcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptResult:
-    """What the test found per request; all int32.
+    """The tokens of each request; arrays of int32.
 
-    token_ids [num_requests, max_draft_len + 1]: committed tokens in order, of which the first num_tokens[i]
-    count and the first num_accepted[i] were drafts. outcome, row_status [num_requests]: values of Outcome and
-    RowStatus.
+    token_ids [num_requests, max_draft_len + 1]: tokens in order, of which the first num_tokens[i] count and the first
+    num_accepted[i] were drafts. outcome, row_status [num_requests]: values of Outcome and RowStatus. followed: indices
+    of the branches that gave one of these tokens each (sampling/rejection.py), which accept() does not have.
     """
 
     token_ids: Int32Array
@@ -54,79 +50,7 @@ class AcceptResult:
     num_accepted: Int32Array
     outcome: Int32Array
     row_status: Int32Array
-
-
-class Acceptor:
-    """The test of one step: load() the requests, run(). Its buffers are allocated once."""
-
-    def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int, *, pool: int | None = None) -> None:
-        self._vocab_size = vocab_size
-        self._max_draft_len = max_draft_len
-        self._pool = pool
-        self._slots = np.zeros(max_batch_size, np.int32)
-        self._cu_logit_rows = np.zeros(max_batch_size + 1, np.int32)
-        self._num_tokens = np.zeros(max_batch_size, np.int32)
-        self._num_drafts = np.zeros(max_batch_size, np.int32)
-        self._token_ids = np.zeros((max_batch_size, max_draft_len + 1), np.int32)
-        self._counts = np.zeros((4, max_batch_size), np.int32)
-        self._slots_view, self._cu_logit_rows_view = self._slots.data, self._cu_logit_rows.data
-        self._num_tokens_view, self._num_drafts_view = self._num_tokens.data, self._num_drafts.data
-        inputs = (self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts)
-        outputs = (self._token_ids, *self._counts)
-        self._inputs = [address_of(array, np.int32) for array in inputs]
-        self._outputs = [address_of(array, np.int32) for array in outputs]
-        self._sampling: SamplingArray | None = None
-        self._sampling_address = 0
-        self._num_requests = 0
-        self._num_rows = 0
-
-    def load(
-        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
-    ) -> None:
-        """The requests to test [n]: the next num_rows[i] rows of logits are a request's frontier, its last committed
-        token and its drafts.
-
-        num_tokens: committed; num_drafts[i] >= num_rows[i] - 1: pending drafts behind them.
-        """
-        n = self._num_requests = len(slots)
-        self._slots_view[:n], self._num_tokens_view[:n] = array("i", slots), array("i", num_tokens)
-        self._num_drafts_view[:n] = array("i", num_drafts)
-        cu_logit_rows = self._cu_logit_rows_view[: n + 1] = array("i", accumulate(num_rows, initial=0))
-        self._num_rows = cu_logit_rows[n]
-
-    def run(self, sampling: SamplingArray, logits: Float32Array) -> AcceptResult:
-        """Test the requests loaded; logits [num_rows, >= vocab_size]. The result holds until the next call."""
-        n = self._num_requests
-        address, stride = logits_layout(logits, self._vocab_size)
-        if logits.shape[0] < self._num_rows:
-            raise ValueError(f"{self._num_rows} rows were loaded, logits has {logits.shape[0]}")
-        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
-            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
-        slots, cu_logit_rows, num_tokens, num_drafts = self._inputs
-        status = native.library().faser_accept(
-            self._pool,
-            n,
-            slots,
-            self._sampling_address,
-            address,
-            stride,
-            self._vocab_size,
-            cu_logit_rows,
-            num_tokens,
-            num_drafts,
-            self._max_draft_len,
-            *self._outputs,
-        )
-        native.check(status, "testing drafts")
-        return AcceptResult(self._token_ids[:n], *self._counts[:, :n])
-
-    def take(self, logits: Float32Array, rows: npt.NDArray[np.int64]) -> Float32Array:
-        """A copy of these rows, for run."""
-        return logits[rows]
-
-    def log_probs(self, logits: Float32Array, asked: TokenRows) -> LogProbs:
-        """Log probabilities of tokens; logits: of a pass."""
-        return token_log_probs(logits[asked.rows], self._vocab_size, asked)
+    followed: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp), kw_only=True)
 
 
 def accept(
@@ -138,16 +62,39 @@ def accept(
     num_tokens: Int32Array,
     num_drafts: Int32Array,
     max_draft_len: int,
+    *,
+    pool: int | None = None,
 ) -> AcceptResult:
-    """One free test over a batch, allocating its own buffers; arguments as in faser_accept.
+    """Rejection sampling over a batch, which counts the drafts that it verifies in the slots' entries.
 
-    slots, num_tokens, num_drafts [num_requests], cu_logit_rows [num_requests + 1] beginning with 0; all
-    int32.
+    sampling [num_slots] (SAMPLING_DTYPE). logits [num_rows, >= vocab_size]: request i has rows cu_logit_rows[i] to
+    cu_logit_rows[i + 1], of its last committed token and its first drafts. slots, num_tokens (committed) and num_drafts
+    (pending, at most max_draft_len) [num_requests], cu_logit_rows [num_requests + 1] beginning with 0; all int32. pool:
+    handle of the core set whose threads share the work; None: the calling thread works alone.
     """
-    acceptor = Acceptor(slots.size, vocab_size, max_draft_len)
-    columns = slots, np.diff(cu_logit_rows), num_tokens, num_drafts
-    acceptor.load(*(column.tolist() for column in columns))
-    return acceptor.run(sampling, logits)
+    n = slots.size
+    address, stride = logits_layout(logits, vocab_size)
+    if logits.shape[0] < cu_logit_rows[n]:
+        raise ValueError(f"{cu_logit_rows[n]} rows are to be verified, logits has {logits.shape[0]}")
+    token_ids, counts = np.zeros((n, max_draft_len + 1), np.int32), np.zeros((4, n), np.int32)
+    at_counts = address_of(counts, np.int32)
+    status = native.library().faser_accept(
+        pool,
+        n,
+        address_of(slots, np.int32),
+        address_of(sampling, SAMPLING_DTYPE),
+        address,
+        stride,
+        vocab_size,
+        address_of(cu_logit_rows, np.int32),
+        address_of(num_tokens, np.int32),
+        address_of(num_drafts, np.int32),
+        max_draft_len,
+        address_of(token_ids, np.int32),
+        *(at_counts + counts.strides[0] * column for column in range(4)),
+    )
+    native.check(status, "testing drafts")
+    return AcceptResult(token_ids, *counts)
 
 
 def accept_reference(
@@ -167,7 +114,7 @@ def accept_reference(
     result = AcceptResult(np.zeros((n, max_draft_len + 1), np.int32), *np.zeros((4, n), np.int32))
     for i, slot in enumerate(slots.tolist()):
         entry = sampling[slot]
-        result.outcome[i] = Outcome.CARRIED
+        result.outcome[i] = Outcome.STILL_PENDING
         for row in range(int(cu_logit_rows[i + 1] - cu_logit_rows[i])):
             position = int(num_tokens[i]) + row
             has_draft = row < int(num_drafts[i])

@@ -131,7 +131,7 @@ def _open(
         max_seq_len=built.max_seq_len,
         max_draft_len=built.max_draft_len,
         clock=MonotonicClock(),
-        device_tester=opened.tester,
+        sampler=opened.sampler,
     )
     stack.enter_context(executor)
     executor.watch(policy)

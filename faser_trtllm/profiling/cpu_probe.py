@@ -8,10 +8,11 @@ from typing import Any
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.engine.cpu.engine import CpuEngine
-from faser_trtllm.ops.accept import Acceptor
 from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.profiling.grid import Limits
 from faser_trtllm.profiling.probe import Probe, context_limits, largest_context, probe_draft_len
+from faser_trtllm.sampling.draft_probs import HostDraftProbs
+from faser_trtllm.sampling.rejection import CpuRejectionSampler
 
 MAX_ROWS, QUICK_MAX_ROWS = 320, 128
 MAX_REQUESTS = 32
@@ -59,9 +60,10 @@ class CpuProbe(Probe):
                 draft = stack.enter_context(CpuEngine.open(engines.draft_path, everything, **sizes))
                 if draft.spec.is_head:
                     draft.attach(target)
-            tester = Acceptor(num_slots, engines.vocab_size, probe_draft_len(max_draft_len))
+            draft_len, vocab_size = probe_draft_len(max_draft_len), engines.vocab_size
+            sampler = CpuRejectionSampler(vocab_size, draft_len, HostDraftProbs(num_slots, draft_len, vocab_size))
             num_filled = min(num_slots, QUICK_SLOTS) if quick else num_slots
-            super().__init__(target, draft, tester, limits, num_filled, stack)
+            super().__init__(target, draft, sampler, limits, num_filled, stack)
             guard.pop_all()
 
     def use(self, partition: str, engine: Any = None) -> None:

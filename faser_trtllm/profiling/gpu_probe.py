@@ -13,6 +13,7 @@ from faser_trtllm.engine.opening import OpenRequest, open_engines
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.profiling.grid import MANY_REQUESTS, Limits
 from faser_trtllm.profiling.probe import Probe, context_limits, largest_context, probe_draft_len
+from faser_trtllm.sampling.rejection import RejectionSampler
 
 MAX_ROWS = 1280
 MAX_REQUESTS = 256
@@ -25,14 +26,14 @@ class GpuProbe(Probe):
         self,
         target: Any,
         draft: Any,
-        tester: Any,
+        sampler: RejectionSampler,
         partitions: Mapping[str, GpuPartition],
         limits: Limits,
         num_filled_slots: int,
         stack: ExitStack | None = None,
     ) -> None:
         """partitions: "all" and, where lanes are measured, "draft" and "verify"."""
-        super().__init__(target, draft, tester, limits, num_filled_slots, stack)
+        super().__init__(target, draft, sampler, limits, num_filled_slots, stack)
         self._places = partitions
         self.partitions = tuple(partitions)
         self.num_units = partitions[ALL].num_sms
@@ -74,6 +75,6 @@ def open_gpu_probe(engines: EngineDir, quick: bool, lanes: bool = False) -> GpuP
         request = OpenRequest(engines, needed, num_blocks, drafting=engines.has_draft, overlap=overlap)
         opened = open_engines(request, stack)
         num_filled = min(num_slots, MANY_REQUESTS) if quick else num_slots
-        probe = GpuProbe(opened.target, opened.draft, opened.tester, opened.partitions, limits, num_filled, stack)
+        probe = GpuProbe(opened.target, opened.draft, opened.sampler, opened.partitions, limits, num_filled, stack)
         guard.pop_all()
         return probe

@@ -16,7 +16,7 @@ from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.profiling.grid import CATCH_UP_ROWS, CONTEXTS, MAIN_CONTEXT, MANY_REQUESTS, Limits, Point
-from faser_trtllm.sampling.synthetic_accept import Tester
+from faser_trtllm.sampling.rejection import RejectionSampler, VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 
 TEMPERATURE = 0.8
@@ -40,7 +40,7 @@ class Probe:
         self,
         target: Engine,
         draft: Engine | None,
-        tester: Tester,
+        sampler: RejectionSampler,
         limits: Limits,
         num_filled_slots: int,
         stack: ExitStack | None = None,
@@ -50,7 +50,7 @@ class Probe:
         self.target: Any = target  # a backend's engine, which moves as its probe says
         self.draft: Any = draft
         self.limits = limits
-        self._tester = tester
+        self._sampler = sampler
         spec = target.spec
         blocks_per_seq = -(-spec.max_seq_len // spec.tokens_per_block)
         num_slots = limits.max_num_requests
@@ -127,14 +127,14 @@ class Probe:
         return run
 
     def _verify_runner(self, rows: list[tuple[int, int, int]], requests: list[Request]) -> Callable[[], float]:
-        """The pass followed by the free test."""
-        batch, tester = self._batch(rows, logits=None), self._tester
+        """The pass followed by rejection sampling."""
+        batch, sampler = self._batch(rows, logits=None), self._sampler
 
         def work() -> None:
             logits = self.target.forward(batch)
-            slots, first, end = np.array(rows).T
-            tester.load(*(column.tolist() for column in (slots, end - first, first + 1, end - first - 1)))
-            tester.run(self._testing.array, logits)
+            slots, first, end = np.array(rows, np.int32).T.copy()
+            sampled = VerificationRows(slots, end - first, first + 1, end - first - 1)
+            sampler.sample(self._testing.array, logits, sampled)
 
         def run() -> float:
             self._bind(self._testing, requests)
@@ -146,7 +146,7 @@ class Probe:
         for slot, request in enumerate(requests):
             sampling.bind(slot, request)
             if not request.params.is_greedy:
-                sampling.draft_probs(slot)[:] = self._uniform
+                sampling.draft_probs.rows(slot)[:] = self._uniform
 
     def displace(self, point: Point) -> None:
         """Run the other engine first, as in service, which leaves other weights in the caches."""

@@ -5,36 +5,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.ops.accept import AcceptResult, Outcome
-from faser_trtllm.ops.arrays import SamplingArray, int32_at
-from faser_trtllm.ops.log_probs import LogProbs, TokenRows
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, int32_at
 from faser_trtllm.ops.philox import Stream, philox4x32
-
-
-class Tester(Protocol):
-    """The free test of one step, see ops.accept.Acceptor."""
-
-    def load(
-        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
-    ) -> None: ...
-
-    def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult: ...
-
-    def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """Log probabilities of tokens; logits: of a pass."""
-
-    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
-        """These rows of logits, in a form that run() accepts."""
+from faser_trtllm.sampling.rejection import BranchTokens, RejectionSampler, VerificationRows
 
 
 def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int) -> npt.NDArray[np.float64]:
-    """[max_draft_len]: acceptance probability of the draft at each place of a frontier, given that those before it are
-    accepted.
+    """[max_draft_len]: acceptance probability of the draft at each place, given that those before it are accepted.
 
     A number is the mean number of accepted drafts: its whole part always, its fraction as the chance of one more
     (TensorRT-LLM's meaning). A sequence gives the probabilities themselves; places beyond it are rejected.
@@ -47,46 +30,47 @@ def place_probabilities(acceptance: float | Sequence[float], max_draft_len: int)
     return np.clip(acceptance - np.arange(max_draft_len), 0.0, 1.0)
 
 
-class SyntheticAcceptor:
-    """Same as the wrapped tester. The token after the accepted drafts is drawn from the target's distribution.
+class SyntheticRejectionSampler:
+    """RejectionSampler that accepts drafts at random; the token after them is drawn from the target's distribution by
+    another sampler, which does everything else, too.
 
-    Acceptance is a function of the seed, the request's prompt and the draft's position, not of the batch.
+    Acceptance is a function of the seed, the request's prompt and the draft's position, not of the batch. Without
+    branches.
     """
 
-    def __init__(self, tester: Tester, probabilities: npt.NDArray[np.float64], seed: int) -> None:
+    def __init__(self, sampler: RejectionSampler, probabilities: npt.NDArray[np.float64], seed: int) -> None:
         """probabilities [max_draft_len]: see place_probabilities."""
-        self._tester = tester
+        self.draft_probs, self.log_probs = sampler.draft_probs, sampler.log_probs
+        self.take, self.pass_ms = sampler.take, sampler.pass_ms
+        self._sampler = sampler
         self._probabilities = probabilities
         self._seed = seed
-        self._loaded: tuple[npt.NDArray[np.int64], ...] = (np.zeros(0, np.int64),) * 4
 
-    def load(
-        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
-    ) -> None:
-        """As Acceptor.load."""
-        self._loaded = tuple(np.array(column, np.int64) for column in (slots, num_rows, num_tokens, num_drafts))
-
-    def run(self, sampling: SamplingArray, logits: Any) -> AcceptResult:
-        """As Acceptor.run, except for which drafts are accepted."""
-        slots, num_rows, num_tokens, num_drafts = self._loaded
+    def sample(
+        self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
+    ) -> AcceptResult:
+        assert branches is None, "drafts that are accepted at random have no branches"
+        slots, num_rows, num_tokens = rows.slots, rows.num_rows, rows.num_tokens
         n = slots.size
-        num_tested = np.minimum(num_rows, num_drafts)
+        num_tested = np.minimum(num_rows, rows.num_drafts)
         accepted = np.minimum(self._num_accepted(sampling, slots, num_tokens), num_tested)
-        carried = accepted == num_rows  # no row to draw from
+        is_pending = accepted == num_rows  # no row to draw from
         token_ids = np.zeros((n, self._probabilities.size + 1), np.int32)
-        outcome = np.where(carried, Outcome.CARRIED, np.where(accepted < num_tested, Outcome.RECOVERED, Outcome.BONUS))
+        outcome = np.where(
+            is_pending, Outcome.STILL_PENDING, np.where(accepted < num_tested, Outcome.RECOVERED, Outcome.BONUS)
+        )
         row_status = np.zeros(n, np.int32)
         for i in range(n):
-            known = int(num_tokens[i] + accepted[i])
-            tokens = int32_at(int(sampling[slots[i]]["tokens"]), known)
+            tokens = int32_at(int(sampling[slots[i]]["tokens"]), int(num_tokens[i] + accepted[i]))
             token_ids[i, : accepted[i]] = tokens[int(num_tokens[i]) :]
-        drawing = np.flatnonzero(~carried)
+        drawing = np.flatnonzero(~is_pending)
         if drawing.size:
-            first_rows = np.cumsum(num_rows) - num_rows
             # The target's token after the accepted drafts, as if no draft were pending there.
-            known, count = (num_tokens + accepted)[drawing].tolist(), drawing.size
-            self._tester.load(slots[drawing].tolist(), [1] * count, known, [0] * count)
-            drawn = self._tester.run(sampling, self._tester.take(logits, (first_rows + accepted)[drawing]))
+            known, ones = (num_tokens + accepted)[drawing].astype(np.int32), np.ones(drawing.size, np.int32)
+            own_rows = VerificationRows(slots[drawing], ones, known, np.zeros_like(ones))
+            places = (rows.cu_logit_rows[:-1] + accepted)[drawing].astype(np.int64)
+            own_logits = self._sampler.take(logits, places)
+            drawn = self._sampler.sample(sampling, own_logits, own_rows)
             token_ids[drawing, accepted[drawing]] = drawn.token_ids[:, 0]
             failed = drawn.outcome == Outcome.FAILED
             outcome[drawing[failed]] = Outcome.FAILED
@@ -95,16 +79,8 @@ class SyntheticAcceptor:
         counts = (np.asarray(values, np.int32) for values in (num_committed, accepted, outcome, row_status))
         return AcceptResult(token_ids, *counts)
 
-    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
-        """As Acceptor.take."""
-        return self._tester.take(logits, rows)
-
-    def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """As Acceptor.log_probs."""
-        return self._tester.log_probs(logits, asked)
-
     def _num_accepted(
-        self, sampling: SamplingArray, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]
+        self, sampling: SamplingArray, slots: Int32Array, num_tokens: Int32Array
     ) -> npt.NDArray[np.int64]:
         """Number of drafts accepted before the first rejection [n]."""
         counters = np.zeros((slots.size, self._probabilities.size, 4), np.uint64)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.request import Request
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Float32Array, SamplingArray, address_of
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of
+from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
 from faser_trtllm.sampling.guided_masks import GuidedMasks
 
 
@@ -20,24 +21,13 @@ def random_key() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-class ProbsMemory(Protocol):
-    """Where the distributions of pending unseeded drafts are, by slot, if not in the host's memory."""
-
-    def park(self, slot: int) -> Any:
-        """A copy of the slot's distributions."""
-
-    def restore(self, slot: int, parked: Any) -> None:
-        """Write a copy to a slot."""
-
-
 class SamplingTable:
     """One faser_sampling per slot. `array` [max_batch_size] (SAMPLING_DTYPE) never moves.
 
-    A slot is bound when its request is admitted and released when the request leaves. Memory for draft probabilities
-    (max_draft_len x vocab_size fp32) is allocated when a slot first needs it and then kept. new_key: source of keys for
+    A slot is bound when its request is admitted and released when the request leaves. new_key: source of keys for
     requests without a seed; each bind draws a new key, so that no random number is reused when a request resumes after
-    preemption. probs_memory: where draft probabilities are if they are not in the host's memory. `guided`: masks of the
-    slots whose requests have a guide.
+    preemption. draft_probs: where the distributions of unseeded drafts are; None: in the host's memory. `guided`: masks
+    of the slots whose requests have a guide.
     """
 
     def __init__(
@@ -47,18 +37,12 @@ class SamplingTable:
         max_draft_len: int,
         *,
         new_key: Callable[[], int] = random_key,
-        probs_memory: ProbsMemory | None = None,
-        has_draft_probs: bool = True,
+        draft_probs: DraftProbs | None = None,
     ) -> None:
-        """has_draft_probs: False where no draft is ever drawn, so that none needs its probabilities kept."""
         self.array: SamplingArray = np.zeros(max_batch_size, SAMPLING_DTYPE)
         self.guided = GuidedMasks(max_batch_size, vocab_size, max_draft_len)
-        self._vocab_size = vocab_size
-        self._max_draft_len = max_draft_len
-        self._has_draft_probs = has_draft_probs
+        self.draft_probs = draft_probs or HostDraftProbs(max_batch_size, max_draft_len, vocab_size)
         self._new_key = new_key
-        self._draft_probs: list[Float32Array | None] = [None] * max_batch_size
-        self._probs_memory = probs_memory
         self._parked: dict[str, Any] = {}  # draft probs of preempted requests, by id
         self._kept: list[tuple[npt.NDArray[Any], ...]] = [()] * max_batch_size
 
@@ -102,12 +86,9 @@ class SamplingTable:
             entry["key"] = params.seed
         elif mode == native.SAMPLED:
             entry["key"] = self._new_key()
-            if self._probs_memory is None:
-                if request.request_id in self._parked:
-                    self._draft_probs[slot] = self._parked.pop(request.request_id)
-                entry["draft_probs"] = self._draft_probs_address(slot)
-            elif request.request_id in self._parked:
-                self._probs_memory.restore(slot, self._parked.pop(request.request_id))
+            if request.request_id in self._parked:
+                self.draft_probs.restore(slot, self._parked.pop(request.request_id))
+            entry["draft_probs"] = self.draft_probs.address(slot)
         self.release(slot)
         entry |= self.guided.bind(slot, request)
         row = self.array[slot]
@@ -117,13 +98,8 @@ class SamplingTable:
 
     def park(self, slot: int, request: Request) -> None:
         """Keep the draft probs of a preempted request's pending drafts until it is bound again, or forgotten."""
-        if request.sampling_mode != native.SAMPLED or not self._has_draft_probs:
-            return
-        if self._probs_memory is not None:
-            self._parked[request.request_id] = self._probs_memory.park(slot)
-        elif self._draft_probs[slot] is not None:
-            self._parked[request.request_id] = self._draft_probs[slot]
-            self._draft_probs[slot] = None
+        if request.sampling_mode == native.SAMPLED:
+            self._parked[request.request_id] = self.draft_probs.park(slot)
 
     def forget(self, request: Request) -> None:
         """A preempted request does not come back."""
@@ -146,24 +122,6 @@ class SamplingTable:
         """Drafts of a source (native.BY_MODEL, native.BY_SUFFIX) that were tested, and those that passed, since the
         start."""
         return int(self.array["num_tested"][:, source].sum()), int(self.array["num_passed"][:, source].sum())
-
-    def draft_probs(self, slot: int) -> Float32Array:
-        """The probabilities [max_draft_len, vocab_size] that pending drafts were drawn from; [0, vocab_size] if never
-        needed.
-
-        The draft at a position has row position % max_draft_len.
-        """
-        probs = self._draft_probs[slot]
-        return np.zeros((0, self._vocab_size), np.float32) if probs is None else probs
-
-    def _draft_probs_address(self, slot: int) -> int:
-        if self._max_draft_len == 0 or not self._has_draft_probs:
-            return 0
-        probs = self._draft_probs[slot]
-        if probs is None:
-            probs = np.zeros((self._max_draft_len, self._vocab_size), np.float32)
-            self._draft_probs[slot] = probs
-        return address_of(probs, np.float32)
 
 
 def _keep(kept: list[npt.NDArray[Any]], values: npt.ArrayLike, dtype: type[np.generic]) -> int:

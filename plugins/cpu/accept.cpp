@@ -67,7 +67,7 @@ Verdict test_by_coupling(const faser_sampling& s, const float* logits, int32_t v
 struct Outcome {
   int32_t num_tokens = 0;
   int32_t num_accepted = 0;
-  int32_t outcome = FASER_CARRIED;
+  int32_t outcome = FASER_STILL_PENDING;
   int32_t row_status = FASER_ROW_OK;
 };
 

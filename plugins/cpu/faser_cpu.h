@@ -234,10 +234,10 @@ int32_t faser_next_token_probs(const faser_sampling* sampling, const float* logi
 // drafts behind them in sampling[slots[i]].tokens. Outputs per request: committed tokens in order (accepted drafts,
 // then at most one recovered or bonus token), their number, how many were accepted drafts, an outcome and a row status.
 typedef enum {
-  FASER_CARRIED = 0,    // the last live row's test passed: later drafts stay pending, nothing was drawn
-  FASER_RECOVERED = 1,  // a draft was rejected and one recovered token drawn: pending drafts are dropped
-  FASER_BONUS = 2,      // every pending draft was accepted and one bonus token drawn
-  FASER_FAILED = 3,     // see row_status; the tokens before the failing row are committed
+  FASER_STILL_PENDING = 0,  // the last live row's test passed: later drafts stay pending, nothing was drawn
+  FASER_RECOVERED = 1,      // a draft was rejected and one recovered token drawn: pending drafts are dropped
+  FASER_BONUS = 2,          // every pending draft was accepted and one bonus token drawn
+  FASER_FAILED = 3,         // see row_status; the tokens before the failing row are committed
 } faser_outcome;
 int32_t faser_accept(faser_pool* pool, int32_t num_requests, const int32_t* slots, faser_sampling* sampling,
                      const float* logits, int32_t logits_stride, int32_t vocab_size, const int32_t* cu_logit_rows,

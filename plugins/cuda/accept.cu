@@ -151,14 +151,14 @@ extern "C" __global__ void accept(const faser::Sampling* sampling, const int32_t
   if (request >= num_requests) return;
   const int32_t begin = cu_logit_rows[request], end = cu_logit_rows[request + 1];
   int32_t* tokens = token_ids + static_cast<int64_t>(request) * (max_draft_len + 1);
-  int32_t committed = 0, accepted = 0, how = faser::kCarried, status = faser::kRowOk;
+  int32_t committed = 0, accepted = 0, how = faser::kStillPending, status = faser::kRowOk;
   if (begin < 0 || end > num_rows ||
       !faser::is_valid(sampling, num_slots, slots[request], end - begin, num_tokens[request], num_drafts[request],
                        max_draft_len)) {
     how = faser::kFailed;
     status = faser::kRowRefused;
   }
-  for (int32_t row = begin; how == faser::kCarried && row < end; ++row) {
+  for (int32_t row = begin; how == faser::kStillPending && row < end; ++row) {
     const int32_t* verdict = verdicts + 3 * static_cast<int64_t>(row);
     if (verdict[0] != faser::kRowOk) {
       how = faser::kFailed;

@@ -9,7 +9,7 @@ import pytest
 from faser_trtllm.config import ExecutorConfig, parse
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.accept import Acceptor
+from faser_trtllm.sampling.rejection import CpuRejectionSampler
 from faser_trtllm.serving.text.finish_reason import read_finish, spell_finish
 from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE, with_forced_acceptance
 from tests.support.executor_harness import Setup, run
@@ -73,14 +73,14 @@ def test_the_text_is_the_targets_where_no_draft_is_accepted(monkeypatch):
 
 def test_off_is_the_very_same_path(monkeypatch):
     seen = []
-    real = Acceptor.run
-    monkeypatch.setattr(Acceptor, "run", lambda self, *rest: seen.append(type(self)) or real(self, *rest))
+    real = CpuRejectionSampler.sample
+    monkeypatch.setattr(CpuRejectionSampler, "sample", lambda self, *rest: seen.append(type(self)) or real(self, *rest))
     off, stats = measure(monkeypatch, None)
     monkeypatch.undo()
     assert run(Setup(policy="off"), PROMPTS).tokens == off.tokens
     assert "synthetic_acceptance" not in stats
     assert not any(request.stats.is_synthetic for request in off.requests.values())
-    assert set(seen) == {Acceptor}
+    assert set(seen) == {CpuRejectionSampler}
 
 
 def test_it_runs_with_pruning_carried_drafts_preemption_sampling_and_log_probs(monkeypatch):

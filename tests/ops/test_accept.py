@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from faser_trtllm import native
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.accept import Acceptor, Outcome, RowStatus, accept, accept_reference
+from faser_trtllm.ops.accept import Outcome, RowStatus, accept, accept_reference
 from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
 from tests.support.effort import examples
 from tests.support.sampling_slots import Slots
@@ -114,7 +114,6 @@ def emit(slots, target, draft, length, *, num_drafts, frontier):
     pending = np.zeros(n, np.int32)
     limit = prompt_len + length
     m = slots.max_draft_len
-    acceptor = Acceptor(n, slots.vocab_size, m)
     active = np.arange(n, dtype=np.int32)
     while active.size:
         for _ in range(num_drafts):
@@ -129,17 +128,18 @@ def emit(slots, target, draft, length, *, num_drafts, frontier):
         for slot in active.tolist():
             known, drafts = int(committed[slot]), int(pending[slot])
             verified = frontier(slot, slots.tokens[slot], known, drafts)
-            added.append((slot, verified + 1, known, drafts))
+            added.append((verified + 1, known, drafts))
             rows.extend((slot, known + j) for j in range(verified + 1))
-        acceptor.load(*zip(*added, strict=True))
+        num_rows, known, drafts = np.array(added, np.int32).T.copy()
         where, position = np.array(rows).T
         logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]]
-        result = acceptor.run(slots.array, logits)
+        cu_rows = np.cumsum([0, *num_rows], dtype=np.int32)
+        result = accept(slots.array, active, logits, slots.vocab_size, cu_rows, known, drafts, m)
         for i, slot in enumerate(active.tolist()):
-            count, known = int(result.num_tokens[i]), int(committed[slot])
-            slots.tokens[slot, known : known + count] = result.token_ids[i, :count]
+            count, begin = int(result.num_tokens[i]), int(committed[slot])
+            slots.tokens[slot, begin : begin + count] = result.token_ids[i, :count]
             committed[slot] += count
-            pending[slot] = pending[slot] - count if result.outcome[i] == Outcome.CARRIED else 0
+            pending[slot] = pending[slot] - count if result.outcome[i] == Outcome.STILL_PENDING else 0
         active = active[committed[active] < limit]
     return slots.tokens[:, prompt_len:limit].copy()
 
@@ -184,9 +184,9 @@ def test_chi_square_sees_a_biased_rule():
     known = np.full(num_slots, 2, np.int32)
     sample_draft(slots.array, slot_ids, np.tile(draft_logits[0, 1], (num_slots, 1)), VOCAB_SIZE, known, 3)
     dropped = slots.tokens[:, 2] == draft.probs((0, 1)).argmax()
-    acceptor = Acceptor(num_slots, VOCAB_SIZE, 3)
-    acceptor.load(range(num_slots), [1] * num_slots, [2] * num_slots, np.where(dropped, 0, 1).tolist())
-    result = acceptor.run(slots.array, np.tile(logits[0, 1], (num_slots, 1)))
+    rows, pending = np.tile(logits[0, 1], (num_slots, 1)), np.where(dropped, 0, 1).astype(np.int32)
+    cu_rows = np.arange(num_slots + 1, dtype=np.int32)
+    result = accept(slots.array, slot_ids, rows, VOCAB_SIZE, cu_rows, known, pending, 3)
     counts = np.bincount(result.token_ids[:, 0], minlength=VOCAB_SIZE)
     probs = target.probs((0, 1))
     assert chisquare(counts[probs > 0], num_slots * probs[probs > 0]).pvalue < 1e-6
@@ -301,14 +301,14 @@ class TestOutcomes:
         assert self.run([], 1) == (Outcome.BONUS, [1], 0, RowStatus.OK)
 
     def test_the_last_live_row_tests_the_draft_behind_the_frontier(self):
-        assert self.run([1, 2, 3], 2) == (Outcome.CARRIED, [1, 2], 2, RowStatus.OK)
+        assert self.run([1, 2, 3], 2) == (Outcome.STILL_PENDING, [1, 2], 2, RowStatus.OK)
         assert self.run([1, 7, 3], 2) == (Outcome.RECOVERED, [1, 2], 1, RowStatus.OK)
 
     def test_a_rejected_draft_is_replaced(self):
         assert self.run([7, 2], 3) == (Outcome.RECOVERED, [1], 0, RowStatus.OK)
 
     def test_no_rows_leave_everything_pending(self):
-        assert self.run([1, 2], 0, np.zeros((0, 8), np.float32)) == (Outcome.CARRIED, [], 0, RowStatus.OK)
+        assert self.run([1, 2], 0, np.zeros((0, 8), np.float32)) == (Outcome.STILL_PENDING, [], 0, RowStatus.OK)
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_nan_row_keeps_the_tokens_before_it(self, mode):
@@ -427,9 +427,9 @@ def test_threads_do_not_change_results():
         for j in range(m):
             known = np.full(num_slots, 1 + j, np.int32)
             sample_draft(slots.array, slot_ids, target[j :: m + 1] * 1.1, vocab_size, known, m, pool=handle)
-        acceptor = Acceptor(num_slots, vocab_size, m, pool=handle)
-        acceptor.load(range(num_slots), *([count] * num_slots for count in (m + 1, 1, m)))
-        result = acceptor.run(slots.array, target)
+        cu_rows = (m + 1) * np.arange(num_slots + 1, dtype=np.int32)
+        counts = (np.full(num_slots, count, np.int32) for count in (1, m))
+        result = accept(slots.array, slot_ids, target, vocab_size, cu_rows, *counts, m, pool=handle)
         results.append([slots.tokens, result.token_ids, result.num_tokens, result.outcome])
     native.library().faser_pool_destroy(pool)
     for serial, threaded in zip(*results, strict=True):

@@ -109,7 +109,7 @@ def test_one_call_is_many_single_steps(harness):
     assert (drafted.table.array["draft_counter"] == expected.table.array["draft_counter"]).all()
     for slot in range(NUM_SLOTS):
         np.testing.assert_allclose(
-            drafted.table.draft_probs(slot), expected.table.draft_probs(slot), rtol=1e-5, atol=1e-9
+            drafted.table.draft_probs.rows(slot), expected.table.draft_probs.rows(slot), rtol=1e-5, atol=1e-9
         )
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.ops.accept import Acceptor, Outcome
-from faser_trtllm.sampling.synthetic_accept import SyntheticAcceptor, place_probabilities
+from faser_trtllm.ops.accept import Outcome
+from faser_trtllm.sampling.draft_probs import HostDraftProbs
+from faser_trtllm.sampling.rejection import CpuRejectionSampler, VerificationRows
+from faser_trtllm.sampling.synthetic_accept import SyntheticRejectionSampler, place_probabilities
 from faser_trtllm.sampling.table import SamplingTable
 
 VOCAB, MAX_DRAFT_LEN = 16, 4
@@ -34,7 +36,8 @@ class Case:
 
     def __init__(self, probabilities, seed=7):
         self.table = SamplingTable(64, VOCAB, MAX_DRAFT_LEN)
-        self.acceptor = SyntheticAcceptor(Acceptor(64, VOCAB, MAX_DRAFT_LEN), np.array(probabilities), seed)
+        sampler = CpuRejectionSampler(VOCAB, MAX_DRAFT_LEN, HostDraftProbs(64, MAX_DRAFT_LEN, VOCAB))
+        self.sampler = SyntheticRejectionSampler(sampler, np.array(probabilities), seed)
         self.requests, self.num_rows, self.added = [], 0, []
 
     def add(self, prompt, drafts, num_rows):
@@ -45,24 +48,31 @@ class Case:
         slot = len(self.requests)
         self.table.bind(slot, request)
         self.added.append((slot, num_rows, len(prompt), len(drafts)))
-        self.acceptor.load(*zip(*self.added, strict=True))
         self.requests.append(request)
         self.num_rows += num_rows
 
     def run(self):
         logits = np.zeros((self.num_rows, VOCAB), np.float32)
         logits[np.arange(self.num_rows), np.arange(self.num_rows) % VOCAB] = 9.0
-        return self.acceptor.run(self.table.array, logits)
+        return self.sample(logits)
+
+    def sample(self, logits):
+        return self.sampler.sample(self.table.array, logits, VerificationRows.of(*zip(*self.added, strict=True)))
 
 
-def test_outcomes_are_those_of_the_free_test():
+def test_outcomes_are_those_of_rejection_sampling():
     case = Case([1, 1, 0, 0])
     case.add([1], [5, 6, 7], 4)  # rows 0 to 3: the third draft is rejected on row 2
     case.add([2], [5, 6], 3)  # rows 4 to 6: all accepted, a bonus on row 6
     case.add([3], [5, 6], 2)  # rows 7 and 8: both tested, no row left to draw from
     case.add([4], [], 1)  # row 9: nothing pending
     result = case.run()
-    assert [Outcome(o) for o in result.outcome] == [Outcome.RECOVERED, Outcome.BONUS, Outcome.CARRIED, Outcome.BONUS]
+    assert [Outcome(o) for o in result.outcome] == [
+        Outcome.RECOVERED,
+        Outcome.BONUS,
+        Outcome.STILL_PENDING,
+        Outcome.BONUS,
+    ]
     assert result.num_accepted.tolist() == [2, 2, 2, 0]
     assert result.num_tokens.tolist() == [3, 3, 2, 1]
     committed = [row[:count].tolist() for row, count in zip(result.token_ids, result.num_tokens, strict=True)]
@@ -88,7 +98,7 @@ def test_what_fails_is_told():
     case = Case([1, 0, 0, 0])
     case.add([1], [5, 6], 3)
     logits = np.full((3, VOCAB), np.nan, np.float32)
-    result = case.acceptor.run(case.table.array, logits)
+    result = case.sample(logits)
     assert Outcome(result.outcome[0]) is Outcome.FAILED
     assert result.num_tokens.tolist() == [1]
     assert result.row_status[0] != 0

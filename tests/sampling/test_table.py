@@ -13,6 +13,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, float32_at, int32_at
 from faser_trtllm.ops.probs import next_token_probs
+from faser_trtllm.sampling.draft_probs import HostDraftProbs
 from faser_trtllm.sampling.table import SamplingTable, random_key
 
 HEADER = Path(__file__).parents[2] / "plugins" / "cpu" / "faser_cpu.h"
@@ -111,12 +112,12 @@ def test_draft_distributions_are_allocated_once_and_only_for_sampled_requests():
     table = SamplingTable(2, 50, 4)
     table.bind(0, request())
     table.bind(1, request(temperature=1.0, seed=5))
-    assert table.draft_probs(0).shape == (0, 50)
+    assert table.draft_probs.rows(0).shape == (0, 50)
     assert not table.array["draft_probs"].any()
     table.bind(0, request(temperature=1.0))
     address = int(table.array[0]["draft_probs"])
-    assert table.draft_probs(0).shape == (4, 50)
-    assert address == table.draft_probs(0).ctypes.data
+    assert table.draft_probs.rows(0).shape == (4, 50)
+    assert address == table.draft_probs.rows(0).ctypes.data
     table.release(0)
     assert table.array[0]["draft_probs"] == 0
     table.bind(0, request(temperature=1.0))
@@ -151,16 +152,8 @@ def test_drafts_never_without_memory_for_them():
     assert table.array[0]["draft_probs"] == 0
 
 
-def test_where_nothing_is_drawn_nothing_is_parked():
-    """Drafts of the text alone, tested on a device: a request that waits has its tokens, and there is no more."""
-
-    class NoMemory:
-        def park(self, slot):
-            raise AssertionError
-
-        restore = park
-
-    table = SamplingTable(2, 10, 3, probs_memory=NoMemory(), has_draft_probs=False)
+def test_where_nothing_is_drawn_a_request_is_parked_without_distributions():
+    table = SamplingTable(2, 10, 3, draft_probs=HostDraftProbs(2, 0, 10))
     one = request(temperature=1.0)
     table.bind(0, one)
     table.park(0, one)
@@ -182,8 +175,8 @@ def test_tests_are_counted_by_slot_whoever_has_it():
 
 
 def test_where_nothing_is_drawn_no_distribution_is_kept():
-    table = SamplingTable(1, 10, 3, has_draft_probs=False)
+    table = SamplingTable(1, 10, 3, draft_probs=HostDraftProbs(1, 0, 10))
     table.bind(0, request(temperature=1.0))
     assert table.array[0]["mode"] == native.SAMPLED
     assert table.array[0]["draft_probs"] == 0
-    assert table.draft_probs(0).shape == (0, 10)
+    assert table.draft_probs.rows(0).shape == (0, 10)

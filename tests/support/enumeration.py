@@ -160,7 +160,7 @@ class Enumeration:
         result = self._accept(context, drafts, certain, uniform)
         num_tokens = int(result.num_tokens[0])
         tokens = tuple(result.token_ids[0, :num_tokens].tolist())
-        carried = result.outcome[0] == Outcome.CARRIED and "all dropped" not in self.rule
+        carried = result.outcome[0] == Outcome.STILL_PENDING and "all dropped" not in self.rule
         left = drafts[num_tokens:] if carried else ()
         if "dropped by value" in self.rule and left and left[-1] == 0:  # as if it were preempted for what is pending
             left = ()

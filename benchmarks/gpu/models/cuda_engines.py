@@ -19,8 +19,8 @@ from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.modes import GpuModes
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.opening import OpenedEngines
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
@@ -63,17 +63,19 @@ def open_engines(
     gpu: Gpu = stack.enter_context(CudaGpu()) if machine.is_gpu else DryGpu()
     target_weights, draft_weights = weights
     vocab_size = target_weights.config.vocab_size
-    draft_probs = DraftProbs(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, vocab_size)
+    draft_probs = DeviceDraftProbs(
+        gpu.make_runtime(), gpu.whole, limits.max_batch_size, limits.max_draft_len, vocab_size
+    )
     segments = (0, *exit_layers, target_weights.config.num_layers)
     target, ops = _open(gpu, target_weights, segments, limits, None, stack, quantization)
     whole = (0, draft_weights.config.num_layers)
     draft, _ = _open(gpu, draft_weights, whole, limits, draft_probs, stack, quantization)
-    tester = DeviceAcceptor(target, ops, limits.max_draft_len, draft_probs)
+    sampler = GpuRejectionSampler(target, ops, limits.max_draft_len, draft_probs)
     if machine.is_gpu:
         target.capture_graphs((gpu.whole, gpu.pair.target) if overlap else (gpu.whole,))
         draft.capture_graphs((gpu.whole, gpu.pair.draft) if overlap else (gpu.whole,))
     partitions = {ALL: gpu.whole} | ({"verify": gpu.pair.target, "draft": gpu.pair.draft} if overlap else {})
-    return OpenedEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, tester, partitions)
+    return OpenedEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, sampler, partitions)
 
 
 def _open(
@@ -81,7 +83,7 @@ def _open(
     made: EnlargedWeights,
     segments: tuple[int, ...],
     limits: PairLimits,
-    draft_probs: DraftProbs | None,
+    draft_probs: DeviceDraftProbs | None,
     stack: ExitStack,
     quantization: Quantization,
 ) -> tuple[GpuEngine, Ops]:

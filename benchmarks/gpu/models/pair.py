@@ -48,7 +48,7 @@ class OpenPair:
             max_draft_len=self.limits.max_draft_len,
             clock=MonotonicClock(),
             enter_mode=self.engines.enter_mode,
-            device_tester=self.engines.tester,
+            sampler=self.engines.sampler,
         )
 
     def __enter__(self: P) -> P:

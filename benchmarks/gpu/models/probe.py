@@ -22,4 +22,4 @@ class PairProbe(GpuProbe):
             max_draft_len=sizes.max_draft_len,
         )
         engines = pair.engines
-        super().__init__(pair.target, pair.draft, engines.tester, engines.partitions, limits, sizes.max_batch_size)
+        super().__init__(pair.target, pair.draft, engines.sampler, engines.partitions, limits, sizes.max_batch_size)

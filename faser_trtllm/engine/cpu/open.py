@@ -7,7 +7,7 @@ from pathlib import Path
 
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.engine.cpu.partitions import Partitions
-from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
+from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, cpu_sampler
 from faser_trtllm.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     if draft is not None and draft.spec.is_head:
         draft.attach(target)
     partitions = Partitions(core_set, target, draft, core_set.num_threads, stack)
-    return OpenedEngines(target, draft, partitions.enter, copy_kv=target.copy_kv)
+    return OpenedEngines(target, draft, partitions.enter, cpu_sampler(request), copy_kv=target.copy_kv)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:

@@ -22,7 +22,7 @@ from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -51,7 +51,7 @@ def make_engine(
     partition: GpuPartition,
     limits: GpuLimits,
     *,
-    draft_probs: DraftProbs | None = None,
+    draft_probs: DeviceDraftProbs | None = None,
     keep_logits: bool = False,
     hidden_rows: HiddenRows | None = None,
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO,

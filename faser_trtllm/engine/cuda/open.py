@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
     from faser_trtllm.engine.gpu.engine import GpuEngine
     from faser_trtllm.engine.gpu.ops import Ops
-    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+    from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
@@ -62,7 +62,7 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
     request = replace(request, num_blocks=num_blocks)
     hidden_rows = open_hidden_rows(request, gpu)
 
-    def open_one(role: str, draft_probs: DraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
+    def open_one(role: str, draft_probs: DeviceDraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
         if role == "draft":  # whole, on rank 0
             return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
         return _open(request, gpu, stack, role, hidden_rows, keep_logits=keep_logits, membership=membership)
@@ -141,7 +141,11 @@ def open_hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:
 
 
 def open_cuda_draft_file(
-    request: OpenRequest, gpu: Gpu, stack: ExitStack, hidden_rows: HiddenRows | None, draft_probs: DraftProbs | None
+    request: OpenRequest,
+    gpu: Gpu,
+    stack: ExitStack,
+    hidden_rows: HiddenRows | None,
+    draft_probs: DeviceDraftProbs | None,
 ) -> tuple[GpuEngine, Ops]:
     """The draft of a directory, a cuda engine file; hidden_rows: what a head reads. Closed with the stack."""
     return _open(request, gpu, stack, "draft", hidden_rows, draft_probs)
@@ -153,7 +157,7 @@ def _open(
     stack: ExitStack,
     role: str,
     hidden_rows: HiddenRows | None,
-    draft_probs: DraftProbs | None = None,
+    draft_probs: DeviceDraftProbs | None = None,
     keep_logits: bool = False,
     membership: Membership | None = None,
 ) -> tuple[GpuEngine, Ops]:

@@ -25,7 +25,8 @@ from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
-from faser_trtllm.engine.gpu.sampler.draft import DraftLoop, DraftProbs
+from faser_trtllm.engine.gpu.sampler.draft import DraftLoop
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
@@ -58,7 +59,7 @@ class GpuEngine(HostPruning):
         partition: GpuPartition,
         limits: GpuLimits,
         *,
-        draft_probs: DraftProbs | None = None,
+        draft_probs: DeviceDraftProbs | None = None,
         keep_logits: bool = False,
         graphs: GraphStore | None = None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Opens a pair on one GPU, whatever computes its layers: partitions and modes, graphs, and the test on the device."""
+"""Opens a pair on one GPU, whatever computes its layers: partitions, modes, graphs and the rejection sampler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from faser_trtllm.core.cost_table import ALL
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
     from faser_trtllm.engine.gpu.device import Gpu
     from faser_trtllm.engine.gpu.engine import GpuEngine
     from faser_trtllm.engine.gpu.ops import Ops
-    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+    from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
     from faser_trtllm.partition.green_context import GpuPartition
 
-    OpenOne = Callable[[str, DraftProbs | None, bool], tuple[GpuEngine, Ops]]
+    OpenOne = Callable[[str, DeviceDraftProbs | None, bool], tuple[GpuEngine, Ops]]
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +30,13 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     open_one(role, draft_probs, keep_logits): opens the "target" or the "draft", as GpuEngine has the others; it closes
     with the stack. Raises what it raises, and FaserError of the driver.
     """
-    from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
+    from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 
     limits, drafting = request.limits, request.drafting
     draft_probs = _draft_probs(request, gpu) if drafting and limits.max_draft_len else None
     target, ops = open_one("target", None, True)
     draft = open_one("draft", draft_probs, False)[0] if drafting else None
-    tester = DeviceAcceptor(target, ops, limits.max_draft_len, draft_probs)
+    sampler = GpuRejectionSampler(target, ops, limits.max_draft_len, draft_probs)
     lanes = drafting and request.overlap
     _capture("target", target, (gpu.whole, gpu.pair.target) if lanes else (gpu.whole,))
     if draft is not None:
@@ -46,8 +45,8 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
     enter_mode = GpuModes(gpu.whole, gpu.pair, target, draft).enter
-    opened = OpenedEngines(target, draft, enter_mode, tester, partitions)
-    return replace(opened, copy_kv=target.copy_kv, branch_tester=tester) if target.spec.max_num_branches else opened
+    copy_kv = target.copy_kv if target.spec.max_num_branches else None
+    return OpenedEngines(target, draft, enter_mode, sampler, partitions, copy_kv)
 
 
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:
@@ -78,8 +77,8 @@ def _capture(role: str, engine: GpuEngine, partitions: tuple[GpuPartition, ...])
         )
 
 
-def _draft_probs(request: OpenRequest, gpu: Gpu) -> DraftProbs:
-    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+def _draft_probs(request: OpenRequest, gpu: Gpu) -> DeviceDraftProbs:
+    from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 
     limits, vocab_size = request.limits, request.engines.vocab_size
-    return DraftProbs(gpu.make_runtime(), limits.max_batch_size, limits.max_draft_len, vocab_size)
+    return DeviceDraftProbs(gpu.make_runtime(), gpu.whole, limits.max_batch_size, limits.max_draft_len, vocab_size)

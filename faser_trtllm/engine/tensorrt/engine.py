@@ -13,7 +13,7 @@ from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.tensorrt.decoder import PlanDecoder
 from faser_trtllm.engine.tensorrt.plans import Plans, check_requirements
 from faser_trtllm.errors import ConfigError
@@ -29,7 +29,7 @@ def open_engine(
     compute_capability: str,
     limits: GpuLimits,
     *,
-    draft_probs: DraftProbs | None = None,
+    draft_probs: DeviceDraftProbs | None = None,
     keep_logits: bool = False,
     cache_dir: Path | None = None,
     hidden_rows: HiddenRows | None = None,

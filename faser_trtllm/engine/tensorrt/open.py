@@ -21,14 +21,14 @@ from faser_trtllm.engine.cuda.open import check_no_head, head_buffers, open_cuda
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
-from faser_trtllm.engine.opening import Interpretation, OpenedEngines, OpenRequest, stay
+from faser_trtllm.engine.opening import Interpretation, OpenedEngines, OpenRequest, cpu_sampler, stay
 from faser_trtllm.errors import ConfigError, EngineFileError
 
 if TYPE_CHECKING:
     from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
     from faser_trtllm.engine.gpu.engine import GpuEngine
     from faser_trtllm.engine.gpu.ops import Ops
-    from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+    from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
@@ -61,7 +61,7 @@ def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> Op
     request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes(), buffers))
     hidden_rows = open_hidden_rows(request, gpu)
 
-    def open_one(role: str, draft_probs: DraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
+    def open_one(role: str, draft_probs: DeviceDraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
         if role == "draft" and hidden_rows is not None:  # heads are torch's and our kernels', whatever the target is
             return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
         return _open(request, trt, gpu, stack, hidden_rows, role, draft_probs, keep_logits)
@@ -102,7 +102,7 @@ def _open(
     stack: ExitStack,
     hidden_rows: HiddenRows | None,
     role: str,
-    draft_probs: DraftProbs | None,
+    draft_probs: DeviceDraftProbs | None,
     keep_logits: bool,
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -137,7 +137,7 @@ def _interpreted(request: OpenRequest, interpretation: Interpretation, stack: Ex
         sources = _same_sources(engines, interpretation, drafting, checkpoints)
         _check_networks(engines, sources)
         opened = [stack.enter_context(_interpreted_engine(trt, engines, source)) for source in sources]
-    return OpenedEngines(opened[0], opened[1] if drafting else None, stay)
+    return OpenedEngines(opened[0], opened[1] if drafting else None, stay, cpu_sampler(request))
 
 
 def _interpreted_engine(trt: Any, engines: EngineDir, source: Source) -> Any:

@@ -21,8 +21,8 @@ from faser_trtllm.planner.load.synthetic_engines import (
     DoubtRates,
     PendingDrafts,
     SyntheticDraft,
+    SyntheticSampler,
     SyntheticTarget,
-    SyntheticTester,
 )
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
@@ -98,7 +98,7 @@ def open_service(
         clock=clock,
         enter_mode=stay,
         make_lane=make_lane,
-        device_tester=SyntheticTester(drafts, max_draft_len),
+        sampler=SyntheticSampler(drafts, max_draft_len),
     )
 
 

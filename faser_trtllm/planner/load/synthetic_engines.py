@@ -6,7 +6,6 @@ The executor, its scheduler and its policies are the real ones; tokens are all 0
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,11 +17,13 @@ from faser_trtllm.core.cost_table import ExitModel
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.ops.accept import AcceptResult, Outcome
-from faser_trtllm.ops.arrays import SamplingArray
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray
 from faser_trtllm.ops.draft_stop import next_worth
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
 from faser_trtllm.ops.prune_rows import PruneBatch
 from faser_trtllm.planner.load.acceptance import AcceptanceProcess
+from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
+from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,27 +41,20 @@ class PendingDrafts:
         self.passes = np.zeros(shape, bool)
         self.process = process
 
-    def shift(self, slots: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+    def shift(self, slots: Int32Array, counts: npt.NDArray[np.int64]) -> None:
         """The first counts[i] of slots[i] are committed, the others move up."""
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             for array in (self.margins, self.passes):
                 array[slot, :-count] = array[slot, count:].copy()
 
 
-class SyntheticTester:
-    """The free test (ops/accept.py) by what the process says. pass_ms: nothing runs behind the call."""
-
-    pass_ms = 0.0
+class SyntheticSampler:
+    """RejectionSampler that accepts the drafts that the process says; its requests are greedy."""
 
     def __init__(self, drafts: PendingDrafts, max_draft_len: int) -> None:
+        self.draft_probs: DraftProbs = HostDraftProbs(drafts.passes.shape[0], 0, VOCAB_SIZE)
         self._drafts = drafts
         self._max_draft_len = max_draft_len
-        self._loaded = np.zeros((3, 0), np.int64)
-
-    def load(
-        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
-    ) -> None:
-        self._loaded = np.array((slots, num_rows, num_drafts), np.int64)
 
     def take(self, logits: object, rows: npt.NDArray[np.int64]) -> object:
         return logits
@@ -68,24 +62,24 @@ class SyntheticTester:
     def log_probs(self, logits: object, asked: TokenRows) -> LogProbs:
         raise NotImplementedError("nobody asks for log probs in a load")
 
-    def park(self, slot: int) -> object:
-        raise NotImplementedError("a load's requests are greedy: their drafts have no distribution")
+    def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
+        return forward_ms
 
-    def restore(self, slot: int, parked: object) -> None:
-        raise NotImplementedError("see park")
-
-    def run(self, sampling: SamplingArray, logits: object) -> AcceptResult:
-        slots, num_rows, num_drafts = self._loaded
-        tests = np.minimum(num_rows, num_drafts)
+    def sample(
+        self, sampling: SamplingArray, logits: object, rows: VerificationRows, branches: BranchTokens | None = None
+    ) -> AcceptResult:
+        slots, num_rows = rows.slots, rows.num_rows
+        tests = np.minimum(num_rows, rows.num_drafts)
         most = int(tests.max(initial=0))
         passes = self._drafts.passes[slots, :most] & (np.arange(most) < tests[:, None])
         accepted = np.cumprod(passes, axis=1, dtype=np.int64).sum(axis=1)
-        carried = accepted == num_rows
-        outcome = np.where(carried, Outcome.CARRIED, np.where(accepted < tests, Outcome.RECOVERED, Outcome.BONUS))
-        if carried.any():
-            self._drafts.shift(slots[carried], accepted[carried])
+        pending = accepted == num_rows
+        outcome = np.where(pending, Outcome.STILL_PENDING, np.where(accepted < tests, Outcome.RECOVERED, Outcome.BONUS))
+        moved = pending & (accepted > 0)
+        if moved.any():
+            self._drafts.shift(slots[moved], accepted[moved])
         token_ids = np.zeros((slots.size, self._max_draft_len + 1), np.int32)
-        counts = (accepted + ~carried, accepted, outcome, np.zeros(slots.size))
+        counts = (accepted + ~pending, accepted, outcome, np.zeros(slots.size))
         return AcceptResult(token_ids, *(np.asarray(values, np.int32) for values in counts))
 
 

@@ -15,7 +15,7 @@ enum RowStatus : int32_t {
   kRowRefused = 3,  // a slot, count, draft token or missing buffer that would have indexed memory wrongly
 };
 
-enum Outcome : int32_t { kCarried = 0, kRecovered = 1, kBonus = 2, kFailed = 3 };
+enum Outcome : int32_t { kStillPending = 0, kRecovered = 1, kBonus = 2, kFailed = 3 };
 
 enum DraftSource : int8_t { kByModel = 0, kBySuffix = 1 };
 

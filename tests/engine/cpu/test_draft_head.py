@@ -122,7 +122,7 @@ def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: S
     for slot, (tokens, _, _, wanted) in enumerate(requests):
         end = len(tokens) + wanted
         places = [position % MAX_DRAFT_LEN for position in range(len(tokens), end)]
-        drafted.append((bound[slot].tokens[:end].tolist(), table.draft_probs(slot)[places].copy()))
+        drafted.append((bound[slot].tokens[:end].tolist(), table.draft_probs.rows(slot)[places].copy()))
     return drafted
 
 

@@ -86,7 +86,7 @@ def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: S
     for slot, ((tokens, _, _, _), count) in enumerate(zip(requests, found, strict=True)):
         end = len(tokens) + count
         places = [position % MAX_DRAFT_LEN for position in range(len(tokens), end)]
-        drafted.append((bound[slot].tokens[:end].tolist(), table.draft_probs(slot)[places].copy()))
+        drafted.append((bound[slot].tokens[:end].tolist(), table.draft_probs.rows(slot)[places].copy()))
     return drafted
 
 

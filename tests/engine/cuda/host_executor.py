@@ -63,7 +63,7 @@ class HostGpu:
 
 
 class KernelAcceptGpu(HostGpu):
-    """The free test and the draws by the kernels, emulated."""
+    """Rejection sampling and the draws by the kernels, emulated."""
 
     def make_ops(self, runtime, head_dim):
         ops = ExactOps()
@@ -129,9 +129,8 @@ def generate(
                 clock=clock,
                 resources=stack.pop_all(),
                 enter_mode=opened.enter_mode,
-                device_tester=opened.tester,
+                sampler=opened.sampler,
                 copy_kv=opened.copy_kv,
-                branch_tester=opened.branch_tester,
             )
         with executor:
             opened_all()

@@ -20,9 +20,10 @@ from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import HostRuntime
-from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
+from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
+from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.branched import Tree
 from tests.engine.cuda.exact_ops import ExactOps
@@ -193,16 +194,14 @@ def test_a_branch_is_history_to_what_is_drawn_behind_it(engines, gpu) -> None:
     rows[3, [20, 10, 30]] = torch.tensor([4.0, 3.0, 2.0])
     rows[4, [1, 40]] = torch.tensor([4.0, 3.0])
     with open_engine(engines.target_path, keep_logits=True, **OPTIONS) as engine:
-        tester = DeviceAcceptor(engine, gpu().make_ops(None, None), 2, None)
-        tester.load([2], [3], [3], [2])
-        tester.load_branches([2, 2], [4, 5], [20, 12])
-        found = tester.run(table.array, DeviceLogits(rows))
-        assert (found.token_ids[:, 0].tolist(), found.num_tokens.tolist()) == ([20], [1])
-        assert found.outcome.tolist() == [native.RECOVERED]
-        assert tester.branches().token_ids[:, 0].tolist() == [10, 40]
+        sampler = GpuRejectionSampler(engine, gpu().make_ops(None, None), 2, None)
+        chain = VerificationRows.of([2], [3], [3], [2])
+        branches = BranchTokens(*(np.array(column, np.int32) for column in ([0, 0], [0, 1], [20, 12])))
+        found = sampler.sample(table.array, DeviceLogits(rows), chain, branches)
+        assert (found.token_ids[:, :2].tolist(), found.num_tokens.tolist()) == ([[20, 10]], [2])
+        assert (found.outcome.tolist(), found.followed.tolist()) == ([native.RECOVERED], [0])
         assert (table.array["num_tested"][2].sum(), table.array["num_passed"][2].sum()) == (1, 0)
-        tester.load([2], [3], [3], [2])
-        assert tester.run(table.array, DeviceLogits(rows)).num_tokens.size == 1
+        assert sampler.sample(table.array, DeviceLogits(rows), chain).num_tokens.tolist() == [1]
 
 
 def test_requests_that_wait_for_blocks_or_are_preempted_keep_their_text(engines, alone) -> None:

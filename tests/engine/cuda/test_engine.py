@@ -19,7 +19,7 @@ from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
 from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.gpu.runtime import CudaRuntime, HostRuntime
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.ops.early_exit import early_exit_reference
 from faser_trtllm.ops.sample import MAX_STORED_MARGIN
@@ -322,7 +322,7 @@ def test_edited_logits_are_drafted_from_as_on_the_host(pair, edits: str) -> None
 
 def test_unseeded_drafts_leave_the_distribution_they_were_drawn_from(pair) -> None:
     """Which is the host's, and so are the drafts: a call goes on where the numbers of the one before ended."""
-    draft_probs = DraftProbs(HostRuntime(), MAX_BATCH_SIZE, 4, 320)
+    draft_probs = DeviceDraftProbs(HostRuntime(), WHOLE, MAX_BATCH_SIZE, 4, 320)
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
         host = Drafting(engine, 3, sampled=(0, 2), top_k=20, top_p=0.9)
         by_host = [host.run([3, 2, 3], by_host=True) for _ in range(2)]
@@ -334,13 +334,13 @@ def test_unseeded_drafts_leave_the_distribution_they_were_drawn_from(pair) -> No
         n = drafting.requests[2].num_tokens
         for place in range(3):
             row = (n + place) % 4
-            np.testing.assert_array_equal(draft_probs.tensor[2, row].numpy(), host.table.draft_probs(2)[row])
+            np.testing.assert_array_equal(draft_probs.tensor[2, row].numpy(), host.table.draft_probs.rows(2)[row])
         assert not draft_probs.tensor[1].any(), "a seeded request's drafts have no distribution to keep"
     with open_engine(pair.draft_path, max_draft_len=4) as engine:  # without draft_probs the host gets them
         drafting = Drafting(engine, 3, sampled=(0, 2), top_k=20, top_p=0.9)
         for wanted in by_host:
             assert_same_drafts(drafting.run([3, 2, 3]), wanted)
-        np.testing.assert_array_equal(drafting.table.draft_probs(2), host.table.draft_probs(2))
+        np.testing.assert_array_equal(drafting.table.draft_probs.rows(2), host.table.draft_probs.rows(2))
 
 
 @pytest.fixture(scope="module")

@@ -26,13 +26,14 @@ from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.runtime import HostRuntime
-from faser_trtllm.engine.gpu.sampler.accept import DeviceAcceptor
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.opening import OpenRequest, stay
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.ops.probs import next_token_probs_reference
 from faser_trtllm.policy.static import FixedPolicy
+from faser_trtllm.sampling.rejection import VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, KernelAcceptGpu, generate, mixed_requests
@@ -249,10 +250,10 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branc
         limits = {"max_num_branches": 32 * num_branches}
         target_engine = open_weights(target, stack, keep_logits=True, **limits)
         if "model" in drafters:
-            draft_probs = DraftProbs(HostRuntime(), 32, 3, vocab_size)
+            draft_probs = DeviceDraftProbs(HostRuntime(), HostGpu.whole, 32, 3, vocab_size)
             limits = {"max_draft_len": 3, "keeps_runners_up": num_branches > 0}
             draft_engine = open_weights(draft, stack, draft_probs=draft_probs, **limits)
-        tester = DeviceAcceptor(target_engine, ExactOps(), 3, draft_probs)
+        sampler = GpuRejectionSampler(target_engine, ExactOps(), 3, draft_probs)
         clock, collector = ManualClock(), Collector()
         executor = assemble(
             target_engine,
@@ -267,9 +268,8 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branc
             max_draft_len=3,
             clock=clock,
             enter_mode=stay,
-            device_tester=tester,
+            sampler=sampler,
             copy_kv=target_engine.copy_kv,
-            branch_tester=tester,
         )
         params = SamplingParams(max_tokens=5, temperature=temperature)
         for index in range(num_requests):
@@ -334,11 +334,11 @@ def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:
     keys = iter(range(100))
     found = []
     with ExitStack() as stack:
-        draft_probs = DraftProbs(HostRuntime(), 32, 3, 3)
+        draft_probs = DeviceDraftProbs(HostRuntime(), HostGpu.whole, 32, 3, 3)
         target = open_weights(random_weights(3, 0), stack, keep_logits=True)
         draft = open_weights(random_weights(3, 1), stack, draft_probs=draft_probs, max_draft_len=3)
-        tester = DeviceAcceptor(target, ExactOps(), 3, draft_probs)
-        table = SamplingTable(32, 3, 3, new_key=lambda: next(keys) // 2, probs_memory=tester)
+        sampler = GpuRejectionSampler(target, ExactOps(), 3, draft_probs)
+        table = SamplingTable(32, 3, 3, new_key=lambda: next(keys) // 2, draft_probs=draft_probs)
         params = SamplingParams(max_tokens=9, temperature=1.2)
         for index in range(30):
             request = Request(str(index), [1, 2, 0], params, max_seq_len=32, max_draft_len=3, arrival_s=0.0)
@@ -348,23 +348,22 @@ def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:
             assert draft.draft(DraftBatch(batch, table.array, *counts, 3, None)).tolist() == [3]
             request.num_drafts = 3
             logits = target.forward(Harness(target).batch([(0, request.tokens, 0, 6)]))
-            logits = tester.take(logits, np.arange(2, 6))
-            judged = [judge(tester, table, 0, logits)]
+            logits = sampler.take(logits, np.arange(2, 6))
+            judged = [judge(sampler, table, 0, logits)]
             table.park(0, request)
             table.release(0)
             draft_probs.tensor.fill_(1 / 3)
             table.bind(2, request)
-            judged.append(judge(tester, table, 2, logits))
+            judged.append(judge(sampler, table, 2, logits))
             draft_probs.tensor.fill_(1 / 3)
-            found.append((*judged, judge(tester, table, 2, logits)))
+            found.append((*judged, judge(sampler, table, 2, logits)))
     assert [again for _, again, _ in found] == [first for first, _, _ in found]
     assert [wrong for *_, wrong in found] != [first for first, *_ in found]
 
 
-def judge(tester: DeviceAcceptor, table: SamplingTable, slot: int, logits):
+def judge(sampler: GpuRejectionSampler, table: SamplingTable, slot: int, logits):
     """Tokens, and how many of them were drafts."""
-    tester.load([slot], [4], [3], [3])
-    result = tester.run(table.array, logits)
+    result = sampler.sample(table.array, logits, VerificationRows.of([slot], [4], [3], [3]))
     return result.token_ids[0].tolist(), int(result.num_accepted[0])
 
 

@@ -119,7 +119,7 @@ def test_every_mode_runs_to_the_end_and_drafts_are_accepted(gpu: CudaGpu, engine
             clock=clock,
             resources=stack.pop_all(),
             enter_mode=opened.enter_mode,
-            device_tester=opened.tester,
+            sampler=opened.sampler,
         )
         with executor:
             for index in range(12):

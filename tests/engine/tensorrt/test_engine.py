@@ -357,7 +357,7 @@ def test_the_executor_runs_on_it(
                 clock=clock,
                 resources=stack.pop_all(),
                 enter_mode=opened.enter_mode,
-                device_tester=opened.tester,
+                sampler=opened.sampler,
             )
             with executor:
                 for index, prompt in enumerate(prompts):

@@ -53,7 +53,7 @@ def emitted(launcher, mode, num_slots, length, certain_after=()):
             count, known = int(found.num_tokens[i]), int(committed[slot])
             slots.tokens[slot, known : known + count] = found.token_ids[i, :count]
             committed[slot] += count
-            pending[slot] = pending[slot] - count if found.outcome[i] == Outcome.CARRIED else 0
+            pending[slot] = pending[slot] - count if found.outcome[i] == Outcome.STILL_PENDING else 0
         active = active[committed[active] < 2 + length]
     return slots.tokens[:, 2 : 2 + length].copy()
 

@@ -1,26 +1,30 @@
-"""The free test on the device: one upload, two launches, and one read that the host waits for."""
+"""Rejection sampling on the device: one upload, two launches, and one read that the host waits for."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
-from faser_trtllm.engine.gpu.engine import GpuEngine
+from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.sampler.draft import DraftProbs
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.engine.gpu.sampler.probs import ProbsParameters, log_probs
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 from faser_trtllm.ops.transfer.count_tests import count_tests
 from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, SamplingPacker, has_edits
+from faser_trtllm.partition.green_context import GpuPartition
+from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
+from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,32 +33,47 @@ _TOKENS_PER_REQUEST = 64  # initial capacity per request of the upload buffer, w
 _LOG_PROB_ROWS = 32  # at once, since a row takes some 50 bytes for each token of the vocabulary
 
 
-class DeviceAcceptor:
-    """As ops.accept.Acceptor, for logits that stayed on the engine's device (GpuEngine with keep_logits).
+class Target(Protocol):
+    """What the sampler uses of the engine that made the logits."""
 
-    Results are valid until the next call. pass_ms: time of the tested pass, which may still be running when run()
-    starts. Scratch for edited logits is allocated when a request first needs it.
+    @property
+    def spec(self) -> EngineSpec: ...
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    @property
+    def partition(self) -> GpuPartition: ...
+
+    def pass_ms(self) -> float:
+        """GPU time in ms of the last pass, which must have finished."""
+
+
+class GpuRejectionSampler:
+    """RejectionSampler for logits that stayed on the engine's device (GpuEngine with keep_logits).
+
+    The pass may still be running when sample() starts. Scratch for edited logits is allocated when a request first
+    needs it. The token after every branch is drawn with the others, since nobody knows yet which of them is recovered;
+    none of these draws bears on another.
     """
 
-    def __init__(self, engine: GpuEngine, ops: Ops, max_draft_len: int, draft_probs: DraftProbs | None) -> None:
+    def __init__(self, target: Target, ops: Ops, max_draft_len: int, draft_probs: DeviceDraftProbs | None) -> None:
         """draft_probs: where the draft engine keeps its unseeded distributions; None without a draft model."""
         import torch
 
         if draft_probs is not None and draft_probs.tensor.shape[1] != max_draft_len:
             raise ValueError(f"draft_probs holds {draft_probs.tensor.shape[1]} drafts per request, not {max_draft_len}")
-        spec, runtime = engine.spec, engine.runtime
-        self._branch_tokens: list[int] = []
-        self._engine = engine
+        spec, runtime = target.spec, target.runtime
+        self.draft_probs: DraftProbs = draft_probs or HostDraftProbs(spec.max_batch_size, 0, spec.vocab_size)
+        self._draft_probs_address = None if draft_probs is None else draft_probs.device_address
+        self._target = target
         self._ops = ops
         self._vocab_size = spec.vocab_size
         self._max_draft_len = max_draft_len
-        self._draft_probs = draft_probs
         batch = spec.num_slots
-        counts = [np.zeros(size, np.int32) for size in (batch, batch + 1, batch, batch)]
-        self._slots, self._cu_logit_rows, self._num_tokens, self._num_drafts = counts
         self._packer = SamplingPacker(spec.vocab_size)
         size = batch * (ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
-        with runtime.on(engine.partition):
+        with runtime.on(target.partition):
             self._staging = Staging(runtime, size)
             self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
             self._result = torch.zeros(batch * (max_draft_len + 5), dtype=torch.int32, device=runtime.device)
@@ -62,91 +81,73 @@ class DeviceAcceptor:
             self._edited: Tensor | None = None
             runtime.wait()
         self._host_result = runtime.host_tensor(tuple(self._result.shape), torch.int32)
-        self.pass_ms = 0.0
-        self._num_requests = self._num_rows = 0
-        self._behind: AcceptResult | None = None
         self._result_views: tuple[int, AcceptResult, AcceptResult] | None = None
 
-    def load(
-        self, slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
-    ) -> None:
-        """As Acceptor.load."""
-        n = self._num_requests = len(slots)
-        self._slots[:n], self._num_tokens[:n], self._num_drafts[:n] = slots, num_tokens, num_drafts
-        np.cumsum(num_rows, out=self._cu_logit_rows[1 : n + 1])
-        self._num_rows = int(self._cu_logit_rows[n])
-        self._branch_tokens = []
-
-    def load_branches(self, slots: Sequence[int], num_tokens: Sequence[int], token_ids: Sequence[int]) -> None:
-        """As BranchTester.load_branches; at most max_num_branches."""
-        n, end = self._num_requests, self._num_requests + len(slots)
-        self._slots[n:end], self._num_tokens[n:end], self._num_drafts[n:end] = slots, num_tokens, 0
-        self._cu_logit_rows[n + 1 : end + 1] = self._num_rows + 1 + np.arange(len(slots))
-        self._num_rows += len(slots)
-        self._branch_tokens = list(token_ids)
-
-    def branches(self) -> AcceptResult:
-        """As BranchTester.branches."""
-        assert self._behind is not None, "run() has drawn nothing behind branches"
-        return self._behind
-
-    def run(self, sampling: npt.NDArray[np.void], logits: Any) -> AcceptResult:
-        """As Acceptor.run; logits: DeviceLogits [num_rows, vocab_size]."""
+    def sample(
+        self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
+    ) -> AcceptResult:
+        """As RejectionSampler.sample; logits: DeviceLogits [num_rows, vocab_size]."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
-        num_tested, rows = self._num_requests, self._num_rows
-        n = num_tested + len(self._branch_tokens)
-        if logits.shape[0] < rows:
-            raise ValueError(f"{rows} rows were loaded, logits has {logits.shape[0]}")
-        slots = self._slots[:n]
-        engine, runtime, used = self._engine, self._engine.runtime, n * (self._max_draft_len + 5)
-        result, on_host = self._results(n)
-        with runtime.on(engine.partition), torch.no_grad():
-            (cu_logit_rows, num_tokens, num_drafts), is_edited = self._upload(sampling, n)
+        num_requests = rows.slots.size
+        every = rows if branches is None else _with_branches(rows, branches)
+        n, cu_logit_rows = every.slots.size, every.cu_logit_rows
+        num_rows = int(cu_logit_rows[n])
+        if logits.shape[0] < num_rows:
+            raise ValueError(f"{num_rows} rows are to be verified, logits has {logits.shape[0]}")
+        target, runtime, used = self._target, self._target.runtime, n * (self._max_draft_len + 5)
+        result, found = self._results(n)
+        with runtime.on(target.partition), torch.no_grad():
+            branch_tokens = () if branches is None else branches.token_ids.tolist()
+            (starts, num_tokens, num_drafts), is_edited = self._upload(sampling, every, cu_logit_rows, branch_tokens)
             device = self._staging.device
-            if rows > self._verdicts.shape[0]:
-                self._verdicts = torch.zeros((2 * rows, 3), dtype=torch.int32, device=runtime.device)
-            if is_edited and (self._edited is None or rows > self._edited.shape[0]):
+            if num_rows > self._verdicts.shape[0]:
+                self._verdicts = torch.zeros((2 * num_rows, 3), dtype=torch.int32, device=runtime.device)
+            if is_edited and (self._edited is None or num_rows > self._edited.shape[0]):
                 self._edited = None  # the old rows first, since these may be a gigabyte
-                shape = (1 << (rows - 1).bit_length(), self._vocab_size)
+                shape = (1 << (num_rows - 1).bit_length(), self._vocab_size)
                 self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
             self._ops.accept(
                 device[: n * ENTRY_INTS].view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
                 self._iota[:n],
-                logits.tensor[:rows],
+                logits.tensor[:num_rows],
                 self._vocab_size,
-                cu_logit_rows,
+                starts,
                 num_tokens,
                 num_drafts,
                 self._max_draft_len,
                 result,
-                self._verdicts[:rows],
-                self._edited[:rows] if is_edited and self._edited is not None else None,
+                self._verdicts[:num_rows],
+                self._edited[:num_rows] if is_edited and self._edited is not None else None,
             )
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
-        self.pass_ms = engine.pass_ms()
-        found = on_host
-        if self._branch_tokens:
-            found, self._behind = (_part(found, part) for part in (slice(num_tested), slice(num_tested, n)))
-        tested = (slots[:num_tested], self._num_tokens[:num_tested])
-        count_tests(sampling, *tested, found.num_accepted, found.outcome)
-        return found
+        after_branches = found
+        if branches is not None:
+            found, after_branches = (_part(found, part) for part in (slice(num_requests), slice(num_requests, n)))
+        count_tests(sampling, rows.slots, rows.num_tokens, found.num_accepted, found.outcome)
+        if branches is None:
+            return found
+        taken = branches.recovered(found)
+        return branches.follow(found, taken, _part(after_branches, taken))
+
+    def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
+        """forward() only launches, and sample() waits for it: the device's own time tells."""
+        return max(forward_ms, self._target.pass_ms())
 
     def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> DeviceLogits:
-        """As Acceptor.take."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
-        runtime = self._engine.runtime
-        with runtime.on(self._engine.partition), torch.no_grad():
+        runtime = self._target.runtime
+        with runtime.on(self._target.partition), torch.no_grad():
             index = torch.from_numpy(rows).to(runtime.device)
             return DeviceLogits(logits.tensor.index_select(0, index))
 
     def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
-        """As Acceptor.log_probs. Edited rows, of which the device has no exact copy, are copied to the host; the others
-        never are, so that their bits do not depend on who else asks."""
+        """As RejectionSampler.log_probs. Edited rows, of which the device has no exact copy, are copied to the host;
+        the others never are, so that their bits do not depend on who else asks."""
         import torch
 
         assert isinstance(logits, DeviceLogits)
@@ -157,8 +158,8 @@ class DeviceAcceptor:
         if is_edited.any() and not is_edited.all():
             parts = {edited: self.log_probs(logits, asked.where(is_edited == edited)) for edited in (True, False)}
             return LogProbs.merge(parts[True], parts[False], is_edited)
-        runtime = self._engine.runtime
-        with runtime.on(self._engine.partition), torch.no_grad():
+        runtime = self._target.runtime
+        with runtime.on(self._target.partition), torch.no_grad():
             rows = logits.tensor.index_select(0, torch.from_numpy(asked.rows).to(runtime.device))
             if is_edited.any():
                 return token_log_probs(rows.cpu().numpy(), self._vocab_size, asked)
@@ -170,25 +171,6 @@ class DeviceAcceptor:
             pairs = zip(ids.cpu().numpy(), tops.cpu().numpy(), asked.num_top.tolist(), strict=True)
             return LogProbs(values.cpu().numpy(), [(best[:num], logs[:num]) for best, logs, num in pairs])
 
-    def park(self, slot: int) -> Any:
-        """As ProbsMemory.park."""
-        import torch
-
-        assert self._draft_probs is not None, "nothing is drawn without a draft model"
-        with self._engine.runtime.on(self._engine.partition), torch.no_grad():
-            parked = self._draft_probs.tensor[slot].clone()
-            self._engine.runtime.wait()
-        return parked
-
-    def restore(self, slot: int, parked: Any) -> None:
-        """As ProbsMemory.restore."""
-        import torch
-
-        assert self._draft_probs is not None, "nothing is drawn without a draft model"
-        with self._engine.runtime.on(self._engine.partition), torch.no_grad():
-            self._draft_probs.tensor[slot].copy_(parked)
-            self._engine.runtime.wait()
-
     def _results(self, n: int) -> tuple[AcceptResult, AcceptResult]:
         """Of n requests, on the device and on the host; kept, since most steps are of as many as the last one."""
         if self._result_views is None or self._result_views[0] != n:
@@ -198,40 +180,54 @@ class DeviceAcceptor:
             self._result_views = n, on_device, on_host
         return self._result_views[1:]
 
-    def _upload(self, sampling: npt.NDArray[np.void], n: int) -> tuple[list[Tensor], bool]:
+    def _upload(
+        self, sampling: SamplingArray, rows: VerificationRows, cu_logit_rows: Int32Array, branch_tokens: Sequence[int]
+    ) -> tuple[list[Tensor], bool]:
         """Send what n requests' tests read, entries first -> cu_logit_rows, num_tokens and num_drafts on the device,
         and whether somebody edits logits."""
-        known, pending = self._num_tokens[:n], self._num_drafts[:n]
-        num_rows = self._cu_logit_rows[1 : n + 1] - self._cu_logit_rows[:n]
+        columns = (cu_logit_rows, rows.num_tokens, rows.num_drafts)
         while True:
             filled, device = self._staging.fill(), self._staging.device
             size, is_edited = self._packer.pack(
                 sampling,
-                self._slots[:n],
-                known,
-                pending,
+                rows.slots,
+                rows.num_tokens,
+                rows.num_drafts,
                 filled,
                 device.data_ptr(),
-                num_rows=num_rows,
-                branch_tokens=self._branch_tokens,
-                draft_probs=None if self._draft_probs is None else self._draft_probs.address,
+                num_rows=rows.num_rows,
+                branch_tokens=branch_tokens,
+                draft_probs=self._draft_probs_address,
             )
             end = -(-size // 4) * 4
-            needed = end + 3 * n + 1
+            needed = end + sum(column.size for column in columns)
             if needed <= self._staging.size:
                 break
-            self._engine.runtime.wait()
-            self._staging = Staging(self._engine.runtime, max(needed, 2 * self._staging.size))
+            self._target.runtime.wait()
+            self._staging = Staging(self._target.runtime, max(needed, 2 * self._staging.size))
         sections = []
-        for array in (self._cu_logit_rows[: n + 1], known, pending):
-            filled[end : end + array.size] = array
-            sections.append(device[end : end + array.size])
-            end += array.size
+        for column in columns:
+            filled[end : end + column.size] = column
+            sections.append(device[end : end + column.size])
+            end += column.size
         self._staging.send(end)
         return sections, is_edited
 
 
-def _part(found: AcceptResult, part: slice) -> AcceptResult:
+def _with_branches(rows: VerificationRows, branches: BranchTokens) -> VerificationRows:
+    """The requests, and after them a request of one row for each branch, whose last token is the branch's."""
+    parents = branches.requests
+    ones = np.ones_like(parents)
+    columns = (
+        (rows.slots, rows.slots[parents]),
+        (rows.num_rows, ones),
+        (rows.num_tokens, rows.num_tokens[parents] + branches.places + 1),
+        (rows.num_drafts, np.zeros_like(parents)),
+    )
+    return VerificationRows(*(np.concatenate(pair) for pair in columns))
+
+
+def _part(found: AcceptResult, part: slice | npt.NDArray[np.intp]) -> AcceptResult:
     counts = (found.num_tokens, found.num_accepted, found.outcome, found.row_status)
     return AcceptResult(found.token_ids[part], *(each[part] for each in counts))
 

@@ -19,12 +19,12 @@ from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime, Work
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.sample import draft_probs_row
-from faser_trtllm.ops.transfer.pack_sampling import DraftProbsAddress
 from faser_trtllm.ops.transfer.store_drafts import DraftStore
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -42,22 +42,6 @@ class Passes(Protocol):
     def run_rows(self, batch: RaggedBatch) -> None: ...
 
     def run_step(self, rows: int) -> None: ...
-
-
-class DraftProbs:
-    """The probabilities that pending unseeded drafts were drawn from, on the device.
-
-    tensor: fp32 [max_batch_size, max_draft_len, vocab_size]. The draft of slot s at a position is in row [s, position %
-    max_draft_len]. address: of it, as an upload of sampling entries takes it.
-    """
-
-    def __init__(self, runtime: Runtime, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
-        import torch
-
-        shape = (max_batch_size, max_draft_len, vocab_size)
-        self.tensor = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
-
-        self.address = DraftProbsAddress(self.tensor.data_ptr(), self.tensor.stride(0) * self.tensor.element_size())
 
 
 class DraftLoop:
@@ -82,13 +66,15 @@ class DraftLoop:
         graphs: GraphStore,
         buckets: Buckets,
         spec: EngineSpec,
-        draft_probs: DraftProbs | None,
+        draft_probs: DeviceDraftProbs | None,
         max_draft_len: int,
         *,
         keeps_runners_up: bool = False,
     ) -> None:
         """run_step(rows): a pass over what is in `batch`, logits of row i in logits[i]. draft_probs: see GpuEngine.
         keeps_runners_up: for requests that have memory for them."""
+        import torch
+
         self.max_draft_len = max_draft_len
         self._run_step = run_step
         self._ops = ops
@@ -99,12 +85,16 @@ class DraftLoop:
         self._buckets = buckets
         self._spec = spec
         self._probs_stay = draft_probs is not None
-        self._draft_probs = draft_probs or DraftProbs(runtime, spec.max_batch_size, max_draft_len, spec.vocab_size)
+        self._draft_probs = (
+            torch.zeros((spec.max_batch_size, max_draft_len, spec.vocab_size), device=runtime.device)
+            if draft_probs is None
+            else draft_probs.tensor
+        )
         self._store = DraftStore(spec.max_batch_size)
         self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
-        self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs.tensor, keeps_runners_up)
+        self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs, keeps_runners_up)
 
     def capture(self, partition: str) -> None:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
@@ -208,7 +198,7 @@ class DraftLoop:
             if entry["mode"] != native.SAMPLED:
                 continue
             for position in range(int(call.known[i]), int(call.known[i] + drafted[i])):
-                probs = self._draft_probs.tensor[int(call.slots[i]), position % self.max_draft_len]
+                probs = self._draft_probs[int(call.slots[i]), position % self.max_draft_len]
                 draft_probs_row(entry, position, self._spec.vocab_size, max_draft_len)[:] = probs.cpu().numpy()
 
     def _size(self, num_requests: int) -> int:

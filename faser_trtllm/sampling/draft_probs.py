@@ -1,0 +1,55 @@
+"""Memory for the distributions that pending unseeded drafts were drawn from."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from faser_trtllm.ops.arrays import Float32Array, address_of
+
+
+class DraftProbs(Protocol):
+    """The distributions of each slot's pending drafts, wherever they are drawn."""
+
+    def address(self, slot: int) -> int:
+        """Of the slot's memory, for its entry in the sampling table; 0 if it is not in the host's memory."""
+
+    def rows(self, slot: int) -> Any:
+        """The slot's distributions [max_draft_len, vocab_size] fp32: the draft at a position has row position %
+        max_draft_len."""
+
+    def park(self, slot: int) -> Any:
+        """The slot's distributions, kept for restore() while others use the slot."""
+
+    def restore(self, slot: int, parked: Any) -> None:
+        """Give a slot what park() returned."""
+
+
+class HostDraftProbs:
+    """DraftProbs in the host's memory, which a slot gets when it first needs it and then keeps."""
+
+    def __init__(self, max_batch_size: int, max_draft_len: int, vocab_size: int) -> None:
+        """max_draft_len: 0 where no draft is ever drawn, so that none has a distribution."""
+        self._shape = (max_draft_len, vocab_size)
+        self._probs: list[Float32Array | None] = [None] * max_batch_size
+
+    def address(self, slot: int) -> int:
+        if not self._shape[0]:
+            return 0
+        probs = self._probs[slot]
+        if probs is None:
+            probs = self._probs[slot] = np.zeros(self._shape, np.float32)
+        return address_of(probs, np.float32)
+
+    def rows(self, slot: int) -> Float32Array:
+        """As DraftProbs has it; [0, vocab_size] if the slot never needed memory."""
+        probs = self._probs[slot]
+        return np.zeros((0, self._shape[1]), np.float32) if probs is None else probs
+
+    def park(self, slot: int) -> Float32Array | None:
+        parked, self._probs[slot] = self._probs[slot], None
+        return parked
+
+    def restore(self, slot: int, parked: Float32Array | None) -> None:
+        self._probs[slot] = parked

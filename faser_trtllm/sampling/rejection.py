@@ -1,0 +1,174 @@
+"""Rejection sampling: which drafts of a target pass become tokens, and the one token that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from faser_trtllm.ops.accept import AcceptResult, Outcome, accept
+from faser_trtllm.ops.arrays import Float32Array, Int32Array, SamplingArray, address_of, int32_at
+from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
+from faser_trtllm.sampling.draft_probs import DraftProbs
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationRows:
+    """The rows of logits that verify each request's drafts; int32 arrays [num_requests], C-contiguous.
+
+    slots: rows of the sampling table. num_rows: rows of logits, those of one request after those of the one before it:
+    of its last committed token and of its first num_rows - 1 pending drafts. A request with 0 rows takes no part.
+    num_tokens: committed tokens. num_drafts: pending drafts, num_rows - 1 or more.
+    """
+
+    slots: Int32Array
+    num_rows: Int32Array
+    num_tokens: Int32Array
+    num_drafts: Int32Array
+
+    @staticmethod
+    def of(
+        slots: Sequence[int], num_rows: Sequence[int], num_tokens: Sequence[int], num_drafts: Sequence[int]
+    ) -> VerificationRows:
+        return VerificationRows(*(np.array(column, np.int32) for column in (slots, num_rows, num_tokens, num_drafts)))
+
+    @property
+    def cu_logit_rows(self) -> Int32Array:
+        """[num_requests + 1]: request i has rows [i] to [i + 1] of the logits."""
+        cumulative = np.zeros(self.num_rows.size + 1, np.int32)
+        np.cumsum(self.num_rows, out=cumulative[1:])
+        return cumulative
+
+
+@dataclass(frozen=True, slots=True)
+class BranchTokens:
+    """Tokens that a pass runs in the place of drafts (token trees); int32 arrays [num_branches].
+
+    requests: indices of the verification rows' requests. places: of each, the draft that the token stands for. Branch b
+    has the b-th row of logits after those of all requests.
+    """
+
+    requests: Int32Array
+    places: Int32Array
+    token_ids: Int32Array
+
+    def recovered(self, found: AcceptResult) -> npt.NDArray[np.intp]:
+        """Indices of the branches whose token is the one that was recovered in their place."""
+        requests, places = self.requests, self.places
+        return np.flatnonzero(
+            (found.outcome[requests] == Outcome.RECOVERED)
+            & (found.num_accepted[requests] == places)
+            & (found.token_ids[requests, places] == self.token_ids)
+        )
+
+    def follow(self, found: AcceptResult, taken: npt.NDArray[np.intp], drawn: AcceptResult) -> AcceptResult:
+        """found, with the tokens that were drawn [len(taken)] after the branches that were recovered."""
+        has_token = drawn.outcome != Outcome.FAILED  # else the next step fails as well
+        followed = taken[has_token]
+        requests = self.requests[followed]
+        found.token_ids[requests, self.places[followed] + 1] = drawn.token_ids[has_token, 0]
+        found.num_tokens[requests] += 1
+        return replace(found, followed=followed)
+
+
+class RejectionSampler(Protocol):
+    """Verifies drafts against the target's distributions, so that the tokens are distributed as the target's own.
+
+    The terms are vLLM's. For each request, p is the target's distribution at a row and q the one that the draft there
+    was drawn from:
+    - draft: a pending token that was proposed and is verified by the row before it. One that was looked up in the text
+      has all of q at it.
+    - accepted: a draft that becomes a token: with probability min(1, p / q); of a greedy or a seeded request, if the
+      target draws the same token.
+    - recovered: the token drawn from norm(max(p - q, 0)) in the place of the first draft that is not accepted. All
+      drafts after it are dropped.
+    - bonus: the token drawn from p where all drafts were accepted and the last one has a row as well.
+    - still pending: drafts that no row verified, although all before them were accepted. They wait for the next pass,
+      and no token is drawn. vLLM has no such drafts, since every draft has a row there.
+    """
+
+    draft_probs: DraftProbs
+    """Where q of unseeded drafts is kept."""
+
+    def sample(
+        self, sampling: SamplingArray, logits: Any, rows: VerificationRows, branches: BranchTokens | None = None
+    ) -> AcceptResult:
+        """Verify the drafts of each request and draw the token after them; in order of `rows`.
+
+        sampling [max_batch_size] (SAMPLING_DTYPE): the table that rows.slots index. logits [num_rows, >= vocab_size]:
+        of a pass, those of `rows` first, then those of `branches`, on the sampler's device. A branch whose token is
+        recovered gives the request one token more, which AcceptResult.followed tells. The result holds until the next
+        call. ValueError for fewer logits than rows.
+        """
+
+    def log_probs(self, logits: Any, asked: TokenRows) -> LogProbs:
+        """Log probabilities of tokens; logits: of a pass."""
+
+    def take(self, logits: Any, rows: npt.NDArray[np.int64]) -> Any:
+        """A copy of these rows of logits, for sample()."""
+
+    def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
+        """Duration of the last pass as cost tables count it. forward_ms, sample_ms: how long its forward() and its
+        sample() took the host."""
+
+
+class CpuRejectionSampler:
+    """RejectionSampler for logits in the host's memory."""
+
+    def __init__(
+        self, vocab_size: int, max_draft_len: int, draft_probs: DraftProbs, *, pool: int | None = None
+    ) -> None:
+        """pool: handle of the core set whose threads share the work; None: the calling thread works alone."""
+        self.draft_probs = draft_probs
+        self._vocab_size = vocab_size
+        self._max_draft_len = max_draft_len
+        self._pool = pool
+
+    def sample(
+        self,
+        sampling: SamplingArray,
+        logits: Float32Array,
+        rows: VerificationRows,
+        branches: BranchTokens | None = None,
+    ) -> AcceptResult:
+        found = self._accept(sampling, logits, rows)
+        taken = None if branches is None else branches.recovered(found)
+        if branches is None or taken is None or not taken.size:
+            return found
+        requests = branches.requests[taken]
+        known = rows.num_tokens[requests] + branches.places[taken] + 1
+        entries = sampling[rows.slots[requests]]  # a copy, whose history ends with the branch's token
+        histories = []
+        for address, length, token in zip(entries["tokens"], known, branches.token_ids[taken], strict=True):
+            histories.append(int32_at(int(address), int(length)).copy())
+            histories[-1][-1] = token
+        entries["tokens"] = [address_of(history, np.int32) for history in histories]
+        ones = np.ones(taken.size, np.int32)
+        own_rows = VerificationRows(np.arange(taken.size, dtype=np.int32), ones, known, np.zeros_like(ones))
+        own_logits = logits[int(rows.num_rows.sum()) + taken]
+        return branches.follow(found, taken, self._accept(entries, own_logits, own_rows))
+
+    def log_probs(self, logits: Float32Array, asked: TokenRows) -> LogProbs:
+        return token_log_probs(logits[asked.rows], self._vocab_size, asked)
+
+    def take(self, logits: Float32Array, rows: npt.NDArray[np.int64]) -> Float32Array:
+        return logits[rows]
+
+    def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
+        return forward_ms + sample_ms
+
+    def _accept(self, sampling: SamplingArray, logits: Float32Array, rows: VerificationRows) -> AcceptResult:
+        return accept(
+            sampling,
+            rows.slots,
+            logits,
+            self._vocab_size,
+            rows.cu_logit_rows,
+            rows.num_tokens,
+            rows.num_drafts,
+            self._max_draft_len,
+            pool=self._pool,
+        )
