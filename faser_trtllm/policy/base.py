@@ -17,7 +17,7 @@ __all__ = ["FOREVER", "Decision", "Mode", "PlanStats", "Policy", "StepView"]
 
 FOREVER = 1 << 62  # Decision.num_held of a plan that depends on nothing but the number of requests
 HELD_STEPS = 16  # at least: what a plan rests on is learnt no faster
-TRIAL_STEPS = 4  # of an arm, where drafting is in charge; the first two after a change are not counted
+TRIAL_STEPS = 4  # of a candidate, where drafting is in charge; the first two after a change are not counted
 HELD_MS = 100.0  # and about so long, so that planning takes less than 1 % of short steps' time
 MAX_HELD_STEPS = 1024
 

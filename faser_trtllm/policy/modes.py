@@ -8,7 +8,7 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.policy.base import Mode
 from faser_trtllm.policy.draft_costs import FIRST_ROWS
 
-MODE_ARMS = (Mode.DRAFT_AHEAD.value, Mode.PING_PONG.value)
+OVERLAPPED = (Mode.DRAFT_AHEAD.value, Mode.PING_PONG.value)
 DRAFT, VERIFY = "draft", "verify"
 
 

@@ -4,7 +4,7 @@ plan() takes what drafts are expected to bring (by sampling mode and place) and 
 goodput on the measured staircase of costs, drafting paid by step; that goodput is the price. Drafting stops where the
 next draft step and its rows would cost more than they are worth at that price; of what was drafted, the slots that are
 worth their time are verified, by the same argmax over the survivals that margins tell. Whether to draft at all, and
-whether lanes overlap, is held against what plans brought (arms.py).
+whether drafting and verification overlap, is held against what plans brought (candidates.py).
 
 Why it is exact: no draft is discarded, reordered or replaced before its test, so whatever is decided, by whatever was
 seen, says when a draft is tested, never whether (docs/policy.md).
@@ -21,7 +21,6 @@ from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.ops.arrays import Float64Array, Int32Array
 from faser_trtllm.ops.best_slots import FrontierRule, SlotCosts, best_slots
 from faser_trtllm.policy.acceptance import AcceptanceEstimator
-from faser_trtllm.policy.arms import OFF, Arms
 from faser_trtllm.policy.base import (
     HELD_MS,
     HELD_STEPS,
@@ -33,9 +32,10 @@ from faser_trtllm.policy.base import (
     StepView,
     mean_context,
 )
+from faser_trtllm.policy.candidates import OFF, Candidates
 from faser_trtllm.policy.costs import MeasuredCosts, StepCosts
 from faser_trtllm.policy.exits import ExitPlanner
-from faser_trtllm.policy.modes import MODE_ARMS, predict_modes
+from faser_trtllm.policy.modes import OVERLAPPED, predict_modes
 from faser_trtllm.policy.prompts import Prompts, prompt_row_worth
 from faser_trtllm.policy.stop import draft_stop
 
@@ -60,7 +60,7 @@ class PricePolicy:
         self.estimator = AcceptanceEstimator(max_draft_len)
         self._costs = MeasuredCosts(costs, max_draft_len)
         self._exits = ExitPlanner(costs, self.estimator.model, prune)
-        self._arms = Arms(TABLE_ERROR)
+        self._candidates = Candidates(TABLE_ERROR)
         self._mode = None if mode == "auto" else Mode(mode)
         self._decision = Decision([])
         self._planned: dict[int, int] = {}  # slot -> length
@@ -68,10 +68,10 @@ class PricePolicy:
         self._context_len = 1.0
         self._prompts = Prompts()
         self._until_s = 0.0  # so long the plan stands
-        self._arm = self._in_charge = OFF
+        self._running = self._in_charge = OFF
         self._rival: str | None = None
         self._rival_steps = 0  # that it runs on
-        self._is_trial = False  # of drafting, by a few requests: says nothing of the arm
+        self._is_trial = False  # of drafting, by a few requests: says nothing of the candidate
         self._promised = 0.0  # tokens per ms that the plan is to bring
 
     def observe(self, stats: PlanStats) -> None:
@@ -81,7 +81,7 @@ class PricePolicy:
         is_telling = usual_ms > 0.0 and self._promised > 0.0 and stats.num_tokens > 0
         if is_telling and self._costs.were_known and not self._is_trial and not self.estimator.is_new:
             promised = self._promised * usual_ms
-            self._arms.record(self._size, self._arm, stats.num_steps, usual_ms, stats.num_tokens, promised)
+            self._candidates.record(self._size, self._running, stats.num_steps, usual_ms, stats.num_tokens, promised)
 
     def plan(self, view: StepView) -> Decision:
         decoding = view.decoding
@@ -110,7 +110,7 @@ class PricePolicy:
         if view.num_context_rows or view.num_joining:  # the batch is another in the next step
             self._until_s = 0.0
         held = min(MAX_HELD_STEPS, max(HELD_STEPS, int(HELD_MS / steps_ms))) - 1
-        self._arm, self._is_trial, self._promised = OFF, False, 0.0
+        self._running, self._is_trial, self._promised = OFF, False, 0.0
         off = Decision([0] * n, num_held=held, price=off_goodput / self._costs.slowness)
         if not limits.any():  # last tokens, or requests that want no drafts: that says nothing about drafting
             self._until_s = 0.0
@@ -128,31 +128,31 @@ class PricePolicy:
         probed = _probed(gains, limits, lengths)
         goodputs = {PRICE: goodput, PROBE: _goodput(gains, probed, slot_costs)} if probed else {PRICE: goodput}
         goodputs |= self._overlapped(lengths, round(tokens[sum(lengths)]), gains)
-        arm, rival = self._choose(view, costs, off_goodput, goodputs)
+        candidate, rival = self._choose(view, costs, off_goodput, goodputs)
         if rival is not None:
             held = self._rival_steps - 1 if self._until_s else 0  # beside prompts there is a plan for every step
             self._rival_steps -= held + 1
             self._until_s = 0.0
-        self._arm = rival or arm
-        if self._arm == OFF:
+        self._running = rival or candidate
+        if self._running == OFF:
             self._promised = n / costs.off_ms
             return replace(off, num_held=held)
-        if arm == OFF:
+        if candidate == OFF:
             # A few requests, of all ages, tell of acceptance and costs as well.
             limits[np.arange(n) * RETRY_REQUESTS % n >= RETRY_REQUESTS] = 0
             lengths, goodput = best_slots(gains, limits, slot_costs)
             self._is_trial = n > RETRY_REQUESTS
             if not any(lengths):  # just these want none
-                self._arm, self._is_trial, self._until_s = OFF, False, 0.0
+                self._running, self._is_trial, self._until_s = OFF, False, 0.0
                 self._promised = n / costs.off_ms
                 return replace(off, num_held=0)
             probed = _probed(gains, limits, lengths)
         slots = sum(lengths)
         prompt_ms = (verify[slots] - costs.verify[slots]) / tokens[slots]
-        self._promised = 1.0 / (1.0 / goodputs[self._arm] - prompt_ms)
+        self._promised = 1.0 / (1.0 / goodputs[self._running] - prompt_ms)
         price = 1.0 / (1.0 / goodput - prompt_ms)
         num_rows = n + slots + round(tokens[slots] * self._prompts.rows_per_token)
-        mode = Mode(self._arm) if self._arm in MODE_ARMS else self._mode or Mode.SERIAL
+        mode = Mode(self._running) if self._running in OVERLAPPED else self._mode or Mode.SERIAL
         wanted = [min(length + SLACK, self._max_draft_len) if length else 0 for length in lengths]
         smooth = costs.beside(self._prompts.shares(tokens[slots])) + displaced_ms
         decision = Decision(
@@ -165,15 +165,15 @@ class PricePolicy:
             held,
             goodput / self._costs.slowness,
         )
-        if self._arm == PROBE:  # all of it runs, whatever it is thought to be worth
+        if self._running == PROBE:  # all of it runs, whatever it is thought to be worth
             return replace(decision, lengths=probed or lengths, stop=None, frontier=None)
         return decision
 
     def _choose(
         self, view: StepView, costs: StepCosts, off_goodput: float, goodputs: Mapping[str, float]
     ) -> tuple[str, str | None]:
-        """-> the arm in charge, and the one to run instead, if any; it runs for self._rival_steps more steps."""
-        # Both arms have to be there still: lanes do not take turns with one request, nor overlap without drafts.
+        """-> the candidate in charge, and the one to run instead, if any; it runs for self._rival_steps more steps."""
+        # Both candidates have to be there still: modes do not overlap with one request, nor without drafts.
         if self._rival_steps and {self._in_charge, self._rival} <= {OFF, *goodputs}:
             return self._in_charge, self._rival
         decoding, n = view.decoding, len(view.decoding)
@@ -182,19 +182,19 @@ class PricePolicy:
         num_left = sum(request.max_num_tokens - request.num_tokens for request in decoding)
         row_ms, few = self._costs.late_row_ms(n), min(RETRY_REQUESTS, n)
         late_ms = row_ms * max(self._prompts.rows_per_token, lag / max(1, num_left))
-        predicted = {OFF: off_goodput} | {arm: 1.0 / (1.0 / goodput + late_ms) for arm, goodput in goodputs.items()}
+        predicted = {OFF: off_goodput} | {name: 1.0 / (1.0 / goodput + late_ms) for name, goodput in goodputs.items()}
         entry_ms, steps = row_ms * lag * few / n, TRIAL_STEPS
         if self._in_charge == OFF:  # what was missed is made up for once, however long a trial is
             steps = HELD_STEPS
             entry_ms += steps * costs.draft_first[few]
-        arm, rival = self._arms.choose(
+        candidate, rival = self._candidates.choose(
             self._size, predicted, steps * costs.off_ms, dict.fromkeys(goodputs, entry_ms), PROBE
         )
-        if self.estimator.is_new and arm == OFF:
+        if self.estimator.is_new and candidate == OFF:
             rival = PRICE
-        trial_steps = HELD_STEPS if arm == OFF else TRIAL_STEPS
-        self._in_charge, self._rival, self._rival_steps = arm, rival, trial_steps if rival else 0
-        return arm, rival
+        trial_steps = HELD_STEPS if candidate == OFF else TRIAL_STEPS
+        self._in_charge, self._rival, self._rival_steps = candidate, rival, trial_steps if rival else 0
+        return candidate, rival
 
     def _overlapped(self, lengths: Sequence[int], num_tokens: int, gains: Float64Array) -> dict[str, float]:
         """Goodput of the overlapped modes that can run."""

@@ -1,8 +1,8 @@
-"""Which way of running (an arm: drafting, off, an overlapped mode) is in charge: the best by what is predicted and what
-was measured.
+"""The candidates for the next plan (drafting, off, an overlapped mode), and which of them is in charge.
 
-A model predicts each arm's goodput; what its plans brought corrects that, by one mean of log(tokens / promised) per arm
-and class of batch sizes. What does not run is not measured, so a small share of the time goes to plans of another arm.
+A model predicts each candidate's goodput. What its plans brought corrects that, by one mean of log(tokens / promised)
+per candidate and class of batch sizes. A candidate that does not run is not measured, so a small share of the time goes
+to plans of the others.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from faser_trtllm.policy.average import Average
 
 OFF = "off"
-EXPLORED_SHARE = 0.004  # of the time that may be lost to plans of arms that are not in charge
-HYSTERESIS = 0.02  # by so much another arm must look better to take over
+EXPLORED_SHARE = 0.004  # of the time that may be lost to plans of candidates that are not in charge
+HYSTERESIS = 0.02  # by so much another candidate must look better to take over
 LEAST_LOSS = 0.25  # of a trial's time, that it is taken to cost at least
-ARM_STEPS = 2000.0  # of an arm, after which older ones are forgotten
-ARM_PRIOR_STEPS = 16.0  # that the prediction counts as
-STALE_STEPS = 20_000.0  # of other arms, after which what was measured of an arm counts 1 / e
+CANDIDATE_STEPS = 2000.0  # of a candidate, after which older ones are forgotten
+PRIOR_STEPS = 16.0  # that the prediction counts as
+STALE_STEPS = 20_000.0  # of other candidates, after which what was measured of a candidate counts 1 / e
 MAX_SAVED_PLANS = 2.0  # what is not lost now may be lost later: so many plans' worth of it
 
 
-class Arms:
+class Candidates:
     def __init__(self, table_error: float = 0.0) -> None:
-        """table_error: share by which predictions may be wrong; an arm that is further behind is no free trial's."""
+        """table_error: share by which predictions may be wrong; one that is worse by more gets no free trial."""
         self._lead = (1.0 + table_error) ** 2
         self._measured: dict[int, dict[str, Average]] = {}  # by class of batch sizes
         self._in_charge: dict[int, str] = {}
@@ -40,22 +40,21 @@ class Arms:
         entry_ms: Mapping[str, float],
         probe: str = "",
     ) -> tuple[str, str | None]:
-        """-> the arm in charge, and the one to run instead now, if any, for about plan_ms.
+        """-> the candidate in charge, and the one to run instead now, if any, for about plan_ms.
 
-        predicted: goodput of every arm that can run now. entry_ms: what beginning with an arm costs beside that.
-        probe: an arm that is never in charge.
+        predicted: goodput of every candidate that can run now. entry_ms: what beginning with one costs on top of that.
+        probe: a candidate that is never in charge.
         """
         size_class = _class_of(batch_size)
         measured = self._measured.setdefault(size_class, {})
-        scores = {arm: goodput * math.exp(_mean(measured, arm)) for arm, goodput in predicted.items()}
+        scores = {name: goodput * math.exp(_mean(measured, name)) for name, goodput in predicted.items()}
         last = self._in_charge.get(size_class, "")
-        best = max(
-            (arm for arm in scores if arm != probe), key=lambda arm: scores[arm] * (1.0 + HYSTERESIS * (arm == last))
-        )
+        kept = {name: score * (1.0 + HYSTERESIS * (name == last)) for name, score in scores.items() if name != probe}
+        best = max(kept, key=lambda name: kept[name])
         self._in_charge[size_class] = best
-        others = [arm for arm in scores if arm != best]
+        others = [name for name in scores if name != best]
         if others:
-            rival = min(others, key=lambda arm: self._num_trials[size_class, arm])
+            rival = min(others, key=lambda name: self._num_trials[size_class, name])
             loss_ms = max(0.0, 1.0 - scores[rival] / scores[best]) * plan_ms
             loss_ms = max(loss_ms + min(entry_ms.get(rival, 0.0), plan_ms), LEAST_LOSS * plan_ms)
             self._saved_ms = min(self._saved_ms, MAX_SAVED_PLANS * loss_ms)
@@ -70,18 +69,18 @@ class Arms:
                 return best, rival
         return best, None
 
-    def record(self, batch_size: int, arm: str, steps: int, ms: float, num_tokens: float, promised: float) -> None:
-        """Steps of the arm took ms at the usual speed and committed num_tokens, where so many were promised."""
+    def record(self, batch_size: int, name: str, steps: int, ms: float, num_tokens: float, promised: float) -> None:
+        """Steps of the candidate took ms at the usual speed and committed num_tokens, where so many were promised."""
         self._saved_ms += EXPLORED_SHARE * ms
         measured = self._measured.setdefault(_class_of(batch_size), {})
-        measured.setdefault(arm, Average(ARM_STEPS, ARM_PRIOR_STEPS)).add(math.log(num_tokens / promised), steps)
+        measured.setdefault(name, Average(CANDIDATE_STEPS, PRIOR_STEPS)).add(math.log(num_tokens / promised), steps)
         for other, average in measured.items():
-            if other != arm:
+            if other != name:
                 average.mean *= math.exp(-steps / STALE_STEPS)
 
 
-def _mean(measured: Mapping[str, Average], arm: str) -> float:
-    return measured[arm].mean if arm in measured else 0.0
+def _mean(measured: Mapping[str, Average], name: str) -> float:
+    return measured[name].mean if name in measured else 0.0
 
 
 def _class_of(batch_size: int) -> int:
