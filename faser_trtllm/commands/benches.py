@@ -29,7 +29,7 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
     name, *rest = arguments
     if name not in files:
         what = "option" if name.startswith("-") else "command"
-        if what == "command" and not (root / "benchmarks").is_dir():
+        if what == "command" and not _is_checkout(root):
             raise FaserError(
                 f"bench {name!r} is not part of the installed package; clone the repository and run it from there "
                 "after ./build.sh setup"
@@ -44,11 +44,16 @@ def bench(arguments: Sequence[str], root: Path = ROOT) -> int:
 def _files(root: Path) -> dict[str, str]:
     """Benches of a checkout by name, as in peers or peers.bits, with their files; none elsewhere."""
     found = {}
-    for path in (root / "benchmarks").rglob("*.py"):
+    for path in (root / "benchmarks").rglob("*.py") if _is_checkout(root) else ():
         if "\ndef main(argv" in path.read_text():
             file = path.relative_to(root)
             found[".".join(file.with_suffix("").parts[1:]).removesuffix(".__main__")] = str(file)
     return found
+
+
+def _is_checkout(root: Path) -> bool:
+    """Installed packages lie next to whatever else is called benchmarks."""
+    return (root / "pyproject.toml").is_file()
 
 
 def _first_line(path: Path) -> str:
