@@ -38,11 +38,6 @@ def test_it_counts_every_response(port):
         assert counts[-1] == wanted == max(counts), (run.__name__, counts)
 
 
-def test_an_error_is_no_response(port):
-    with pytest.raises(RuntimeError, match="max_tokens"):
-        run_streams(port, 2, request_bytes(-1))
-
-
 def test_frames_in_any_pieces_are_counted():
     """A server that sends a byte at a time: two messages in one frame, one in two frames, a ping between them."""
 
@@ -69,12 +64,3 @@ def test_frames_in_any_pieces_are_counted():
         thread.join()
     assert frame(6, 1, 0, b"12345678") in received, "a ping is answered"
     assert b"request" in received
-
-
-def test_a_server_that_goes_away_is_an_error():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=lambda: listener.accept()[0].close())
-        thread.start()
-        with pytest.raises((RuntimeError, ConnectionError)):
-            run_streams(listener.getsockname()[1], 1, b"request")
-        thread.join()

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.paper import runner
 from benchmarks.paper.arithmetic import Answer
 from benchmarks.paper.case import OFF, Result, Setting, run_case
-from benchmarks.paper.markdown import ahead_of_best, over_base, render_markdown
+from benchmarks.paper.markdown import ahead_of_best, over_base
 from benchmarks.paper.runner import JSON_FILE, TEXT_FILE, PaperBenchOptions, run_paper_bench
 from benchmarks.paper.sections import SECTIONS, Question, Section
 from faser_trtllm.errors import InvalidArgumentError
@@ -16,7 +16,6 @@ from faser_trtllm.policy.registry import make_policy
 from tests.support.executor_harness import toy_costs
 
 SMALL = Setting("h100", "llama-3.1-8b", "llama-3.2-1b", 2, output_len=32)
-ENVIRONMENT = {"anchors": "tables", "command_line": "faser bench paper", "git_commit": "abc"}
 
 
 def result(setting, system, rate, **changes):
@@ -82,14 +81,6 @@ def test_seeds_are_compared_each_with_its_own_rivals():
     found = over_base(SECTIONS["static"], results)
     assert list(found) == [SMALL]
     assert ahead_of_best(found[SMALL]) == pytest.approx([1.05, 0.95])
-
-
-def test_the_report_says_that_times_are_modelled_and_what_was_pruned():
-    text = render_markdown(
-        [result(SMALL, "fixed:7", 100.0), result(SMALL, "price", 150.0, pruned=0.12, overlapped=0.5)], ENVIRONMENT
-    )
-    assert "*modelled* (tables)" in text
-    assert "| 1.000 | 1.500 (p 12%, o 50%) |" in text
 
 
 def test_results_are_written_and_what_does_not_fit_is_named(tmp_path, monkeypatch):

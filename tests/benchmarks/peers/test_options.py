@@ -1,6 +1,5 @@
 """Runs that cannot work are refused before anything starts."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,9 +36,3 @@ def test_defaults_are_valid_and_quick_stays_so() -> None:
 def test_refusals(change: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         replace(OPTIONS, **change).validate()  # type: ignore[arg-type]
-
-
-def test_cores_and_threads_default_to_the_affinity() -> None:
-    assert OPTIONS.pinned_cores() == tuple(sorted(os.sched_getaffinity(0)))
-    assert OPTIONS.threads() == len(OPTIONS.pinned_cores())
-    assert replace(OPTIONS, num_threads=1).threads() == 1

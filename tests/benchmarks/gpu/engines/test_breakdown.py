@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.engines import breakdown, row_counts, steps
+from benchmarks.gpu.engines import breakdown, row_counts
 from benchmarks.gpu.engines.kernel_times import kernel_times
 from benchmarks.gpu.machine import DryMachine
 from benchmarks.gpu.options import GpuBenchOptions
@@ -44,11 +44,6 @@ def test_a_breakdown_has_a_column_for_each_context(options: GpuBenchOptions, mon
         for column in (2, 3):
             parts = [float(row[column]) for row in (*kernels, others)]
             assert abs(sum(parts) - float(everything[column])) <= len(parts)  # each is rounded
-
-
-def test_contexts_around_a_chunk_of_attention_are_measured() -> None:
-    assert set(steps.CONTEXTS) >= {448, 512, 640}
-    assert breakdown.CONTEXTS is steps.CONTEXTS
 
 
 def test_row_counts_are_run_first_and_again_on_both_engines(

@@ -44,14 +44,3 @@ def test_functions_are_counted_by_the_step() -> None:
     assert rows["busy"][0] == "1.0"
     assert rows["slow"][0] == "3.0"
     assert rows["busy"][1] < rows["busy"][2] >= rows["slow"][2]
-
-
-def test_functions_are_named_without_the_machines_folders() -> None:
-    root = host_profile.ROOT
-    assert host_profile.name_of((str(root / "faser_trtllm" / "cli.py"), 7, "main")) == "faser_trtllm/cli.py:7 main"
-    package = root / ".venv" / "lib" / "site-packages" / "torch" / "x.py"
-    assert host_profile.name_of((str(package), 3, "f")) == "torch/x.py:3 f"
-    assert host_profile.name_of(("/usr/lib/python3/threading.py", 5, "wait")) == "threading.py:5 wait"
-    assert host_profile.name_of(("~", 0, "<built-in method new of type object at 0x7f00>")) == (
-        "<built-in method new of type object>"
-    )

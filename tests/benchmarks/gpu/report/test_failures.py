@@ -41,11 +41,3 @@ def test_what_is_fine_or_not_installed_is_none() -> None:
     assert skipped(report) == [("left", "no tool"), ("old", "no gun")]
     text = render_markdown(report)
     assert text.startswith("# faser bench gpu\n\nNothing failed.\n\nSkipped: `left`, no tool; `old`, no gun\n")
-
-
-def test_the_report_begins_with_what_failed_first() -> None:
-    text = render_markdown(report_of(good="ok", first="failed: x", second=("1 measurement(s) failed", "y")))
-    assert text.startswith(
-        "# faser bench gpu\n\nFailed: 2 of 3 sections\n\n1. `first`: failed: x\n"
-        "2. `second`: 1 measurement(s) failed; first: y\n"
-    )

@@ -10,9 +10,8 @@ import pytest
 from benchmarks.peers.bits import runner, systems
 from benchmarks.peers.bits.machine import Machine
 from benchmarks.peers.bits.options import BitsOptions
-from benchmarks.peers.bits.systems import Loaded, Place
+from benchmarks.peers.bits.systems import Loaded
 from benchmarks.peers.report import FASER
-from benchmarks.peers.worker_process import WorkerError
 from faser_trtllm.errors import InvalidArgumentError
 from tests.support.checkpoints import make_checkpoint
 
@@ -36,13 +35,11 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BitsOptions:
     )
 
 
-def fake(log: Log, ms: float, fail_at: int = 0) -> Loaded:
+def fake(log: Log, ms: float) -> Loaded:
     """Takes ms for every step and ten times as long for a prompt."""
 
     def run(prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
         log.append((len(prompts), len(prompts[0]), max_tokens))
-        if len(log) == fail_at:
-            raise WorkerError("it broke")
         return {"first_cpu_ms": [10 * ms], "step_cpu_ms": [ms] * (max_tokens - 1)}
 
     return Loaded("fake", {"fake": "1.0"}, 4.5, run, lambda: None)
@@ -70,29 +67,6 @@ def test_every_cell_of_every_system(options: BitsOptions, monkeypatch: pytest.Mo
     data = json.loads((options.output_dir / "bits.json").read_text())
     assert len(data["ratios"]) == 6
     assert "**no**" not in (options.output_dir / "bits.md").read_text()
-
-
-def test_peers_that_are_missing_or_fail_are_left_out(options: BitsOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(place: Place) -> Loaded:
-        if place.bits == "bf16":
-            raise WorkerError("No module named 'fake'", missing=True)
-        return fake([], 1.0, fail_at=4)
-
-    monkeypatch.setattr(systems, "openers", lambda o, bits: opened(o, bits, missing))
-    report = runner.run_bits(options, lambda line: None)
-    assert len(report.absences) == 2
-    assert "No module named" in report.absences[0]
-    assert "it broke" in report.absences[1]
-    assert {result.system for result in report.results} == {FASER}
-    assert "Not run: fake" in (options.output_dir / "bits.md").read_text()
-
-
-def test_interpreters_without_the_peers(options: BitsOptions) -> None:
-    """Neither llama.cpp nor OpenVINO is a dependency of ours; where one is there after all, it runs."""
-    report = runner.run_bits(replace(options, bits=("bf16",), rounds=1), lambda line: None)
-    systems_run = {result.system for result in report.results}
-    assert FASER in systems_run
-    assert len(systems_run) + len(report.absences) == 3
 
 
 @pytest.mark.parametrize(
