@@ -14,7 +14,7 @@ from faser_trtllm.builder.engine_file import write_engine_file
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.quantized_weight import Scheme
 from faser_trtllm.models.rope import RopeConfig
-from faser_trtllm.models.weights import bfloat16_from_float32
+from faser_trtllm.models.weights import Weights, bfloat16_from_float32
 
 MAX_SEQ_LEN = 1024
 
@@ -45,11 +45,8 @@ def random_config(num_layers: int, hidden_size: int, intermediate_size: int, voc
     )
 
 
-class RandomWeights:
+class RandomWeights(Weights):
     """Weights (models/weights.py) drawn from normal distributions; norms are 1."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        raise NotImplementedError
 
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
         rng = np.random.default_rng(zlib.crc32(name.encode()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import CheckpointError, ConfigError, InvalidArgumentError, reason_of
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.fp8_matrix import scale_of
+from faser_trtllm.models.fp8 import scale_of
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import Weights
 

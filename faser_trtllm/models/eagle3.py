@@ -19,7 +19,8 @@ import numpy.typing as npt
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, parse_model_config, read_json
 from faser_trtllm.models.torch_file import HeadFiles
-from faser_trtllm.models.weights import Weights
+from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes
+from faser_trtllm.models.weights import expected_shapes as decoder_shapes
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 _SOURCE = "config.json"
@@ -51,7 +52,7 @@ def is_eagle3(checkpoint_dir: Path) -> bool:
     return named or "draft_vocab_size" in data or data.get("speculators_model_type") == "eagle3"
 
 
-class Eagle3Weights:
+class Eagle3Weights(DerivedWeights):
     """Tensors of a head under our names: `fc`, `model.layers.0.*`, `hidden_norm` and so on, as a decoder's where a
     decoder has them. What the head shares with its target comes from `target`."""
 
@@ -78,18 +79,6 @@ class Eagle3Weights:
         """Of the checkpoint's tensors, ours."""
         return tuple(self._names)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        weights, name = self._find(name)
-        return weights.shape(name)
-
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
-        weights, name = self._find(name)
-        return weights.bfloat16(name, shape)
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        weights, name = self._find(name)
-        return weights.float32(name, shape)
-
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
         """Token ids of the head's outputs [draft_vocab_size]: i + d2t[i]; None: the same ids. CheckpointError for ids
         that the target does not have, or has twice."""
@@ -107,7 +96,7 @@ class Eagle3Weights:
             raise CheckpointError("d2t maps two outputs of the EAGLE-3 head to one token; fetch the checkpoint again")
         return ids.astype(np.int32)
 
-    def _find(self, name: str) -> tuple[Weights, str]:
+    def source(self, name: str) -> tuple[Weights, str]:
         if name in self._names:
             return self._checkpoint, self._names[name]
         if name in (_EMBEDDING, _HEAD):
@@ -214,33 +203,15 @@ def _checked(layers: Any, what: str, num_layers: int) -> tuple[int, ...]:
 
 def expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     """Every tensor that a head has, under our names."""
-    model = config.model
-    hidden, inner = model.hidden_size, model.intermediate_size
-    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    layer = "model.layers.0"
-    linears = {
-        "self_attn.q_proj": (q_size, 2 * hidden, model.qkv_bias),
-        "self_attn.k_proj": (kv_size, 2 * hidden, model.qkv_bias),
-        "self_attn.v_proj": (kv_size, 2 * hidden, model.qkv_bias),
-        "self_attn.o_proj": (hidden, q_size, model.o_bias),
-        "mlp.gate_proj": (inner, hidden, model.mlp_bias),
-        "mlp.up_proj": (inner, hidden, model.mlp_bias),
-        "mlp.down_proj": (hidden, inner, model.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, config.num_features)}
+    hidden, layer = config.model.hidden_size, "model.layers.0"
+    shapes = decoder_shapes(config.model)
+    for part in "qkv":
+        name = f"{layer}.self_attn.{part}_proj.weight"
+        shapes[name] = (shapes[name][0], 2 * hidden)
+    shapes |= {"fc.weight": (hidden, config.num_features), f"{layer}.hidden_norm.weight": (hidden,)}
     if config.fc_bias:
         shapes["fc.bias"] = (hidden,)
-    for name, (num_out, num_in, bias) in linears.items():
-        shapes[f"{layer}.{name}.weight"] = (num_out, num_in)
-        if bias:
-            shapes[f"{layer}.{name}.bias"] = (num_out,)
-    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-        shapes[f"{layer}.{name}.weight"] = (hidden,)
-    return shapes | {
-        "model.norm.weight": (hidden,),
-        _EMBEDDING: (model.vocab_size, hidden),
-        _HEAD: (config.draft_vocab_size, hidden),
-    }
+    return shapes | {_HEAD: (config.draft_vocab_size, hidden)}
 
 
 def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
@@ -256,15 +227,13 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
             "checkpoint again"
         )
     shapes = expected_shapes(config)
-    for name, shape in shapes.items():
-        found = weights.shape(name)
-        if found != shape and name == "fc.weight":
-            raise CheckpointError(
-                f"fc.weight of the EAGLE-3 head has shape {list(found)}, hidden rows of {len(config.layers)} layers of "
-                f"this target ask for {list(shape)}"
-            )
-        if found != shape:
-            raise CheckpointError(f"tensor {name} has shape {list(found)}, config.json asks for {list(shape)}")
+    found, wanted = weights.shape("fc.weight"), shapes["fc.weight"]
+    if found != wanted:
+        raise CheckpointError(
+            f"fc.weight of the EAGLE-3 head has shape {list(found)}, hidden rows of {len(config.layers)} layers of "
+            f"this target ask for {list(wanted)}"
+        )
+    check_shapes(weights, shapes)
     for name in weights.names:
         if name not in shapes and name != "d2t" and name != "t2d" and not name.endswith("rotary_emb.inv_freq"):
             raise CheckpointError(

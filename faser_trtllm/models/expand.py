@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.fp8_matrix import Fp8Matrix, stored_input_scale, stored_matrix
-from faser_trtllm.models.weights import Weights
+from faser_trtllm.models.fp8 import Fp8Matrix
+from faser_trtllm.models.weights import DerivedWeights, Dtype, Weights
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
 
 
-class ExpandedWeights:
-    """Weights of the enlarged model, made tensor by tensor; same interface as CheckpointWeights.
+class ExpandedWeights(DerivedWeights):
+    """Weights of the enlarged model, made tensor by tensor.
 
     Layer i of the enlarged model is the original's layer i // expand: that layer itself if i is a multiple of
     expand, and a copy with zeroed outputs otherwise.
@@ -35,31 +36,23 @@ class ExpandedWeights:
         self._weights = weights
         self._expand = expand
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if the original has none."""
-        return self._weights.shape(self._source(name)[0])
+    def source(self, name: str) -> tuple[Weights, str]:
+        return self._weights, self._source(name)[0]
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint16]:
-        """The tensor as bf16 bits, shape checked."""
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
         source, zero = self._source(name)
-        return np.zeros(shape, np.uint16) if zero else self._weights.bfloat16(source, shape)
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        """The tensor as fp32, shape checked."""
-        source, zero = self._source(name)
-        return np.zeros(shape, np.float32) if zero else self._weights.float32(source, shape)
+        return np.zeros(self.shape(name), dtype) if zero else self._weights.read(source, dtype)
 
     def fp8_matrix(self, name: str) -> Fp8Matrix | None:
-        """The matrix in e4m3, where the original stores it so."""
         source, zero = self._source(name)
-        found = stored_matrix(self._weights, source)
+        found = self._weights.fp8_matrix(source)
         return Fp8Matrix(np.zeros_like(found.bits), found.scales) if found is not None and zero else found
 
     def input_scale(self, module: str) -> float | None:
-        """The original's scale of a matrix's inputs."""
-        return stored_input_scale(self._weights, self._source(f"{module}.weight")[0].removesuffix(".weight"))
+        return self._weights.input_scale(self._source(f"{module}.weight")[0].removesuffix(".weight"))
 
     def _source(self, name: str) -> tuple[str, bool]:
+        """The original's name, and whether the copy's outputs are zeroed."""
         match = _LAYER_NAME.fullmatch(name)
         if match is None:
             return name, False

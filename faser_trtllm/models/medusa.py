@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, read_json
 from faser_trtllm.models.torch_file import HeadFiles
-from faser_trtllm.models.weights import Bfloat16Array, Float32Array
+from faser_trtllm.models.weights import DerivedWeights, Dtype, Weights, check_shapes
 
 _SOURCE = "config.json"
 _PREFIX = re.compile(r"^(model\.)?(medusa_heads?\.)?")
@@ -41,7 +43,7 @@ def is_medusa(checkpoint_dir: Path) -> bool:
     return named or data.get("model_type") == "medusa" or "medusa_num_heads" in data
 
 
-class MedusaWeights:
+class MedusaWeights(DerivedWeights):
     """The heads' tensors under our names (Weights): `I.residual.J` [hidden, hidden] and `I.residual_bias.J` [hidden] of
     block J of head I, `I.lm_head` [vocab, hidden]. A block without a bias has one of zeros."""
 
@@ -68,19 +70,21 @@ class MedusaWeights:
         if lm_places and lm_places != {num_layers}:
             raise CheckpointError(f"the LM head of a Medusa head must follow its {num_layers} residual blocks")
 
+    def source(self, name: str) -> tuple[Weights, str]:
+        found = self._names.get(name)
+        if found is None:
+            head, part, *layer = name.split(".")
+            what = "the LM head" if part == "lm_head" else f"residual block {layer[0]}"
+            raise CheckpointError(f"{what} of Medusa head {head} is missing; fetch the checkpoint again")
+        return self._files, found
+
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._files.shape(self._find(name))
+        if self._is_no_bias(name):
+            return super().shape(name.replace("_bias", ""))[:1]
+        return super().shape(name)
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        return np.zeros(shape, np.uint16) if self._is_no_bias(name) else self._files.bfloat16(self._find(name), shape)
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        return np.zeros(shape, np.float32) if self._is_no_bias(name) else self._files.float32(self._find(name), shape)
-
-    def check(self, config: MedusaConfig) -> None:
-        """CheckpointError for the first tensor that is missing or of another shape."""
-        for name, shape in expected_shapes(config).items():
-            self.bfloat16(name, shape)
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
+        return np.zeros(self.shape(name), dtype) if self._is_no_bias(name) else super().read(name, dtype)
 
     def _add(self, ours: str, name: str) -> None:
         if ours in self._names:
@@ -89,14 +93,6 @@ class MedusaWeights:
 
     def _is_no_bias(self, name: str) -> bool:
         return ".residual_bias." in name and name not in self._names
-
-    def _find(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
-            head, part, *layer = name.split(".")
-            what = "the LM head" if part == "lm_head" else f"residual block {layer[0]}"
-            raise CheckpointError(f"{what} of Medusa head {head} is missing; fetch the checkpoint again")
-        return found
 
 
 def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
@@ -141,5 +137,5 @@ def load_medusa_config(checkpoint_dir: Path, weights: MedusaWeights, target: Mod
             f"{_SOURCE}: the Medusa heads have {weights.num_layers} residual blocks each, not {counts[1]}"
         )
     config = MedusaConfig(counts[0], counts[1], target.hidden_size, target.vocab_size)
-    weights.check(config)
+    check_shapes(weights, expected_shapes(config))
     return config

@@ -14,7 +14,7 @@ import numpy as np
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, read_json
-from faser_trtllm.models.weights import Bfloat16Array, Float32Array, Weights, expected_shapes
+from faser_trtllm.models.weights import Bfloat16Array, DerivedWeights, Weights, check_shapes, expected_shapes
 
 _SOURCE, _KEY, _PREFIX = "config.json", "num_nextn_predict_layers", "model.mtp_layers.0."
 _SHARED = ("model.embed_tokens.weight", "lm_head.weight")
@@ -31,7 +31,7 @@ class MtpConfig:
     reads_normed: bool
 
 
-class MtpWeights:
+class MtpWeights(DerivedWeights):
     """The layer's tensors (Weights) as a decoder's of one layer, `model.layers.0.*` and so on, with what it shares with
     its target, and its own: token_layernorm, hidden_layernorm and input_proj, whose inputs are the normed hidden row
     and then the normed embedding; target.norm.weight is the target's final norm."""
@@ -41,26 +41,19 @@ class MtpWeights:
         self._target = target
         self._tied = tied
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._target.shape(self._name(name))
-
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        return self._target.bfloat16(self._name(name), shape)
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        return self._target.float32(self._name(name), shape)
+    def source(self, name: str) -> tuple[Weights, str]:
+        if name in _SHARED:
+            name = _SHARED[0] if self._tied else name
+        elif name == "target.norm.weight":
+            name = "model.norm.weight"
+        else:
+            name = _PREFIX + name.replace("model.norm.", "final_layernorm.").removeprefix("model.layers.0.")
+        return self._target, name
 
     def embedding_first(self, hidden: int) -> Bfloat16Array:
         """input_proj [hidden, 2 * hidden] for the normed embedding and then the normed hidden row."""
         weight = self.bfloat16("input_proj.weight", (hidden, 2 * hidden))
         return np.concatenate((weight[:, hidden:], weight[:, :hidden]), 1)
-
-    def _name(self, name: str) -> str:
-        if name in _SHARED:
-            return _SHARED[0] if self._tied else name
-        if name == "target.norm.weight":
-            return "model.norm.weight"
-        return _PREFIX + name.replace("model.norm.", "final_layernorm.").removeprefix("model.layers.0.")
 
 
 def load_mtp_config(
@@ -84,10 +77,5 @@ def load_mtp_config(
     model = dataclasses.replace(target, num_layers=1, tie_word_embeddings=False)
     hidden = model.hidden_size
     own = dict.fromkeys(_OWN, (hidden,)) | {"input_proj.weight": (hidden, 2 * hidden)}
-    for name, shape in (expected_shapes(model) | own).items():
-        if weights.shape(name) != shape:
-            raise CheckpointError(
-                f"tensor {name} of the MTP layer has shape {list(weights.shape(name))}, {_SOURCE} asks for "
-                f"{list(shape)}"
-            )
+    check_shapes(weights, expected_shapes(model) | own)
     return MtpConfig(model, num_layers, reads_normed)

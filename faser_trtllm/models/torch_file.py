@@ -14,19 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.weights import (
-    Bfloat16Array,
-    CheckpointWeights,
-    Float32Array,
-    bfloat16_from_float32,
-    float32_from_bfloat16,
-)
+from faser_trtllm.models.weights import Bfloat16Array, CheckpointWeights, Dtype, Weights, check_shapes, converted
 
 TORCH_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64", "int32": "I32", "bool": "BOOL"}
 
 
-class TorchFileWeights:
+class TorchFileWeights(Weights):
     """As CheckpointWeights, of one file."""
 
     def __init__(self, directory: Path, file: str) -> None:
@@ -64,23 +58,19 @@ class TorchFileWeights:
         name = str(self._tensor(name).dtype).removeprefix("torch.")
         return _TYPES.get(name, name)
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        tensor = self._checked(name, shape, ("BF16", "F16", "F32"))
-        if self.dtype(name) == "BF16":
-            import torch
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
+        import torch
 
+        tensor = self._typed(name, ("F32", "F16", "BF16"))
+        if tensor.dtype is torch.bfloat16 and dtype is np.uint16:
             bits: Bfloat16Array = tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
             return bits
-        return bfloat16_from_float32(tensor.float().numpy())
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        if self.dtype(name) == "BF16":
-            return float32_from_bfloat16(self.bfloat16(name, shape))
-        values: Float32Array = self._checked(name, shape, ("F16", "F32")).float().numpy()
-        return values
+        return converted(tensor.float().numpy(), dtype)
 
     def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        values: npt.NDArray[np.int64] = self._checked(name, shape, ("I64", "I32")).long().numpy()
+        """A tensor of whole numbers, shape checked."""
+        check_shapes(self, {name: shape})
+        values: npt.NDArray[np.int64] = self._typed(name, ("I32", "I64")).long().numpy()
         return values
 
     def _tensor(self, name: str) -> Any:
@@ -88,17 +78,12 @@ class TorchFileWeights:
             raise CheckpointError(f"tensor {name} is missing in {self._file}")
         return self._tensors[name]
 
-    def _checked(self, name: str, shape: tuple[int, ...], types: tuple[str, ...]) -> Any:
-        tensor, dtype = self._tensor(name), self.dtype(name)
-        if tuple(tensor.shape) != shape:
+    def _typed(self, name: str, types: tuple[str, ...]) -> Any:
+        if self.dtype(name) not in types:
             raise CheckpointError(
-                f"{self._file}: tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(shape)}"
+                f"{self._file}: tensor {name} is of type {self.dtype(name)}, it must be {' or '.join(reversed(types))}"
             )
-        if dtype not in types:
-            raise CheckpointError(
-                f"{self._file}: tensor {name} is of type {dtype}, it must be {' or '.join(reversed(types))}"
-            )
-        return tensor
+        return self._tensor(name)
 
 
 HeadFiles = CheckpointWeights | TorchFileWeights

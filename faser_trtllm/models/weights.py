@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.config import ModelConfig, read_json
+from faser_trtllm.models.fp8 import Float32Array, Fp8Matrix
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -25,7 +26,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<
 _INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
 
 Bfloat16Array = npt.NDArray[np.uint16]
-Float32Array = npt.NDArray[np.float32]
+Dtype = type[np.uint16] | type[np.float32]
+"""Of what is read: bf16 bits or fp32."""
 
 
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
@@ -45,6 +47,11 @@ def float32_from_bfloat16(bits: Bfloat16Array) -> Float32Array:
     return values
 
 
+def converted(values: Float32Array, dtype: Dtype) -> npt.NDArray[Any]:
+    """fp32 as it is, or rounded to bf16 bits."""
+    return bfloat16_from_float32(values) if dtype is np.uint16 else values
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     file: str
@@ -53,20 +60,62 @@ class _Entry:
     start: int
 
 
-class Weights(Protocol):
+class Weights:
     """A model's tensors by their Hugging Face names, read from a checkpoint or derived from one."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor; CheckpointError if there is none of this name."""
+        raise NotImplementedError
+
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
+        """A tensor that shape() knows, np.uint16: as bf16 bits, np.float32: as fp32."""
+        raise NotImplementedError
+
+    def fp8_matrix(self, name: str) -> Fp8Matrix | None:
+        """The matrix as it is stored; None if it is not in e4m3 with a scale, or one per output."""
+        return None
+
+    def input_scale(self, module: str) -> float | None:
+        """The static scale of the inputs of a matrix, by its name without .weight; None if there is none."""
+        return None
 
     def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits, shape checked."""
+        """The tensor as bf16 bits, shape checked (a read-only view of the file if it holds just that)."""
+        check_shapes(self, {name: shape})
+        return self.read(name, np.uint16)
 
     def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
         """The tensor as fp32, shape checked."""
+        check_shapes(self, {name: shape})
+        return self.read(name, np.float32)
 
 
-class CheckpointWeights(Closing):
+def check_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError for the first tensor that is missing or has another shape."""
+    for name, shape in shapes.items():
+        found = weights.shape(name)
+        if found != shape:
+            stored = weights.source(name)[1] if isinstance(weights, DerivedWeights) else name
+            raise CheckpointError(f"tensor {stored} has shape {list(found)}, the configuration asks for {list(shape)}")
+
+
+class DerivedWeights(Weights):
+    """Weights whose tensors are those of others, under other names."""
+
+    def source(self, name: str) -> tuple[Weights, str]:
+        """Where a tensor comes from, and its name there; CheckpointError if there is none of this name."""
+        raise NotImplementedError
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        weights, name = self.source(name)
+        return weights.shape(name)
+
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
+        weights, name = self.source(name)
+        return weights.read(name, dtype)
+
+
+class CheckpointWeights(Weights, Closing):
     """Tensors of one checkpoint by their Hugging Face names. Files are memory-mapped, never read whole."""
 
     def __init__(self, directory: Path) -> None:
@@ -88,30 +137,21 @@ class CheckpointWeights(Closing):
         return iter(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if there is none of this name."""
         return self._entry(name).shape
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits (a read-only view of the file if it is already bf16), shape checked."""
-        entry, array = self._array(name, shape)
-        if entry.dtype == "BF16":
-            return array
-        return bfloat16_from_float32(array.astype(np.float32, copy=False))
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """The tensor as fp32, shape checked."""
-        entry, array = self._array(name, shape)
-        if entry.dtype == "BF16":
-            return float32_from_bfloat16(array)
-        return array.astype(np.float32)
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
+        array = self._array(name, _DTYPES)
+        if self.dtype(name) != "BF16":
+            return converted(array.astype(np.float32), dtype)
+        return array if dtype is np.uint16 else float32_from_bfloat16(array)
 
     def int32(self, name: str) -> npt.NDArray[np.int32]:
         """An int32 tensor of any shape, a read-only view of the file."""
-        return self._array(name, self.shape(name), {"I32": np.dtype("<i4")})[1]
+        return self._array(name, {"I32": np.dtype("<i4")})
 
     def fp8(self, name: str) -> npt.NDArray[np.uint8]:
         """The bits of an e4m3 tensor of any shape, a read-only view of the file."""
-        return self._array(name, self.shape(name), {FP8: np.dtype(np.uint8)})[1]
+        return self._array(name, {FP8: np.dtype(np.uint8)})
 
     def dtype(self, name: str) -> str:
         """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
@@ -119,8 +159,8 @@ class CheckpointWeights(Closing):
 
     def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """A tensor of whole numbers, shape checked."""
-        _, array = self._array(name, shape, _INTEGERS)
-        return array.astype(np.int64)
+        check_shapes(self, {name: shape})
+        return self._array(name, _INTEGERS).astype(np.int64)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -143,20 +183,14 @@ class CheckpointWeights(Closing):
             raise CheckpointError(f"tensor {name} is missing in the checkpoint {self.directory}")
         return entry
 
-    def _array(
-        self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, np.dtype[Any]] = _DTYPES
-    ) -> tuple[_Entry, npt.NDArray[Any]]:
+    def _array(self, name: str, dtypes: Mapping[str, np.dtype[Any]]) -> npt.NDArray[Any]:
         entry = self._entry(name)
-        if entry.shape != shape:
-            raise CheckpointError(
-                f"{entry.file}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
-            )
         if entry.dtype not in dtypes:
             raise CheckpointError(
                 f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be {' or '.join(dtypes)}"
             )
-        array = np.frombuffer(self._maps[entry.file], dtypes[entry.dtype], math.prod(shape), entry.start)
-        return entry, array.reshape(shape)
+        array = np.frombuffer(self._maps[entry.file], dtypes[entry.dtype], math.prod(entry.shape), entry.start)
+        return array.reshape(entry.shape)
 
     def _open_file(self, file: str) -> None:
         path = self.directory / file
@@ -165,7 +199,8 @@ class CheckpointWeights(Closing):
                 mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except SafetensorError as error:
             raise CheckpointError(
-                f"{file}: {path.stat().st_size} bytes are not a whole safetensors file ({error}); fetch it again"
+                f"{file}: {path.stat().st_size} bytes are a truncated or damaged safetensors file ({error}); fetch it "
+                "again"
             ) from error
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read in {self.directory}: {reason_of(error)}") from error
@@ -226,12 +261,3 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     return shapes
-
-
-def check_weights(weights: Weights, config: ModelConfig) -> None:
-    """Raise CheckpointError for the first tensor that is missing or does not have the shape given by config."""
-    for name, shape in expected_shapes(config).items():
-        if weights.shape(name) != shape:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(weights.shape(name))}, the configuration asks for {list(shape)}"
-            )

@@ -14,7 +14,7 @@ from faser_trtllm.models import calibration
 from faser_trtllm.models.calibration import calibrate_input_scales, calibration_text
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
-from faser_trtllm.models.weights import CheckpointWeights
+from faser_trtllm.models.weights import CheckpointWeights, Dtype
 from tests.support.checkpoints import make_checkpoint
 
 TOKEN_IDS = np.random.default_rng(0).integers(0, 320, 600).tolist()
@@ -54,8 +54,8 @@ def test_scales_are_the_largest_inputs(directory: Path, monkeypatch: pytest.Monk
 
 def test_inputs_that_are_no_numbers_are_named(directory: Path) -> None:
     class Broken(CheckpointWeights):
-        def float32(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-            found = super().float32(name, shape)
+        def read(self, name: str, dtype: Dtype) -> np.ndarray:
+            found = super().read(name, dtype)
             return found * np.float32(np.inf) if name.endswith("1.input_layernorm.weight") else found
 
     with Broken(directory) as weights, pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj are not"):

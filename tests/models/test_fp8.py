@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser_trtllm.models.fp8 import NUMBERS, e4m3_from_float32
-from faser_trtllm.models.fp8_matrix import Fp8Matrix, quantize, scale_of, stack
+from faser_trtllm.models.fp8 import NUMBERS, Fp8Matrix, e4m3_from_float32, quantize, scale_of, stack
 
 
 def torchs(values: np.ndarray) -> np.ndarray:

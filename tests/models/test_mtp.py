@@ -79,7 +79,7 @@ def test_a_tensor_of_another_shape_is_refused(tmp_path):
     name = "model.mtp_layers.0.input_proj.weight"
     save_file(tensors | {name: tensors[name][:, :64].contiguous()}, path)
     with pytest.raises(
-        CheckpointError, match=r"input_proj.weight of the MTP layer has shape \[64, 64\], config.json asks"
+        CheckpointError, match=r"mtp_layers.0.input_proj.weight has shape \[64, 64\], the configuration asks"
     ):
         load(tmp_path)
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.reference import ReferenceModel
-from faser_trtllm.models.weights import Bfloat16Array, Float32Array, Weights, bfloat16_from_float32, expected_shapes
+from faser_trtllm.models.weights import Dtype, Weights, converted, expected_shapes
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -147,8 +147,8 @@ def num_matrix_parameters(config: ModelConfig) -> int:
     return sum(math.prod(s) for name, s in shapes.items() if len(s) == 2 and name != "model.embed_tokens.weight")
 
 
-class EnlargedWeights:
-    """Tensors of the larger model, made one at a time; the interface of CheckpointWeights, and tensor() for torch.
+class EnlargedWeights(Weights):
+    """Tensors of the larger model, made one at a time; tensor() gives torch's.
 
     The same seed gives the same model on the same kind of device; devices differ only in the added layers, which have
     no effect. Not thread-safe.
@@ -182,16 +182,8 @@ class EnlargedWeights:
             raise CheckpointError(f"tensor {name} is not one of the enlarged model's")
         return self._shapes[name]
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits, shape checked."""
-        return bfloat16_from_float32(self.float32(name, shape))
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """The tensor as fp32, shape checked."""
-        if self.shape(name) != shape:
-            raise CheckpointError(f"tensor {name} has shape {list(self.shape(name))}, asked for is {list(shape)}")
-        array: Float32Array = self.tensor(name).cpu().numpy()
-        return array
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
+        return converted(self.tensor(name).cpu().numpy(), dtype)
 
     def tensor(self, name: str) -> Any:
         """The tensor as torch's, fp32 on the device."""

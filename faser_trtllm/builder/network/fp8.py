@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from faser_trtllm.errors import CheckpointError
-from faser_trtllm.models.fp8_matrix import Fp8Matrix, quantize, stack, stored_matrix
+from faser_trtllm.models.fp8 import Fp8Matrix, quantize, stack
 from faser_trtllm.models.weights import Weights
 
 FP8 = "FP8"
@@ -33,7 +33,7 @@ class Fp8Layers(Protocol):
 class CheckpointLayers:
     """Fp8Layers of a checkpoint.
 
-    Matrices that it stores in e4m3 with a scale each, or one per output, are kept (see fp8_matrix.stack); others are
+    Matrices that it stores in e4m3 with a scale each, or one per output, are kept (models/fp8.py, stack); others are
     quantised with one scale.
     """
 
@@ -44,7 +44,7 @@ class CheckpointLayers:
 
     def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
         scale = max(self._input_scales[name] for name in names)
-        found = [stored_matrix(self._weights, f"{name}.weight") for name in names]
+        found = [self._weights.fp8_matrix(f"{name}.weight") for name in names]
         stored = [part for part in found if part is not None]
         if len(stored) == len(found):
             return stack(stored), scale
@@ -63,7 +63,7 @@ class BlankLayers:
         self._weights = weights
 
     def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
-        found = [stored_matrix(self._weights, f"{name}.weight") for name in names]
+        found = [self._weights.fp8_matrix(f"{name}.weight") for name in names]
         stored = [part for part in found if part is not None]
         by_output = len(stored) == len(found) and any(part.has_output_scales for part in stored)
         scales = np.ones(sum(num_out) if by_output else (), np.float32)

@@ -11,7 +11,6 @@ from faser_trtllm.builder.network.fp8 import FP8, is_layers
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.calibration import calibrate_input_scales
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.fp8_matrix import stored_input_scale, stored_matrix
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import Weights, expected_shapes
 
@@ -64,7 +63,7 @@ def recorded_scales(engine_config: Mapping[str, Any]) -> dict[str, float] | None
 
 def describe_fp8(role: str, stored_types: tuple[str, ...], config: ModelConfig, weights: Weights) -> str:
     """A sentence: what becomes of the matrices, and whose scales the activations get."""
-    matrices = [stored_matrix(weights, f"{name}.weight") for name in _matrices(config)]
+    matrices = [weights.fp8_matrix(f"{name}.weight") for name in _matrices(config)]
     fate = f"{', '.join(stored_types)} matrices of the layers become e4m3, which keeps 4 significant bits"
     if None not in matrices:
         fate = "e4m3 matrices stay as they are, but for different scales of what is multiplied as one"
@@ -78,4 +77,4 @@ def _matrices(config: ModelConfig) -> list[str]:
 
 
 def _stored_scales(config: ModelConfig, weights: Weights) -> dict[str, float | None]:
-    return {name: stored_input_scale(weights, name) for name in _matrices(config)}
+    return {name: weights.input_scale(name) for name in _matrices(config)}

@@ -11,21 +11,21 @@ compressed-tensors). Scales of KV caches are not used.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.checkpoint.quantization import Fp8Config
-from faser_trtllm.models.fp8 import NUMBERS
-from faser_trtllm.models.fp8_matrix import Fp8Matrix
-from faser_trtllm.models.weights import FP8, Bfloat16Array, CheckpointWeights, Float32Array, bfloat16_from_float32
+from faser_trtllm.models.fp8 import NUMBERS, Fp8Matrix
+from faser_trtllm.models.weights import FP8, CheckpointWeights, Dtype, Weights, converted
 
 _ROWS_PER_PIECE = 256  # bounds the memory of dequantising
 
 
-class Fp8Weights:
-    """Weights of an fp8 checkpoint; same interface as CheckpointWeights. Tensors that are not quantised pass."""
+class Fp8Weights(Weights):
+    """Weights of an fp8 checkpoint. Tensors that are not quantised pass."""
 
     def __init__(self, weights: CheckpointWeights, config: Fp8Config) -> None:
         self._weights = weights
@@ -38,22 +38,12 @@ class Fp8Weights:
             self._scales_shape(name)
         return shape
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits, shape checked."""
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
         if not self._is_scaled(name):
-            return self._weights.bfloat16(name, shape)
-        matrix = np.empty(self._checked(name, shape), np.uint16)
+            return self._weights.read(name, dtype)
+        matrix = np.empty(self.shape(name), dtype)
         for rows, values in self._pieces(name):
-            matrix[rows] = bfloat16_from_float32(values)
-        return matrix
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """The tensor as fp32, shape checked."""
-        if not self._is_scaled(name):
-            return self._weights.float32(name, shape)
-        matrix = np.empty(self._checked(name, shape), np.float32)
-        for rows, values in self._pieces(name):
-            matrix[rows] = values
+            matrix[rows] = converted(values, dtype)
         return matrix
 
     def fp8_matrix(self, name: str) -> Fp8Matrix | None:
@@ -62,7 +52,7 @@ class Fp8Weights:
         if self._config.block is not None or not self._is_scaled(name):
             return None
         scales, (num_scales, _) = self._scales_name(name), self._scales_shape(name)
-        stored = self._weights.float32(scales, self._weights.shape(scales))
+        stored = self._weights.read(scales, np.float32)
         try:
             return Fp8Matrix(self._weights.fp8(name), stored.reshape((num_scales,) if num_scales > 1 else ()))
         except ValueError as error:
@@ -73,18 +63,13 @@ class Fp8Weights:
         name = f"{module}.input_scale"
         if name not in self._weights:
             return None
-        found = self._weights.float32(name, self._weights.shape(name)).reshape(-1)
+        found = self._weights.read(name, np.float32).reshape(-1)
         if found.size != 1 or not np.isfinite(found[0]) or found[0] <= 0:
             raise CheckpointError(f"tensor {name} is {found[:4].tolist()}, it must be one positive number")
         return float(found[0])
 
     def _is_scaled(self, name: str) -> bool:
         return name in self._weights and self._weights.dtype(name) == FP8
-
-    def _checked(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.shape(name) != shape:
-            raise CheckpointError(f"tensor {name} has shape {list(self.shape(name))}, the model asks for {list(shape)}")
-        return shape
 
     def _scales_name(self, name: str) -> str:
         for suffix in ("_scale", "_scale_inv"):
@@ -117,7 +102,7 @@ class Fp8Weights:
         bits, scales_name = self._weights.fp8(name), self._scales_name(name)
         num_out, num_in = bits.shape
         blocks = self._scales_shape(name)
-        stored = self._weights.float32(scales_name, self._weights.shape(scales_name)).reshape(blocks)
+        stored = self._weights.read(scales_name, np.float32).reshape(blocks)
         block = self._config.block
         for start in range(0, num_out, _ROWS_PER_PIECE):
             rows = slice(start, min(start + _ROWS_PER_PIECE, num_out))

@@ -18,7 +18,7 @@ from faser_trtllm.models.gguf.file import GgufFile
 from faser_trtllm.models.gguf.tokenizer import gguf_tokenizer, special_ids
 from faser_trtllm.models.gguf.weights import GgufWeights
 from faser_trtllm.models.tokenizer import TOKENIZER_FILE, Tokenizer
-from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_weights
+from faser_trtllm.models.weights import INDEX_FILE, CheckpointWeights, Weights, check_shapes, expected_shapes
 
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _MODELOPT_FILE = "hf_quant_config.json"
@@ -31,7 +31,7 @@ def open_checkpoint(path: Path, stack: ExitStack, tokenizer_dir: Path | None = N
     tokenizer_dir: a folder whose tokenizer is taken instead of the checkpoint's own. Raises CheckpointError.
     """
     checkpoint = _open_folder(path, stack, tokenizer_dir) if path.is_dir() else _open_gguf(path, stack, tokenizer_dir)
-    check_weights(checkpoint.weights, checkpoint.config)
+    check_shapes(checkpoint.weights, expected_shapes(checkpoint.config))
     if tokenizer_dir is not None and checkpoint.tokenizer.vocab_size > checkpoint.config.vocab_size:
         raise CheckpointError(
             f"tokenizer_dir is {tokenizer_dir}, whose tokenizer has {checkpoint.tokenizer.vocab_size} tokens; "
@@ -54,7 +54,7 @@ def _open_folder(directory: Path, stack: ExitStack, tokenizer_dir: Path | None) 
         weights = Fp8Weights(plain, quantized)
     elif quantized is not None:
         packed = weights = QuantizedWeights(plain, quantized)
-        check_weights(weights, config)
+        check_shapes(weights, expected_shapes(config))
         packed.check_biases(config)
     tokenizer_from = tokenizer_dir or directory
     names = (*plain.files, *(name for name in (*_CONFIG_FILES, INDEX_FILE) if (directory / name).exists()))

@@ -21,21 +21,16 @@ import numpy.typing as npt
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.checkpoint.quantization import QuantizationConfig
 from faser_trtllm.models.config import ModelConfig
-from faser_trtllm.models.weights import (
-    Bfloat16Array,
-    CheckpointWeights,
-    Float32Array,
-    bfloat16_from_float32,
-    expected_shapes,
-)
+from faser_trtllm.models.fp8 import Float32Array
+from faser_trtllm.models.weights import CheckpointWeights, Dtype, Weights, converted, expected_shapes
 
 _WORD_BITS = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _INPUTS_PER_PIECE = 512  # bounds the memory of unpacking; a multiple of what a word holds
 
 
-class QuantizedWeights:
-    """Weights of a quantised checkpoint; same interface as CheckpointWeights. Tensors that are not quantised pass."""
+class QuantizedWeights(Weights):
+    """Weights of a quantised checkpoint. Tensors that are not quantised pass."""
 
     def __init__(self, weights: CheckpointWeights, config: QuantizationConfig) -> None:
         self._weights = weights
@@ -47,24 +42,13 @@ class QuantizedWeights:
         module = self._module(name)
         return self._weights.shape(name) if module is None else self._sizes(module)[:2]
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits, shape checked."""
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
         module = self._module(name)
         if module is None:
-            return self._weights.bfloat16(name, shape)
-        matrix = np.empty(self._checked(name, shape), np.uint16)
+            return self._weights.read(name, dtype)
+        matrix = np.empty(self.shape(name), dtype)
         for inputs, values in self._pieces(module):
-            matrix[:, inputs] = bfloat16_from_float32(values).T
-        return matrix
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """The tensor as fp32, shape checked."""
-        module = self._module(name)
-        if module is None:
-            return self._weights.float32(name, shape)
-        matrix = np.empty(self._checked(name, shape), np.float32)
-        for inputs, values in self._pieces(module):
-            matrix[:, inputs] = values.T
+            matrix[:, inputs] = converted(values, dtype).T
         return matrix
 
     def check_biases(self, config: ModelConfig) -> None:
@@ -72,7 +56,7 @@ class QuantizedWeights:
         expected = expected_shapes(config)
         for name in self._weights:
             is_extra = name.endswith(".bias") and name not in expected
-            if is_extra and self._weights.float32(name, self._weights.shape(name)).any():
+            if is_extra and self._weights.read(name, np.float32).any():
                 raise CheckpointError(
                     f"tensor {name} is not zero, but a {config.architecture} of this configuration has no such bias"
                 )
@@ -81,11 +65,6 @@ class QuantizedWeights:
         """The module of a quantised matrix, None for other tensors."""
         module = name.removesuffix(".weight")
         return module if module != name and f"{module}.qweight" in self._weights else None
-
-    def _checked(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.shape(name) != shape:
-            raise CheckpointError(f"tensor {name} has shape {list(self.shape(name))}, the model asks for {list(shape)}")
-        return shape
 
     def _sizes(self, module: str) -> tuple[int, int, int]:
         """-> (outputs, inputs, groups), after a check of all parts against each other."""

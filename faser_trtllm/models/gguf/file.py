@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES
-from gguf import GGMLQuantizationType as TensorType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
@@ -23,6 +22,7 @@ from faser_trtllm.errors import CheckpointError, reason_of
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+TensorType = GGMLQuantizationType
 READ_TYPES = (
     TensorType.F32,
     TensorType.F16,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.gguf.config import ROPE_FREQS, gguf_name
 from faser_trtllm.models.gguf.file import GgufFile, GgufTensor, TensorType
-from faser_trtllm.models.weights import Bfloat16Array, Float32Array, bfloat16_from_float32, expected_shapes
+from faser_trtllm.models.weights import Dtype, Weights, converted, expected_shapes
 
 _VALUES_PER_PIECE = 1 << 20  # bounds the memory of decoding
 
 
-class GgufWeights:
-    """The tensors of one file; same interface as CheckpointWeights. The caller owns the file."""
+class GgufWeights(Weights):
+    """The tensors of one file, decoded as they are read. The caller owns the file."""
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         """CheckpointError for the first tensor that no model of this configuration has."""
@@ -36,43 +35,14 @@ class GgufWeights:
                 )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; CheckpointError if there is none of this name."""
         return self._tensor(name).shape
 
-    def bfloat16(self, name: str, shape: tuple[int, ...]) -> Bfloat16Array:
-        """The tensor as bf16 bits (a read-only view of the file if it holds just that), shape checked."""
-        tensor = self._checked(name, shape)
-        if tensor.type is TensorType.BF16:
-            bits = self._file.data(gguf_name(name)).view("<u2").reshape(shape)
-        else:
-            bits = self._decoded(name, tensor, np.dtype(np.uint16), bfloat16_from_float32)
-        return self._in_halves(name, bits)
-
-    def float32(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """The tensor as fp32, shape checked."""
-        tensor = self._checked(name, shape)
-        return self._in_halves(name, self._decoded(name, tensor, np.dtype(np.float32), lambda values: values))
-
-    def _tensor(self, name: str) -> GgufTensor:
-        tensor = self._file.tensors.get(gguf_name(name))
-        if tensor is None:
-            raise CheckpointError(f"{self._file.path.name}: tensor {gguf_name(name)} is missing")
-        return tensor
-
-    def _checked(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
+    def read(self, name: str, dtype: Dtype) -> npt.NDArray[Any]:
         tensor = self._tensor(name)
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{self._file.path.name}: tensor {gguf_name(name)} has shape {list(tensor.shape)}, "
-                f"the metadata asks for {list(shape)}"
-            )
-        return tensor
-
-    def _decoded(
-        self, name: str, tensor: GgufTensor, dtype: np.dtype[Any], convert: Callable[[Float32Array], npt.NDArray[Any]]
-    ) -> npt.NDArray[Any]:
-        width = tensor.shape[-1]
         rows = self._file.data(gguf_name(name)).reshape(math.prod(tensor.shape[:-1]), -1)
+        if tensor.type is TensorType.BF16 and dtype is np.uint16:
+            return self._in_halves(name, rows.view("<u2").reshape(tensor.shape))
+        width = tensor.shape[-1]
         values = np.empty((len(rows), width), dtype)
         step = max(1, _VALUES_PER_PIECE // width)
         for start in range(0, len(rows), step):
@@ -83,8 +53,14 @@ class GgufWeights:
                     f"{self._file.path.name}: tensor {gguf_name(name)} has values that are infinite or no numbers; "
                     "the file is damaged"
                 )
-            values[start : start + step] = convert(piece)
-        return values.reshape(tensor.shape)
+            values[start : start + step] = converted(piece, dtype)
+        return self._in_halves(name, values.reshape(tensor.shape))
+
+    def _tensor(self, name: str) -> GgufTensor:
+        tensor = self._file.tensors.get(gguf_name(name))
+        if tensor is None:
+            raise CheckpointError(f"{self._file.path.name}: tensor {gguf_name(name)} is missing")
+        return tensor
 
     def _in_halves(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Undo the order of rows in files of the llama architecture.
