@@ -1,4 +1,5 @@
 // The free test: every live row tests the draft that follows it, or draws where none does.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -116,7 +117,7 @@ int32_t check_request(const faser_sampling& s, int32_t num_rows, int32_t num_tok
       num_rows > num_drafts + 1) {
     return FASER_BAD_ARGUMENT;
   }
-  for (int32_t j = 0; j < num_drafts; ++j) {
+  for (int32_t j = 0; j < std::min(num_rows, num_drafts); ++j) {
     if (s.mode == FASER_SAMPLED && s.draft_probs == nullptr && !is_certain(s, num_tokens + j))
       return FASER_BAD_ARGUMENT;
     const int32_t token = s.tokens[num_tokens + j];

@@ -433,12 +433,12 @@ int32_t faser_commit(int32_t num_requests, const int32_t* slots, int32_t* counts
 // Entries of a batch for an engine with memory of its own, and what they point to, as one block of int32 that will be
 // at `base` there: num_requests entries, then their pieces in turn. Addresses of an entry's tokens and sources are
 // those of position 0, wherever the piece begins: the pending drafts num_tokens[i] .. num_tokens[i] + num_drafts[i] -
-// 1, and of requests with penalties or bad words all tokens before them. num_rows: of the masks and sources that a test
-// of so many rows reads; NULL: neither. The last num_branches requests have branch_tokens[k] in the place of their last
-// token. draft_probs: 0, or the address there of slot 0's draft probabilities, probs_bytes apart. Margins and
-// candidates are not packed, end ids only while they are banned. out [capacity]; out_is_edited: whether an entry edits
-// the logits behind its num_tokens[i] tokens. Returns how many int32 that takes: if more than the capacity, out is not
-// complete.
+// 1, and of requests with penalties or bad words all tokens before them. num_rows: of the masks and sources that
+// rejection sampling of so many rows reads, of none: nothing of the request; NULL: no masks and sources. The last
+// num_branches requests have branch_tokens[k] in the place of their last token. draft_probs: 0, or the address there of
+// slot 0's draft probabilities, probs_bytes apart. Margins and candidates are not packed, end ids only while they are
+// banned. out [capacity]; out_is_edited: whether an entry edits the logits behind its num_tokens[i] tokens. Returns how
+// many int32 that takes: if more than the capacity, out is not complete.
 int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const faser_sampling* sampling,
                             const int32_t* num_tokens, const int32_t* num_drafts, const int32_t* num_rows,
                             const int32_t* branch_tokens, int32_t num_branches, int32_t vocab_size, uint64_t base,

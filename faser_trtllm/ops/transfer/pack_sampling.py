@@ -92,10 +92,10 @@ class SamplingPacker:
     ) -> Packed:
         """Write the entries [n] and then what they point to; `out` will be at `base` on the device. Arrays [n], int32.
 
-        num_rows: for a test of so many rows, num_drafts pending drafts behind num_tokens tokens: their masks and
-        sources are packed as well. branch_tokens: of the last so many entries, the token in the place of the slot's
-        own last one. The block is not complete if its size exceeds out's. InvalidArgumentError for a slot without
-        tokens or a guided request without rows.
+        num_rows: for rejection sampling of so many rows, num_drafts pending drafts after num_tokens tokens: their masks
+        and sources are packed as well, and of a request with 0 rows only an entry with nothing in it. branch_tokens: of
+        the last so many entries, the token in the place of the slot's own last one. The block is not complete if its
+        size exceeds out's. InvalidArgumentError for a slot without tokens or a guided request without masks.
         """
         if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
             self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
@@ -137,8 +137,9 @@ def pack_sampling_reference(
 ) -> tuple[Int32Array, bool]:
     """SamplingPacker.pack in plain loops -> the block, and whether there are edits."""
     entries = sampling[slots]
-    needed = has_edits(entries, num_tokens)
-    is_edited = bool(needed.any())
+    takes_part = np.ones(slots.size, bool) if num_rows is None else num_rows > 0
+    is_edited = bool((has_edits(entries, num_tokens) & takes_part).any())
+    entries[~takes_part] = np.zeros((), SAMPLING_DTYPE)
     for name in _ADDRESSES:
         entries[name] = 0
     pieces: list[Int32Array] = []
@@ -150,6 +151,9 @@ def pack_sampling_reference(
 
     for i, slot in enumerate(slots.tolist()):
         own, entry = sampling[slot], entries[i]
+        if not takes_part[i]:
+            entry["tokens"] = base
+            continue
         known, pending = int(num_tokens[i]), int(num_drafts[i])
         first = 0 if needs_history(own) else known
         tokens = int32_at(int(own["tokens"]), known + pending)[first:].copy()

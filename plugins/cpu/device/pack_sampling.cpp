@@ -106,6 +106,12 @@ int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const fa
     const faser_sampling& s = sampling[slots[i]];
     const int32_t known = num_tokens[i], pending = num_drafts[i];
     if (s.tokens == nullptr || known <= 0 || pending < 0) return FASER_BAD_ARGUMENT;
+    if (num_rows != nullptr && num_rows[i] == 0) {
+      faser_sampling nothing{};
+      faser::point(nothing.tokens, base);  // only entries without tokens are refused
+      if ((i + 1) * kEntryInts <= capacity) std::memcpy(out + i * kEntryInts, &nothing, sizeof(nothing));
+      continue;
+    }
     faser_sampling entry = faser::bare(s, known);
     const bool has_history = faser::needs_history(s);
     is_edited |= has_history || s.num_bias > 0 || entry.num_end_ids > 0;
@@ -124,7 +130,7 @@ int64_t faser_pack_sampling(int32_t num_requests, const int32_t* slots, const fa
         faser::point(entry.draft_sources, block.add(sources, pending) - static_cast<uint64_t>(known));
       }
       if (s.masks != nullptr) {
-        if (s.num_mask_rows <= 0 || num_rows[i] <= 0) return FASER_BAD_ARGUMENT;
+        if (s.num_mask_rows <= 0 || num_rows[i] < 0) return FASER_BAD_ARGUMENT;
         faser::add_masks(block, s, known, num_rows[i], num_words, entry);
         is_edited = true;
       }

@@ -59,7 +59,7 @@ def batches(draw):
     num_branches = draw(st.integers(0, len(order)))
     pending = [0 if i >= len(order) - num_branches else draw(st.integers(0, MAX_DRAFT_LEN)) for i in range(len(order))]
     tested = draw(st.booleans())
-    rows = [draw(st.integers(1, 1 + count)) for count in pending] if tested else None
+    rows = [draw(st.integers(0, 1 + count)) for count in pending] if tested else None
     probs = draw(st.sampled_from((None, DraftProbsAddress(1 << 41, 4096))))
     columns = [np.array(column, np.int32) for column in (order, known, pending)]
     options = {
@@ -128,7 +128,7 @@ def test_requests_without_edits_take_their_entries_alone() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{"tokens": 0}, {"num_tokens": 0}, {"num_drafts": -1}, {"num_mask_rows": 0}, {"num_rows": 0}],
+    [{"tokens": 0}, {"num_tokens": 0}, {"num_drafts": -1}, {"num_mask_rows": 0}, {"num_rows": -1}],
     ids=lambda broken: next(iter(broken)),
 )
 def test_what_cannot_be_is_refused(broken: dict[str, int]) -> None:
