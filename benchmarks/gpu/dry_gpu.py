@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.config import Quantization
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
-from faser_trtllm.engine.gpu.runtime import HostRuntime, Runtime
+from faser_trtllm.engine.gpu.runtime import Replay, Runtime, Work
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
 
 if TYPE_CHECKING:
     import torch
+
+
+class HostRuntime:
+    """The engine's logic on the CPU, synchronously: partitions are just names, and a graph is the function itself."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.device = torch.device("cpu")
+        self._stream = 0
+
+    @contextlib.contextmanager
+    def on(self, partition: GpuPartition) -> Iterator[None]:
+        before, self._stream = self._stream, partition.stream
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    def stream(self) -> int:
+        return self._stream
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(shape, dtype=dtype)
+
+    def wait(self) -> None:
+        return
+
+    def mark(self) -> Callable[[], None]:
+        return self.wait
+
+    def capture(self, work: Work) -> Replay:
+        return work
+
+    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
+        def run() -> None:
+            begin()
+            while int(going):
+                step()
+
+        return run
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def free_bytes(self) -> int:
+        return 1 << 62
+
+    def now(self) -> Any:
+        return time.perf_counter()
+
+    def ms_between(self, begin: Any, end: Any) -> float:
+        return 1e3 * float(end - begin)
 
 
 class DryGpu:

@@ -22,7 +22,7 @@ from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, open_engines
 from faser_trtllm.errors import ConfigError, FaserError
-from faser_trtllm.ops.cuda.driver import Launcher, call_driver, load_driver, num_sms
+from faser_trtllm.ops.cuda.driver import OnStream, StreamLauncher, call_driver, load_driver, num_sms
 from faser_trtllm.partition.green_context import GpuPartitions
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Machine(Protocol):
 
     def generator(self, seed: int) -> torch.Generator: ...
 
-    def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> Launcher | None:
+    def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> OnStream | None:
         """The compiled kernels of a stem; None in a dry run, which has only the references."""
 
     def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
@@ -100,15 +100,14 @@ class GpuMachine:
     def generator(self, seed: int) -> torch.Generator:
         return self._torch.Generator(self.device).manual_seed(seed)
 
-    def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> Launcher | None:
+    def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> OnStream | None:
         from faser_trtllm.ops.cuda.compiler import compile_stem
         from faser_trtllm.ops.cuda.driver import Module, device_arch
 
         key = (stem, tuple(sorted((defines or {}).items())))
         if key not in self._modules:
             self._modules[key] = Module(compile_stem(stem, device_arch(), defines=defines).path)
-        launcher: Launcher = self._modules[key]
-        return launcher
+        return OnStream(self._modules[key], self.stream)
 
     def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
         from faser_trtllm.ops.cuda.compiler import compile_stem
@@ -181,7 +180,7 @@ class DryMachine:
 
     def __init__(
         self,
-        launchers: Callable[[str, Mapping[str, int] | None], Launcher | None] | None = None,
+        launchers: Callable[[str, Mapping[str, int] | None], StreamLauncher | None] | None = None,
         gpu: Gpu | None = None,
         tensorrt: Callable[[EngineDir], Any] | None = None,
     ) -> None:
@@ -197,8 +196,9 @@ class DryMachine:
 
         return torch.Generator().manual_seed(seed)
 
-    def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> Launcher | None:
-        return self._launchers(stem, defines) if self._launchers is not None else None
+    def launcher(self, stem: str, defines: Mapping[str, int] | None = None) -> OnStream | None:
+        launcher = self._launchers(stem, defines) if self._launchers is not None else None
+        return None if launcher is None else OnStream(launcher, self.stream)
 
     def compile(self, wanted: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
         """Nothing to compile."""

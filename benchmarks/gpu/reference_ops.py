@@ -1,4 +1,4 @@
-"""The ops of a GPU engine on the CPU: the kernels' references, and the native library's free test."""
+"""The ops of a GPU engine on the CPU: the kernels' references, and the native library's rejection sampling."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ import numpy as np
 
 from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.engine.gpu.fp8 import scaled_linear_reference
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.native import FAILED
 from faser_trtllm.ops import accept as host_accept
 from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda import (
-    append_kv,
-    compact_rows,
-    copy_kv,
-    early_exit,
-    gated_silu,
-    sample,
-    take_step,
-    verify_attention,
-)
 from faser_trtllm.ops.cuda.accept import ROW_REFUSED
-from faser_trtllm.ops.cuda.append_kv import QkvNorm
-from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope, append_kv_reference
+from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows_reference
+from faser_trtllm.ops.cuda.copy_kv import copy_kv_reference
+from faser_trtllm.ops.cuda.early_exit import early_exit_reference
+from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
-from faser_trtllm.ops.cuda.sample import Draws, StopTables
-from faser_trtllm.ops.cuda.take_step import StepInputs
+from faser_trtllm.ops.cuda.sample import advance_reference, sample_reference
+from faser_trtllm.ops.cuda.take_step import take_step_reference
+from faser_trtllm.ops.cuda.tensors import PagedKv
+from faser_trtllm.ops.cuda.verify_attention import verify_attention_reference
 from faser_trtllm.ops.probs import edited_logits as edit
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 from faser_trtllm.ops.transfer.pack_sampling import has_edits
@@ -35,173 +31,148 @@ from faser_trtllm.ops.transfer.pack_sampling import has_edits
 if TYPE_CHECKING:
     from torch import Tensor
 
-from faser_trtllm.engine.gpu.ops import TorchOps
 
+class ReferenceOps(Ops):
+    """The kernels' references on the CPU, and the native library's rejection sampling, over the same tensors."""
 
-class ReferenceOps(TorchOps):
-    """The kernels' references on the CPU, and the native library's free test, over the same tensors."""
+    def __init__(self) -> None:
+        super().__init__({}, lambda: 0, 1)
+        self.accept = _accept
+        self.compact_rows = _compact_rows
+        self.copy_kv = copy_kv_reference
+        self.prune_rows = _prune_rows
+        self.sample = sample_reference
+        self.advance = advance_reference
+        self.take_step = take_step_reference
 
     def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
         assert not isinstance(x, ScaledRows), "the references quantise rows in each product"
         return scaled_linear_reference(x, weight, bias)
 
+    def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
+        hidden += product
+        return None
+
     def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         import torch
 
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype)
-        gated_silu.gated_silu_reference(gate_up, hidden, bias, eps, out)
+        gated_silu_reference(gate_up, hidden, bias, eps, out)
         return out
+
+    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
+        return self.gated_silu(gate_up, hidden, bias, eps)
 
     def append_kv(
         self,
         qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        cu_q_lens: Tensor,
-        block_table: Tensor,
-        kv_lens: Tensor,
+        rope: Rope,
+        kv: PagedKv,
         q_rotated: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
         norm: QkvNorm | None,
         first_branch: Tensor | None = None,
     ) -> None:
-        where = (cos, sin, positions, cu_q_lens, block_table, kv_lens)
-        outputs = (q_rotated, k_cache, v_cache)
-        append_kv.append_kv_reference(qkv, *where, *outputs, norm=norm, first_branch=first_branch)
-
-    def copy_kv(self, copies: Tensor, cache: Tensor) -> None:
-        copy_kv.copy_kv_reference(copies, cache)
+        append_kv_reference(qkv, rope, kv, q_rotated, norm=norm, first_branch=first_branch)
 
     def verify_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_table: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        out: Tensor,
-        *,
-        window: int,
-        max_query_rows: int,
-        max_kv_len: int,
+        self, q: Tensor, kv: PagedKv, out: Tensor, *, window: int, max_query_rows: int, max_kv_len: int
     ) -> None:
-        tensors = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
-        out.copy_(verify_attention.verify_attention_reference(*tensors, window=window))
+        out.copy_(verify_attention_reference(q, kv, window=window))
 
     def early_exit(
         self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
     ) -> None:
         import torch
 
+        weights = (norm.float().numpy(), lm_head.float().numpy())
         places = np.zeros(rows.shape[0], np.int32)
-        scores, _, _ = early_exit.early_exit_reference(
-            hidden.float().numpy(),
-            rows.numpy(),
-            norm.float().numpy(),
-            lm_head.float().numpy(),
-            candidates.numpy(),
-            places,
-            eps,
-        )
+        inputs = (hidden.float().numpy(), rows.numpy(), *weights, candidates.numpy(), places)
+        scores, _, _ = early_exit_reference(*inputs, eps)
         out.copy_(torch.from_numpy(scores))
 
-    def compact_rows(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        max_seq_len: int,
-        kept: CompactedRows,
-    ) -> None:
-        import torch
 
-        found = compact_rows.compact_rows_reference(
-            hidden.float().numpy(), positions.numpy(), rows.numpy(), cu_q_lens.numpy(), kv_lens.numpy(), max_seq_len
-        )
-        for target, array in zip(kept, found, strict=True):
-            target.copy_(torch.from_numpy(array))
+def _compact_rows(
+    hidden: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    max_seq_len: int,
+    kept: CompactedRows,
+) -> None:
+    import torch
 
-    def prune_rows(
-        self,
-        scores: Tensor,
-        places: Tensor,
-        before: Tensor,
-        cu_drafts: Tensor,
-        starts: Tensor,
-        rule: Tensor,
-        num_hidden: int,
-        kept: Tensor,
-        rows: Tensor,
-    ) -> None:
-        import torch
+    found = compact_rows_reference(
+        hidden.float().numpy(), positions.numpy(), rows.numpy(), cu_q_lens.numpy(), kv_lens.numpy(), max_seq_len
+    )
+    for target, array in zip(kept, found, strict=True):
+        target.copy_(torch.from_numpy(array))
 
-        ranges = cu_drafts.numpy()
-        weights = PruneRule(before.numpy(), *rule.tolist())
-        batch = PruneBatch(starts.numpy(), np.diff(ranges) + 1, scores.numpy(), places.numpy(), num_hidden, weights)
-        found = prune_rows_reference(scores.numpy(), batch)
-        kept.copy_(torch.from_numpy(found))
-        listed = kept_rows(batch, found)
-        rows.fill_(-1)
-        rows[: listed.size].copy_(torch.from_numpy(listed))
 
-    def accept(
-        self,
-        sampling: Tensor,
-        slots: Tensor,
-        logits: Tensor,
-        vocab_size: int,
-        cu_logit_rows: Tensor,
-        num_tokens: Tensor,
-        num_drafts: Tensor,
-        max_draft_len: int,
-        result: AcceptResult,
-        verdicts: Tensor,
-        edited_logits: Tensor | None,
-    ) -> None:
-        import torch
+def _prune_rows(
+    scores: Tensor,
+    places: Tensor,
+    before: Tensor,
+    cu_drafts: Tensor,
+    starts: Tensor,
+    rule: Tensor,
+    num_hidden: int,
+    kept: Tensor,
+    rows: Tensor,
+) -> None:
+    import torch
 
-        table: Any = sampling.numpy().reshape(-1).view(SAMPLING_DTYPE).copy()
-        n = slots.shape[0]
-        # The kernels refuse entries without tokens, such as a bucket's idle requests; the host's test would read them.
-        is_idle = table["tokens"] == 0
-        table["tokens"][is_idle], table["repetition_penalty"][is_idle] = num_tokens.data_ptr(), 1.0
-        arguments = (
-            table,
-            slots.numpy(),
-            logits.numpy(),
-            vocab_size,
-            cu_logit_rows.numpy(),
-            num_tokens.numpy(),
-            num_drafts.numpy(),
-            max_draft_len,
-        )
-        found = host_accept.accept(*arguments)
-        if edited_logits is not None:
-            starts, known = cu_logit_rows.tolist(), num_tokens.tolist()
-            for i, slot in enumerate(slots.tolist()):
-                for row in range(starts[i], starts[i + 1]):
-                    position = known[i] + row - starts[i]
-                    if has_edits(table[slot : slot + 1], np.array([position], np.int32))[0]:
-                        _, edited = edit(table, slot, logits[row, :vocab_size].numpy(), position)
-                        edited_logits[row].copy_(torch.from_numpy(edited))
-        for name in ("token_ids", "num_tokens", "num_accepted", "outcome", "row_status"):
-            getattr(result, name)[:n].copy_(torch.from_numpy(getattr(found, name)))
-        refused = torch.from_numpy(is_idle[slots.numpy()])
-        for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
-            values[:n][refused] = value
+    ranges = cu_drafts.numpy()
+    weights = PruneRule(before.numpy(), *rule.tolist())
+    batch = PruneBatch(starts.numpy(), np.diff(ranges) + 1, scores.numpy(), places.numpy(), num_hidden, weights)
+    found = prune_rows_reference(scores.numpy(), batch)
+    kept.copy_(torch.from_numpy(found))
+    listed = kept_rows(batch, found)
+    rows.fill_(-1)
+    rows[: listed.size].copy_(torch.from_numpy(listed))
 
-    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
-        sample.sample_reference(draws, logits, num_requests, edited_logits)
 
-    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
-        sample.advance_reference(draws, stop, num_requests, has_history=has_history)
+def _accept(
+    sampling: Tensor,
+    slots: Tensor,
+    logits: Tensor,
+    vocab_size: int,
+    cu_logit_rows: Tensor,
+    num_tokens: Tensor,
+    num_drafts: Tensor,
+    max_draft_len: int,
+    result: AcceptResult,
+    verdicts: Tensor,
+    edited_logits: Tensor | None = None,
+) -> None:
+    import torch
 
-    def take_step(
-        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
-    ) -> None:
-        take_step.take_step_reference(newest, known, remaining, block_table, inputs)
+    table: Any = sampling.numpy().reshape(-1).view(SAMPLING_DTYPE).copy()
+    n = slots.shape[0]
+    # The kernels refuse entries without tokens, such as a bucket's idle requests; the host's test would read them.
+    is_idle = table["tokens"] == 0
+    table["tokens"][is_idle], table["repetition_penalty"][is_idle] = num_tokens.data_ptr(), 1.0
+    arguments = (
+        table,
+        slots.numpy(),
+        logits.numpy(),
+        vocab_size,
+        cu_logit_rows.numpy(),
+        num_tokens.numpy(),
+        num_drafts.numpy(),
+        max_draft_len,
+    )
+    found = host_accept.accept(*arguments)
+    if edited_logits is not None:
+        starts, known = cu_logit_rows.tolist(), num_tokens.tolist()
+        for i, slot in enumerate(slots.tolist()):
+            for row in range(starts[i], starts[i + 1]):
+                position = known[i] + row - starts[i]
+                if has_edits(table[slot : slot + 1], np.array([position], np.int32))[0]:
+                    _, edited = edit(table, slot, logits[row, :vocab_size].numpy(), position)
+                    edited_logits[row].copy_(torch.from_numpy(edited))
+    for name in ("token_ids", "num_tokens", "num_accepted", "outcome", "row_status"):
+        getattr(result, name)[:n].copy_(torch.from_numpy(getattr(found, name)))
+    refused = torch.from_numpy(is_idle[slots.numpy()])
+    for values, value in ((result.num_tokens, 0), (result.outcome, FAILED), (result.row_status, ROW_REFUSED)):
+        values[:n][refused] = value

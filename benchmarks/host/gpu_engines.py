@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.gpu.dry_gpu import HostRuntime
+from benchmarks.gpu.reference_ops import ReferenceOps
 from benchmarks.host.null_engines import DRAFTED, CoinLogits
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.batch import DeviceBatch
@@ -19,10 +21,8 @@ from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
-from faser_trtllm.engine.gpu.runtime import HostRuntime, Replay, Runtime, Work
+from faser_trtllm.engine.gpu.runtime import Replay, Runtime, Work
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
-from faser_trtllm.ops.accept import AcceptResult
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
 from faser_trtllm.ops.cuda.take_step import StepInputs
 from faser_trtllm.partition.green_context import GpuPartition
@@ -224,44 +224,29 @@ class _Decoder:
 
 
 class _DeviceOps(ReferenceOps):
-    """Drafts DRAFTED with a margin of 0; the free test is the native library's."""
+    """Drafts DRAFTED with a margin of 0; rejection sampling is the native library's."""
 
     def __init__(self, clock: HostClock) -> None:
-        self._clock = clock
+        super().__init__()
+        self.accept = clock.stopped()(self.accept)
+        self.sample = clock.stopped()(_sample)
+        self.advance = clock.stopped()(_advance)
+        self.take_step = _take_step
 
-    def accept(
-        self,
-        sampling: Tensor,
-        slots: Tensor,
-        logits: Tensor,
-        vocab_size: int,
-        cu_logit_rows: Tensor,
-        num_tokens: Tensor,
-        num_drafts: Tensor,
-        max_draft_len: int,
-        result: AcceptResult,
-        verdicts: Tensor,
-        edited_logits: Tensor | None,
-    ) -> None:
-        inputs = (sampling, slots, logits, vocab_size, cu_logit_rows, num_tokens, num_drafts, max_draft_len)
-        with self._clock.stopped():
-            super().accept(*inputs, result, verdicts, edited_logits)
 
-    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
-        with self._clock.stopped():
-            is_drawing = draws.remaining.numpy()[:num_requests] > 0
-            if is_drawing.any():
-                draws.tokens.numpy()[int(draws.step), :num_requests][is_drawing] = DRAFTED
+def _sample(draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None) -> None:
+    is_drawing = draws.remaining.numpy()[:num_requests] > 0
+    if is_drawing.any():
+        draws.tokens.numpy()[int(draws.step), :num_requests][is_drawing] = DRAFTED
 
-    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
-        with self._clock.stopped():
-            known, remaining = (values.numpy()[:num_requests] for values in (draws.known, draws.remaining))
-            is_drawn = remaining > 0
-            known += is_drawn
-            remaining -= is_drawn
-            draws.step.add_(1)
-            stop.num_going[0] = int((remaining > 0).sum())
 
-    def take_step(
-        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
-    ) -> None: ...
+def _advance(draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False) -> None:
+    known, remaining = (values.numpy()[:num_requests] for values in (draws.known, draws.remaining))
+    is_drawn = remaining > 0
+    known += is_drawn
+    remaining -= is_drawn
+    draws.step.add_(1)
+    stop.num_going[0] = int((remaining > 0).sum())
+
+
+def _take_step(newest: Tensor, known: Tensor, remaining: Tensor, table: Tensor, inputs: StepInputs) -> None: ...

@@ -27,7 +27,7 @@ from faser_trtllm.engine.gpu.fp8 import (
     scaled_linear,
     scaled_linear_reference,
 )
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.ops.cuda.driver import device_arch, device_name
 from faser_trtllm.ops.cuda.quantize_rows import quantize_rows
@@ -93,7 +93,7 @@ def _matrix(bench: Bench, shape: DecoderShape, index: int, found: dict[int, dict
     launcher = machine.launcher("quantize_rows")
     scale, product = quantize_rows, scaled_linear
     if launcher is not None:
-        ops = KernelOps({"quantize_rows": launcher}, machine.stream, machine.num_sms)
+        ops = Ops({"quantize_rows": launcher.launcher}, launcher.stream, machine.num_sms)
         scale, product = ops.scaled_rows, ops.scaled_linear
 
     def random(num_rows: int) -> Tensor:

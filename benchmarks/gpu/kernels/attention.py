@@ -11,6 +11,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernels.case import KernelCase
 from benchmarks.gpu.machine import num_copies
 from faser_trtllm.ops.cuda import append_kv, verify_attention
+from faser_trtllm.ops.cuda.tensors import PagedKv
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,17 +75,10 @@ def append_cases(bench: Bench) -> Iterator[KernelCase]:
 @dataclass
 class _Inputs:
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    block_table: Tensor
-    cu_q_lens: Tensor
-    kv_lens: Tensor
+    kv: PagedKv
     out: Tensor
     keys: Tensor  # [batch_size, num_kv_heads, context_len, head_dim]: the same cache, contiguous, for the peer
     values: Tensor
-
-    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return self.q, self.k_cache, self.v_cache, self.block_table, self.cu_q_lens, self.kv_lens
 
 
 def _inputs(bench: Bench, case: AttentionCase, seed: int) -> _Inputs:
@@ -107,7 +101,7 @@ def _inputs(bench: Bench, case: AttentionCase, seed: int) -> _Inputs:
     q = noise(case.batch_size * case.num_rows, case.num_heads, case.head_dim)
     starts = torch.arange(case.batch_size + 1, device=machine.device, dtype=torch.int32) * case.num_rows
     lens = torch.full((case.batch_size,), case.context_len, dtype=torch.int32, device=machine.device)
-    return _Inputs(q, caches[0], caches[1], table, starts, lens, torch.full_like(q, float("nan")), dense[0], dense[1])
+    return _Inputs(q, PagedKv(caches[0], caches[1], table, starts, lens), torch.full_like(q, float("nan")), *dense)
 
 
 def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
@@ -118,7 +112,7 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
     num_q = case.batch_size * case.num_rows * case.num_heads * case.head_dim
     sets = [_inputs(bench, case, i) for i in range(min(16, num_copies(cache_bytes, machine.l2_bytes)))]
     launcher = machine.launcher("verify_attention", {"FASER_HEAD_DIM": case.head_dim})
-    shape = verify_attention.shape_of(*sets[0].arguments())
+    shape = verify_attention.shape_of(sets[0].q, sets[0].kv)
     tile_rows = verify_attention.choose_tile_rows(shape, case.num_rows)
     max_slots = verify_attention.choose_max_slots(shape, case.context_len)
     size = max(4, verify_attention.workspace_bytes(shape, max_slots))
@@ -128,18 +122,18 @@ def _verify_case(bench: Bench, case: AttentionCase) -> KernelCase:
         assert launcher is not None
         verify_attention.launch(
             launcher,
-            *inputs.arguments(),
+            inputs.q,
+            inputs.kv,
             inputs.out,
             tile_rows=tile_rows,
             max_slots=max_slots,
             num_sms=machine.num_sms,
             workspace=workspace,
-            stream=machine.stream(),
         )
 
     def check() -> float:
         inputs = sets[0]
-        wanted = verify_attention.verify_attention_reference(*inputs.arguments())
+        wanted = verify_attention.verify_attention_reference(inputs.q, inputs.kv)
         if launcher is None:
             inputs.out.copy_(wanted)
         else:
@@ -191,17 +185,17 @@ def _append_case(bench: Bench, case: AttentionCase) -> KernelCase:
     first = case.context_len - case.num_rows
     positions = (torch.arange(num_rows, device=machine.device) % case.num_rows + first).to(torch.int32)
     launcher = machine.launcher("append_kv")
-    where = (cos, sin, positions, inputs.cu_q_lens, inputs.block_table, inputs.kv_lens)
+    rope = append_kv.Rope(cos, sin, positions)
 
     def launch(qkv: Tensor) -> None:
         assert launcher is not None
-        outputs = (inputs.out, inputs.k_cache, inputs.v_cache)
-        append_kv.launch(launcher, qkv, *where, *outputs, stream=machine.stream())
+        append_kv.launch(launcher, qkv, rope, inputs.kv, inputs.out)
 
     def check() -> float:
-        wanted = [torch.empty_like(inputs.out), inputs.k_cache.clone(), inputs.v_cache.clone()]
-        append_kv.append_kv_reference(qkvs[0], *where, *wanted)
-        found = [inputs.out, inputs.k_cache, inputs.v_cache]
+        wanted = [torch.empty_like(inputs.out), inputs.kv.k_cache.clone(), inputs.kv.v_cache.clone()]
+        kv = inputs.kv._replace(k_cache=wanted[1], v_cache=wanted[2])
+        append_kv.append_kv_reference(qkvs[0], rope, kv, wanted[0])
+        found = [inputs.out, inputs.kv.k_cache, inputs.kv.v_cache]
         if launcher is None:
             for to, of in zip(found, wanted, strict=True):
                 to.copy_(of)

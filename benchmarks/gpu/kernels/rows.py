@@ -98,7 +98,6 @@ class AcceptCase:
             self.max_draft_len,
             result=self.result,
             verdicts=self._verdicts,
-            stream=self._machine.stream(),
         )
 
     def reference(self) -> AcceptResult:
@@ -199,7 +198,6 @@ def _early_exit_case(bench: Bench, num_rows: int, hidden_size: int, vocab_size: 
             scores=scores,
             rank=rank,
             gap=gap,
-            stream=machine.stream(),
         )
 
     def check() -> float:
@@ -256,8 +254,7 @@ def _compact_case(bench: Bench, num_requests: int, hidden_size: int) -> KernelCa
 
     def launch(hidden: Tensor) -> None:
         assert launcher is not None
-        arguments: Any = (launcher, hidden, *on_device, max_seq_len)
-        compact_rows.compact_rows(*arguments, kept=kept, stream=machine.stream())
+        compact_rows.compact_rows(launcher, hidden, *on_device, max_seq_len, kept)
 
     def check() -> float:
         wanted = compact_rows.compact_rows_reference(sets[0].float().cpu().numpy(), *host, max_seq_len)
@@ -299,7 +296,7 @@ def _quantize_case(bench: Bench, num_rows: int, width: int) -> KernelCase:
 
     def launch(x: Tensor) -> None:
         assert launcher is not None
-        quantize_rows.launch(launcher, x, found, stream=machine.stream())
+        quantize_rows.launch(launcher, x, found)
 
     def check() -> float:
         wanted = quantize_rows.quantize_rows(sets[0])

@@ -16,8 +16,9 @@ from faser_trtllm.engine.gpu.batch import DeviceBatch, TokenRows
 from faser_trtllm.engine.gpu.decoder import Bounds
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
-from faser_trtllm.ops.cuda.append_kv import QkvNorm
+from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
+from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -80,6 +81,9 @@ class TorchDecoder:
         cache = (spec.num_layers, 2, spec.num_kv_blocks, self._num_kv_heads, spec.tokens_per_block, self._head_dim)
         # Zeroed, since kernels multiply masked positions by zero, and NaN would survive that.
         self.cache = torch.zeros(cache, dtype=self._kv_dtype or dtype, device=device)
+        batch = self.batch
+        requests = (batch.block_table, batch.cu_q_lens, batch.kv_lens)
+        self._kv = [PagedKv(k_cache, v_cache, *requests) for k_cache, v_cache in self.cache]
         self._cos, self._sin = weights.cos[: spec.max_seq_len], weights.sin[: spec.max_seq_len]
 
     def query_rows(self, num_query_rows: int, rows: int) -> int:
@@ -104,7 +108,7 @@ class TorchDecoder:
         scaled: ScaledRows | None = None
         for index in range(self._segments[first], self._segments[last]):
             self._keep(index, hidden)
-            scaled = self._layer(self.weights.layers[index], self.cache[index], hidden, scaled, bounds)
+            scaled = self._layer(self.weights.layers[index], self._kv[index], hidden, scaled, bounds)
         if last == len(self._segments) - 1:
             self._keep(self._segments[last], hidden)
 
@@ -132,40 +136,30 @@ class TorchDecoder:
             self._hidden_rows.copy(self._ops, copies)
 
     def close(self) -> None:
-        del self.batch, self.weights, self._hidden, self.cache, self._q, self._attended, self._hidden_rows
+        del self.batch, self.weights, self._hidden, self.cache, self._kv, self._q, self._attended, self._hidden_rows
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         if self._hidden_rows is not None:
             self._hidden_rows.keep(layer, self.batch.token_rows[: hidden.shape[0]], hidden)
 
     def _layer(
-        self, layer: LayerWeights, cache: Tensor, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds
+        self, layer: LayerWeights, kv: PagedKv, hidden: Tensor, scaled: ScaledRows | None, bounds: Bounds
     ) -> ScaledRows | None:
         """scaled: hidden in e4m3, where the layer before has made it; this layer's is returned."""
         qkv = self._ops.linear(hidden, layer.qkv, scaled)
         norm = QkvNorm(hidden, self._eps, layer.qkv_bias, layer.q_norm, layer.k_norm)
-        return self._finish_layer(layer, cache, qkv, norm, hidden, bounds)
+        return self._finish_layer(layer, kv, qkv, norm, hidden, bounds)
 
     def _finish_layer(
-        self, layer: LayerWeights, cache: Tensor, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
+        self, layer: LayerWeights, kv: PagedKv, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
     ) -> ScaledRows | None:
         """The layer behind its first product; hidden is the residual."""
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         q, attended = self._q[:rows], self._attended[:rows]
-        where = (batch.positions[:rows], batch.cu_q_lens, batch.block_table, batch.kv_lens)
-        ops.append_kv(qkv, self._cos, self._sin, *where, q, cache[0], cache[1], norm, batch.first_branch)
-        ops.verify_attention(
-            q,
-            cache[0],
-            cache[1],
-            batch.block_table,
-            batch.cu_q_lens,
-            batch.kv_lens,
-            attended,
-            window=self._window,
-            max_query_rows=bounds.max_query_rows,
-            max_kv_len=bounds.max_kv_len,
-        )
+        rope = Rope(self._cos, self._sin, batch.positions[:rows])
+        ops.append_kv(qkv, rope, kv, q, norm, batch.first_branch)
+        max_query_rows, max_kv_len = bounds.max_query_rows, bounds.max_kv_len
+        ops.verify_attention(q, kv, attended, window=self._window, max_query_rows=max_query_rows, max_kv_len=max_kv_len)
         scaled = self._add_product(hidden, attended.view(rows, -1), layer.o, layer.o_bias)
         gate_up = ops.linear(hidden, layer.gate_up, scaled)
         silu = ops.scaled_silu if self._scales_inner and isinstance(layer.down, ScaledRows) else ops.gated_silu

@@ -102,7 +102,7 @@ class Eagle3Decoder(TorchDecoder):
         x = torch.cat((ops.rms_norm(embedded, self._head.input_norm, self._eps), normed), -1)
         hidden.copy_(normed if self._takes_normed else features)
         qkv = self._product(x, layer.qkv, layer.qkv_bias)
-        self._finish_layer(layer, self.cache[0], qkv, None, hidden, bounds)
+        self._finish_layer(layer, self._kv[0], qkv, None, hidden, bounds)
 
     def _product(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
         """Of x's dtype: whoever reads it norms nothing."""

@@ -112,18 +112,18 @@ class CudaGpu(Closing):
         return free_bytes()
 
     def make_ops(self, runtime: Runtime, head_dim: int | None) -> Ops:
-        from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
+        from faser_trtllm.engine.gpu.ops import STEMS, Ops
         from faser_trtllm.ops.cuda.compiler import compile_stem
-        from faser_trtllm.ops.cuda.driver import Launcher, Module, device_arch
+        from faser_trtllm.ops.cuda.driver import Module, StreamLauncher, device_arch
 
         arch = device_arch(self._ordinal)
-        launchers: dict[str, Launcher] = {}
+        launchers: dict[str, StreamLauncher] = {}
         for stem in STEMS:
             if stem == "verify_attention" and head_dim is None:
                 continue
             defines = {"FASER_HEAD_DIM": head_dim} if stem == "verify_attention" and head_dim is not None else None
             launchers[stem] = self._stack.enter_context(Module(compile_stem(stem, arch, defines=defines).path))
-        return KernelOps(launchers, runtime.stream, self.whole.num_sms)
+        return Ops(launchers, runtime.stream, self.whole.num_sms)
 
     def close(self) -> None:
         """Unload the kernels and give the partitions back; engines must be closed before."""

@@ -1,142 +1,92 @@
-"""What a GPU engine computes with, and the part of it that is torch."""
+"""What a GPU engine computes with: the kernels of plugins/cuda, and torch's GEMMs and norms."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
-from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.cuda.append_kv import QkvNorm
-from faser_trtllm.ops.cuda.compact_rows import CompactedRows
+from faser_trtllm.engine.gpu.fp8 import scaled_product
+from faser_trtllm.ops.cuda import (
+    accept,
+    append_kv,
+    compact_rows,
+    copy_kv,
+    early_exit,
+    gated_silu,
+    prune_rows,
+    quantize_rows,
+    sample,
+    take_step,
+    verify_attention,
+)
+from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
+from faser_trtllm.ops.cuda.driver import Launcher, OnStream, StreamLauncher
+from faser_trtllm.ops.cuda.launch_cache import LaunchCache
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
-from faser_trtllm.ops.cuda.sample import Draws, StopTables
-from faser_trtllm.ops.cuda.take_step import StepInputs
+from faser_trtllm.ops.cuda.tensors import PagedKv
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+STEMS = (
+    "accept",
+    "append_kv",
+    "compact_rows",
+    "copy_kv",
+    "early_exit",
+    "gated_silu",
+    "prune_rows",
+    "quantize_rows",
+    "sample",
+    "take_step",
+    "verify_attention",
+)
 
-class Ops(Protocol):
-    """Ops are asynchronous on the current stream and write to the given tensors, unless noted."""
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionLaunch:
+    """As verify_attention.launch() takes it; num_floats: of the workspace."""
+
+    tile_rows: int
+    max_slots: int
+    num_floats: int
+
+    @classmethod
+    def of(cls, shape: verify_attention.AttentionShape, max_query_rows: int, max_kv_len: int) -> _AttentionLaunch:
+        max_slots = verify_attention.choose_max_slots(shape, max_kv_len)
+        num_floats = verify_attention.workspace_bytes(shape, max_slots) // 4
+        return cls(verify_attention.choose_tile_rows(shape, max_query_rows), max_slots, num_floats)
+
+
+class Ops:
+    """Ops are asynchronous on the current stream and write to the given tensors, unless noted.
+
+    launchers: by stem (STEMS): cubins on a GPU, an emulator in tests; an engine needs those of its ops. stream: returns
+    the current stream as a number. num_sms: SMs of the device, for splitting long contexts; a partition then gets more
+    splits than it needs. torch allocates workspaces, so a captured graph owns its own.
+    """
+
+    def __init__(self, launchers: Mapping[str, StreamLauncher], stream: Callable[[], int], num_sms: int) -> None:
+        self._launchers = {stem: OnStream(launcher, stream) for stem, launcher in launchers.items()}
+        self._num_sms = num_sms
+        self._cache = LaunchCache()
+        self._attention: dict[Hashable, _AttentionLaunch] = {}
+        # These have the signatures of their launches in ops/cuda, but for the launcher.
+        self.accept = self._launched("accept", accept.accept)
+        self.compact_rows = self._launched("compact_rows", compact_rows.compact_rows)
+        self.copy_kv = self._launched("copy_kv", copy_kv.copy_kv)
+        self.prune_rows = self._launched("prune_rows", prune_rows.prune_rows)
+        self.sample = self._launched("sample", sample.sample)
+        self.advance = self._launched("sample", sample.advance)
+        self.take_step = self._launched("take_step", take_step.take_step)
 
     def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
         """x [n, in] times weight [out, in] -> [n, out], new; in e4m3 if the weight is. Rows may not be normalised yet:
         of x's dtype, but fp32 where that is fp16, whose range they could leave. scaled: x in e4m3, if it is known."""
-
-    def add_linear(
-        self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
-    ) -> ScaledRows | None:
-        """hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is. Returns the
-        new hidden in e4m3 where that takes no launch of its own."""
-
-    def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
-        """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Over the last dimension -> of x's shape and dtype, new."""
-
-    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """ops/cuda/gated_silu.py -> [n, inner] of hidden's dtype, new."""
-
-    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
-        """gated_silu() in e4m3 where that takes no launch of its own."""
-
-    def append_kv(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        cu_q_lens: Tensor,
-        block_table: Tensor,
-        kv_lens: Tensor,
-        q_rotated: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        norm: QkvNorm | None,
-        first_branch: Tensor | None = None,
-    ) -> None:
-        """ops/cuda/append_kv.py."""
-
-    def copy_kv(self, copies: Tensor, cache: Tensor) -> None:
-        """ops/cuda/copy_kv.py."""
-
-    def verify_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_table: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        out: Tensor,
-        *,
-        window: int,
-        max_query_rows: int,
-        max_kv_len: int,
-    ) -> None:
-        """ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
-
-    def early_exit(
-        self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
-    ) -> None:
-        """ops/cuda/early_exit.py, the scores alone -> out fp32 [num_rows, num_candidates]."""
-
-    def compact_rows(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        max_seq_len: int,
-        kept: CompactedRows,
-    ) -> None:
-        """ops/cuda/compact_rows.py."""
-
-    def prune_rows(
-        self,
-        scores: Tensor,
-        places: Tensor,
-        before: Tensor,
-        cu_drafts: Tensor,
-        starts: Tensor,
-        rule: Tensor,
-        num_hidden: int,
-        kept: Tensor,
-        rows: Tensor,
-    ) -> None:
-        """ops/cuda/prune_rows.py."""
-
-    def accept(
-        self,
-        sampling: Tensor,
-        slots: Tensor,
-        logits: Tensor,
-        vocab_size: int,
-        cu_logit_rows: Tensor,
-        num_tokens: Tensor,
-        num_drafts: Tensor,
-        max_draft_len: int,
-        result: AcceptResult,
-        verdicts: Tensor,
-        edited_logits: Tensor | None,
-    ) -> None:
-        """ops/cuda/accept.py."""
-
-    def sample(self, draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None) -> None:
-        """ops/cuda/sample.py."""
-
-    def advance(self, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool) -> None:
-        """ops/cuda/sample.py."""
-
-    def take_step(
-        self, newest: Tensor, known: Tensor, remaining: Tensor, block_table: Tensor, inputs: StepInputs
-    ) -> None:
-        """ops/cuda/take_step.py."""
-
-
-class TorchOps:
-    def linear(self, x: Tensor, weight: Tensor | ScaledRows, scaled: ScaledRows | None = None) -> Tensor:
         import torch
 
         if isinstance(weight, ScaledRows):
@@ -150,6 +100,8 @@ class TorchOps:
     def add_linear(
         self, hidden: Tensor, x: Tensor | ScaledRows, weight: Tensor | ScaledRows, bias: Tensor | None
     ) -> ScaledRows | None:
+        """hidden [n, out] += x [n, in] times weight [out, in], plus bias [out]; in e4m3 if the weight is. Returns the
+        new hidden in e4m3 where that takes no launch of its own."""
         if isinstance(weight, ScaledRows):
             return self.add_scaled(hidden, self.scaled_linear(x, weight, bias))
         assert not isinstance(x, ScaledRows), "rows in e4m3 need such a weight"
@@ -158,21 +110,34 @@ class TorchOps:
             hidden += bias
         return None
 
+    def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
+        """linear() in e4m3, plus bias [out]."""
+        return scaled_product(x if isinstance(x, ScaledRows) else self.scaled_rows(x), weight, bias)
+
+    def scaled_rows(self, x: Tensor) -> ScaledRows:
+        """ops/cuda/quantize_rows.py -> new."""
+        rows = _empty_rows(x.shape[0], x.shape[1], x.device)
+        self._cache.launch(
+            ("quantize_rows", x.dtype, x.shape),
+            (x, rows.values, rows.scales),
+            self._launchers["quantize_rows"],
+            lambda to: quantize_rows.launch(to, x, rows),
+        )
+        return rows
+
     def add_scaled(self, hidden: Tensor, product: Tensor) -> ScaledRows | None:
         """hidden += product, as add_linear() says."""
-        hidden += product
-        return None
-
-    def scaled_linear(self, x: Tensor | ScaledRows, weight: ScaledRows, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        raise NotImplementedError
-
-    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
-        return self.gated_silu(gate_up, hidden, bias, eps)
+        rows = _empty_rows(hidden.shape[0], hidden.shape[1], hidden.device)
+        self._cache.launch(
+            ("add_quantize_rows", product.dtype, product.shape),
+            (product, hidden, rows.values, rows.scales),
+            self._launchers["quantize_rows"],
+            lambda to: quantize_rows.launch_add(to, product, hidden, rows),
+        )
+        return rows
 
     def logits(self, x: Tensor, lm_head: Tensor, out: Tensor) -> None:
+        """x [n, hidden] times lm_head [vocab, hidden] -> out fp32 [n, vocab]."""
         import torch
 
         if x.is_cuda:
@@ -181,6 +146,119 @@ class TorchOps:
             torch.mm(x.float(), lm_head.float().t(), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension -> of x's shape and dtype, new."""
         import torch
 
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def gated_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """ops/cuda/gated_silu.py -> [n, inner] of hidden's dtype, new."""
+        import torch
+
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=hidden.dtype, device=hidden.device)
+        self._cache.launch(
+            ("gated_silu", hidden.dtype, gate_up.shape, hidden.shape, bias is None, eps),
+            (gate_up, hidden, bias, out),
+            self._launchers["gated_silu"],
+            lambda to: gated_silu.launch(to, gate_up, hidden, bias, eps, out),
+        )
+        return out
+
+    def scaled_silu(self, gate_up: Tensor, hidden: Tensor, bias: Tensor | None, eps: float) -> Tensor | ScaledRows:
+        """gated_silu() in e4m3 where that takes no launch of its own."""
+        num_rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        if inner > gated_silu.MAX_SCALED_COLUMNS:
+            return self.gated_silu(gate_up, hidden, bias, eps)
+        rows = _empty_rows(num_rows, inner, hidden.device)
+        self._cache.launch(
+            ("scaled_silu", gate_up.shape, hidden.shape, bias is None, eps),
+            (gate_up, hidden, bias, rows.values, rows.scales),
+            self._launchers["gated_silu"],
+            lambda to: gated_silu.launch_scaled(to, gate_up, hidden, bias, eps, rows),
+        )
+        return rows
+
+    def append_kv(
+        self,
+        qkv: Tensor,
+        rope: Rope,
+        kv: PagedKv,
+        q_rotated: Tensor,
+        norm: QkvNorm | None,
+        first_branch: Tensor | None = None,
+    ) -> None:
+        """ops/cuda/append_kv.py."""
+        caches, cos = kv.k_cache, rope.cos
+        sizes = (q_rotated.dtype, caches.dtype, q_rotated.shape, caches.shape, kv.block_table.shape, cos.shape)
+        key: tuple[Hashable, ...] = ("append_kv", *sizes, first_branch is None)
+        tensors: tuple[Tensor | None, ...] = (qkv, *rope, *kv, q_rotated, first_branch)
+        if norm is not None:
+            weights = (norm.bias, norm.q_norm, norm.k_norm)
+            key += (norm.hidden.shape, norm.eps, *[each is None for each in weights])
+            tensors += (norm.hidden, *weights)
+        self._cache.launch(
+            key,
+            tensors,
+            self._launchers["append_kv"],
+            lambda to: append_kv.launch(to, qkv, rope, kv, q_rotated, norm=norm, first_branch=first_branch),
+        )
+
+    def verify_attention(
+        self, q: Tensor, kv: PagedKv, out: Tensor, *, window: int, max_query_rows: int, max_kv_len: int
+    ) -> None:
+        """ops/cuda/verify_attention.py. max_query_rows, max_kv_len: host-side bounds over the requests."""
+        import torch
+
+        cache = kv.k_cache
+        sizes = (q.dtype, cache.dtype, q.shape, cache.shape, kv.block_table.shape)
+        key = ("verify_attention", *sizes, window, max_query_rows, max_kv_len)
+        how = self._attention.get(key)
+        if how is None:
+            shape = verify_attention.shape_of(q, kv, window)
+            how = self._attention[key] = _AttentionLaunch.of(shape, max_query_rows, max_kv_len)
+        workspace = torch.empty(how.num_floats, dtype=torch.float32, device=q.device) if how.num_floats else None
+        self._cache.launch(
+            key,
+            (q, *kv, out, workspace),
+            self._launchers["verify_attention"],
+            lambda to: verify_attention.launch(
+                to,
+                q,
+                kv,
+                out,
+                window=window,
+                tile_rows=how.tile_rows,
+                max_slots=how.max_slots,
+                num_sms=self._num_sms,
+                workspace=workspace,
+            ),
+        )
+
+    def early_exit(
+        self, hidden: Tensor, rows: Tensor, norm: Tensor, lm_head: Tensor, candidates: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """ops/cuda/early_exit.py, the scores alone -> out fp32 [num_rows, num_candidates]."""
+        import torch
+
+        num_rows = rows.shape[0]
+        integers = torch.zeros((2, num_rows), dtype=torch.int32, device=hidden.device)
+        gap = torch.empty(num_rows, dtype=torch.float32, device=hidden.device)
+        inputs, outputs = (hidden, rows, norm, lm_head, candidates, integers[0]), (out, integers[1], gap)
+        early_exit.early_exit(self._launchers["early_exit"], *inputs, eps, *outputs)
+
+    def _launched(self, stem: str, op: Callable[Concatenate[Launcher, P], None]) -> Callable[P, None]:
+        launchers = self._launchers
+
+        def launch(*arguments: P.args, **options: P.kwargs) -> None:
+            op(launchers[stem], *arguments, **options)
+
+        return launch
+
+
+def _empty_rows(num_rows: int, width: int, device: torch.device) -> ScaledRows:
+    import torch
+
+    return ScaledRows(
+        torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=device),
+        torch.empty((num_rows, 1), dtype=torch.float32, device=device),
+    )

@@ -1,21 +1,16 @@
-"""The runtime of the cuda engine: a GPU's streams, events and graphs through torch, or the host for tests.
-
-The rest of the engine is the same code on both.
-"""
+"""The runtime of a GPU engine: streams, events and graphs through torch."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.ops.cuda.driver import Module, call_driver, device_arch, load_driver, page_locked
+from faser_trtllm.ops.cuda.driver import Module, OnStream, call_driver, device_arch, load_driver, page_locked
 from faser_trtllm.ops.cuda.set_conditional import STEM, set_conditional
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -67,61 +62,6 @@ class Runtime(Protocol):
         """Milliseconds between two events that have completed."""
 
 
-class HostRuntime:
-    """The engine's logic on the CPU, synchronously: partitions are just names, and a graph is the function itself."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.device = torch.device("cpu")
-        self._stream = 0
-
-    @contextlib.contextmanager
-    def on(self, partition: GpuPartition) -> Iterator[None]:
-        before, self._stream = self._stream, partition.stream
-        try:
-            yield
-        finally:
-            self._stream = before
-
-    def stream(self) -> int:
-        return self._stream
-
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        import torch
-
-        return torch.zeros(shape, dtype=dtype)
-
-    def wait(self) -> None:
-        return
-
-    def mark(self) -> Callable[[], None]:
-        return self.wait
-
-    def capture(self, work: Work) -> Replay:
-        return work
-
-    def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
-        def run() -> None:
-            begin()
-            while int(going):
-                step()
-
-        return run
-
-    def memory_bytes(self) -> int:
-        return 0
-
-    def free_bytes(self) -> int:
-        return 1 << 62
-
-    def now(self) -> Any:
-        return time.perf_counter()
-
-    def ms_between(self, begin: Any, end: Any) -> float:
-        return 1e3 * float(end - begin)
-
-
 class CapturedGraph(Protocol):
     """Of torch.cuda.CUDAGraph, with keep_graph: it owns the graph, and memory that its nodes use."""
 
@@ -159,7 +99,8 @@ class GraphLoop:
         node = conditional.conditional
         with ExitStack() as made:
             module = made.enter_context(Module(compile_stem(STEM, device_arch(going.device.index)).path))
-            set_conditional(module, None, 0, stream=stream())  # loads the kernel, which a capture might not
+            launcher = OnStream(module, stream)
+            set_conditional(launcher, None, 0)  # loads the kernel, which a capture might not
             held: list[CapturedGraph] = []
             made.callback(held.clear)
             graph = call("cuGraphCreate", 0)
@@ -173,7 +114,7 @@ class GraphLoop:
 
                 def run() -> None:
                     work()
-                    set_conditional(module, going, int(node.handle), stream=stream())
+                    set_conditional(launcher, going, int(node.handle))
 
                 held.append(capture(run))
                 child = driver.CUgraph(held[-1].raw_cuda_graph())

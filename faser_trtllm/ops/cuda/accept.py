@@ -15,7 +15,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import AcceptResult, accept_reference
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.driver import Launcher
-from faser_trtllm.ops.cuda.tensors import dtype_suffix, pointer
+from faser_trtllm.ops.cuda.tensors import pointer, type_name
 
 __all__ = ["MAX_VOCAB_SIZE", "ROW_REFUSED", "STEM", "accept", "accept_reference"]
 
@@ -36,11 +36,9 @@ def accept(
     num_tokens: Any,
     num_drafts: Any,
     max_draft_len: int,
-    *,
     result: AcceptResult,
     verdicts: Any,
     edited_logits: Any | None = None,
-    stream: int = 0,
 ) -> None:
     """ops.accept on device tensors, written to the tensors of `result`.
 
@@ -50,9 +48,9 @@ def accept(
     [num_rows, 3]; edited_logits fp32 [num_rows, vocab_size], needed where a slot has penalties, bias, bad words or
     min_tokens. Where ops.accept raises, here the request ends with outcome FAILED and row_status
     ROW_REFUSED (3); its tokens before that row are kept. Tokens beyond a request's num_tokens are 0.
-    Asynchronous on the stream.
+    Asynchronous.
     """
-    suffix = dtype_suffix("logits", logits, ("fp32", "bf16", "fp16"))
+    dtype = type_name("logits", logits, "fp32", "bf16", "fp16")
     if not 1 <= vocab_size <= min(MAX_VOCAB_SIZE, logits.shape[1]):
         raise InvalidArgumentError(
             f"vocab_size is {vocab_size}, it must be 1 to {min(MAX_VOCAB_SIZE, logits.shape[1])}, the columns of logits"
@@ -72,9 +70,7 @@ def accept(
     )
     slots_at, cu_rows_at, num_tokens_at, num_drafts_at = inputs
     verdicts_at = pointer("verdicts", verdicts, "int32", (num_rows, 3))
-    edited_at = ctypes.c_void_p(None)
-    if edited_logits is not None:
-        edited_at = pointer("edited_logits", edited_logits, "float32", (num_rows, vocab_size))
+    edited_at = pointer("edited_logits", edited_logits, "fp32", (num_rows, vocab_size))
     outputs = (
         pointer("token_ids", result.token_ids, "int32", (num_requests, max_draft_len + 1)),
         pointer("num_tokens", result.num_tokens, "int32", (num_requests,)),
@@ -93,7 +89,7 @@ def accept(
             *map(ctypes.c_int32, (*counts, vocab_size, stride, max_draft_len)),
             *(edited_at, verdicts_at),
         )
-        launcher.launch(f"accept_rows_{suffix}", (num_rows, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments, stream)
+        launcher.launch(f"accept_rows_{dtype}", (num_rows, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments)
     arguments = (entry, *inputs, verdicts_at, *map(ctypes.c_int32, (*counts, max_draft_len)), *outputs)
     num_blocks = -(-num_requests // NUM_REQUEST_THREADS)
-    launcher.launch("accept", (num_blocks, 1, 1), (NUM_REQUEST_THREADS, 1, 1), arguments, stream)
+    launcher.launch("accept", (num_blocks, 1, 1), (NUM_REQUEST_THREADS, 1, 1), arguments)

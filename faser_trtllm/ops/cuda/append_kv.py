@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher
-from faser_trtllm.ops.cuda.tensors import E4M3_MAX, expect, pointer_to, same_type, type_name
-from faser_trtllm.ops.cuda.verify_attention import float_bits
+from faser_trtllm.ops.cuda.tensors import E4M3_MAX, PagedKv, bits_of, check_kv, expect, pointer_to, type_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +34,14 @@ class AppendShape:
     max_seq_len: int
     dtype: str
     kv_dtype: str
+
+
+class Rope(NamedTuple):
+    """Where rows stand: cos, sin fp32 [max_seq_len, head_dim / 2]; positions int32 [num_rows]."""
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,65 +76,51 @@ def scalars(shape: AppendShape, k_scale: float = 1.0, v_scale: float = 1.0) -> l
     """The int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.num_blocks]
     sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.max_seq_len]
-    return [*sizes, float_bits(k_scale), float_bits(v_scale)]
+    return [*sizes, bits_of(k_scale), bits_of(v_scale)]
 
 
 def launch(
     module: Launcher,
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cu_q_lens: Tensor,
-    block_table: Tensor,
-    kv_lens: Tensor,
+    rope: Rope,
+    kv: PagedKv,
     q_rotated: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
     *,
     norm: QkvNorm | None = None,
     first_branch: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    stream: int = 0,
 ) -> None:
-    """As append_kv_reference, into q_rotated [num_rows, num_heads, head_dim] and the caches; asynchronous on `stream`.
+    """As append_kv_reference; asynchronous.
 
     Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
-    tensors = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
-    shape = shape_of(*tensors, is_normed=norm is not None)
+    shape = shape_of(qkv, rope, kv, q_rotated, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
     _check_branches(shape, norm, first_branch)
     sizes = scalars(shape, k_scale, v_scale)
-    inputs: list[Tensor | None] = [qkv]
+    requests, caches = (kv.cu_q_lens, kv.block_table, kv.kv_lens), (kv.k_cache, kv.v_cache)
     if norm is None:
-        inputs += [cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache]
+        inputs: tuple[Tensor | None, ...] = (qkv, *rope, *requests, *caches)
     else:
         _check_norm(shape, qkv, norm)
-        inputs += [norm.hidden, norm.bias, norm.q_norm, norm.k_norm]
-        inputs += [cos, sin, positions, cu_q_lens, block_table, kv_lens, first_branch]
-        sizes += [norm.hidden.shape[1], float_bits(norm.eps)]
+        weights = (norm.hidden, norm.bias, norm.q_norm, norm.k_norm)
+        inputs = (qkv, *weights, *rope, *requests, first_branch)
+        sizes += [norm.hidden.shape[1], bits_of(norm.eps)]
     if shape.num_rows == 0:
         return
     arguments: list[Argument] = [pointer_to(each) for each in inputs]
     arguments += [ctypes.c_int32(value) for value in sizes]
-    arguments += [pointer_to(tensor) for tensor in (q_rotated, k_cache, v_cache)]
+    arguments += [pointer_to(tensor) for tensor in (q_rotated, *caches)]
     kernel = kernel_name(shape, norm is not None)
-    module.launch(kernel, grid(shape), (NUM_THREADS, 1, 1), arguments, stream)
+    module.launch(kernel, grid(shape), (NUM_THREADS, 1, 1), arguments)
 
 
 def append_kv_reference(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cu_q_lens: Tensor,
-    block_table: Tensor,
-    kv_lens: Tensor,
+    rope: Rope,
+    kv: PagedKv,
     q_rotated: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
     *,
     norm: QkvNorm | None = None,
     first_branch: Tensor | None = None,
@@ -136,13 +129,10 @@ def append_kv_reference(
 ) -> None:
     """Rotate q and k of every row (Hugging Face's half-split rope, in fp32) and write k and v at the rows' positions.
 
-    qkv [num_rows, (num_heads + 2 num_kv_heads) * head_dim] bf16 or fp16; cos, sin fp32 [max_seq_len, head_dim / 2];
-    positions int32 [num_rows]; cu_q_lens int32 [batch_size + 1]; block_table int32 [batch_size, max_blocks_per_seq];
-    kv_lens int32 [batch_size], including the new rows; q_rotated [num_rows, num_heads, head_dim] of qkv's type;
-    k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block, head_dim] of qkv's type, or e4m3 holding K / k_scale
-    and V / v_scale, saturated at 448. Nothing is written for a row outside all requests, for a position outside [0,
-    kv_len) or [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest position in
-    range.
+    qkv [num_rows, (num_heads + 2 num_kv_heads) * head_dim] bf16 or fp16; q_rotated [num_rows, num_heads, head_dim] of
+    qkv's type. A cache of e4m3 saturates at 448. Nothing is written for a row outside all requests, for a position
+    outside [0, kv_len) or [0, max_seq_len), or in a block that does not exist; its query is rotated with the nearest
+    position in range.
 
     norm: qkv is a product of rows that were not normalised, in fp32 where q_rotated is fp16, since it may leave that
     type's range; see QkvNorm. first_branch int32 [batch_size + 1], with a norm only: the branches of request i are the
@@ -151,16 +141,15 @@ def append_kv_reference(
     """
     import torch
 
-    tensors = (qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, q_rotated, k_cache, v_cache)
-    shape = shape_of(*tensors, is_normed=norm is not None)
+    shape = shape_of(qkv, rope, kv, q_rotated, is_normed=norm is not None)
     _check_scales(k_scale, v_scale)
     _check_branches(shape, norm, first_branch)
     if norm is not None:
         _check_norm(shape, qkv, norm)
         qkv = normed_qkv(qkv.float(), shape.num_heads, shape.num_kv_heads, norm)
     heads = qkv.float().view(shape.num_rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
-    angles = positions.long().clamp(0, shape.max_seq_len - 1)
-    c, s = cos[angles][:, None], sin[angles][:, None]
+    angles = rope.positions.long().clamp(0, shape.max_seq_len - 1)
+    c, s = rope.cos[angles][:, None], rope.sin[angles][:, None]
     low, high = heads.chunk(2, -1)
     rotated = torch.cat((low * c - high * s, high * c + low * s), -1)
     q_rotated.copy_(rotated[:, : shape.num_heads])
@@ -171,7 +160,8 @@ def append_kv_reference(
         k_inverse, v_inverse = torch.tensor([k_scale, v_scale], dtype=torch.float32).reciprocal().tolist()
         keys = (keys * k_inverse).clamp(-E4M3_MAX, E4M3_MAX)
         values = (values * v_inverse).clamp(-E4M3_MAX, E4M3_MAX)
-    offsets, lens, table, places = cu_q_lens.tolist(), kv_lens.tolist(), block_table.tolist(), positions.tolist()
+    offsets, lens, table = kv.cu_q_lens.tolist(), kv.kv_lens.tolist(), kv.block_table.tolist()
+    places = rope.positions.tolist()
     for b in range(shape.batch_size):
         for row in range(max(0, offsets[b]), min(offsets[b + 1], shape.num_rows)):
             position = places[row]
@@ -182,8 +172,8 @@ def append_kv_reference(
                 continue
             for owner in (b, *branches_before(first_branch, b, position, lens, shape.tokens_per_block)):
                 if 0 <= (block := table[owner][slot]) < shape.num_blocks:
-                    k_cache[block, :, offset] = keys[row].to(k_cache.dtype)
-                    v_cache[block, :, offset] = values[row].to(v_cache.dtype)
+                    kv.k_cache[block, :, offset] = keys[row].to(kv.k_cache.dtype)
+                    kv.v_cache[block, :, offset] = values[row].to(kv.v_cache.dtype)
 
 
 def branches_before(
@@ -221,59 +211,39 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def shape_of(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cu_q_lens: Tensor,
-    block_table: Tensor,
-    kv_lens: Tensor,
-    q_rotated: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    is_normed: bool = False,
-) -> AppendShape:
+def shape_of(qkv: Tensor, rope: Rope, kv: PagedKv, q_rotated: Tensor, *, is_normed: bool = False) -> AppendShape:
     """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
-    if q_rotated.dim() != 3 or k_cache.dim() != 4 or cos.dim() != 2:
+    if q_rotated.dim() != 3 or kv.k_cache.dim() != 4 or rope.cos.dim() != 2:
         raise InvalidArgumentError(
-            f"q_rotated has {q_rotated.dim()}, k_cache {k_cache.dim()} and cos {cos.dim()} dimensions; "
+            f"q_rotated has {q_rotated.dim()}, k_cache {kv.k_cache.dim()} and cos {rope.cos.dim()} dimensions; "
             "they need 3 (rows, heads, head_dim), 4 (blocks, KV heads, tokens_per_block, head_dim) and 2"
         )
     num_rows, num_heads, head_dim = q_rotated.shape
-    num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
-    max_seq_len, batch_size = cos.shape[0], kv_lens.shape[0]
+    num_blocks, num_kv_heads, tokens_per_block, _ = kv.k_cache.shape
+    max_seq_len = rope.cos.shape[0]
     if head_dim % (2 * _PAIRS_PER_THREAD):
         raise InvalidArgumentError(f"head_dim is {head_dim}; it must be a multiple of {2 * _PAIRS_PER_THREAD}")
     if tokens_per_block == 0 or max_seq_len == 0:
         raise InvalidArgumentError(
             f"tokens_per_block is {tokens_per_block} and max_seq_len {max_seq_len}; both must be at least 1"
         )
-    dtype, kv_dtype = type_name("q_rotated", q_rotated), type_name("k_cache", k_cache)
-    if dtype not in ("bf16", "fp16"):
-        raise InvalidArgumentError(f"q_rotated has type {dtype}; it must be bf16 or fp16")
-    if kv_dtype not in (dtype, "e4m3"):
-        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be q_rotated's, {dtype}, or e4m3")
+    dtype = type_name("q_rotated", q_rotated, "bf16", "fp16")
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    expect("qkv", qkv, (num_rows, width), "fp32" if is_normed and dtype == "fp16" else dtype)
-    expect("cos", cos, (max_seq_len, head_dim // 2), "fp32")
-    same_type("sin", sin, cos)
-    expect("positions", positions, (num_rows,), "int32")
-    expect("kv_lens", kv_lens, (batch_size,), "int32")
-    expect("cu_q_lens", cu_q_lens, (batch_size + 1,), "int32")
-    expect("block_table", block_table, (batch_size, block_table.shape[-1]), "int32")
-    expect("q_rotated", q_rotated, (num_rows, num_heads, head_dim), dtype)
-    expect("k_cache", k_cache, (num_blocks, num_kv_heads, tokens_per_block, head_dim), kv_dtype)
-    same_type("v_cache", v_cache, k_cache)
+    expect("qkv", qkv, "fp32" if is_normed and dtype == "fp16" else dtype, (num_rows, width))
+    expect("cos", rope.cos, "fp32", (max_seq_len, head_dim // 2))
+    expect("sin", rope.sin, "fp32", (max_seq_len, head_dim // 2))
+    expect("positions", rope.positions, "int32", (num_rows,))
+    expect("q_rotated", q_rotated, dtype, (num_rows, num_heads, head_dim))
+    kv_dtype = check_kv(kv, dtype, head_dim)
     return AppendShape(
         num_rows,
-        batch_size,
+        kv.kv_lens.shape[0],
         num_heads,
         num_kv_heads,
         head_dim,
         num_blocks,
         tokens_per_block,
-        block_table.shape[-1],
+        kv.block_table.shape[-1],
         max_seq_len,
         dtype,
         kv_dtype,
@@ -285,11 +255,11 @@ def _check_norm(shape: AppendShape, qkv: Tensor, norm: QkvNorm) -> None:
         raise InvalidArgumentError(
             f"hidden has shape {list(norm.hidden.shape)}; it must be rows whose size is a multiple of {_ROW_MULTIPLE}"
         )
-    expect("hidden", norm.hidden, (shape.num_rows, norm.hidden.shape[1]), shape.dtype)
+    expect("hidden", norm.hidden, shape.dtype, (shape.num_rows, None))
     weights = (("bias", norm.bias, qkv.shape[1]), ("q_norm", norm.q_norm, shape.head_dim))
     for name, weight, size in (*weights, ("k_norm", norm.k_norm, shape.head_dim)):
         if weight is not None:
-            expect(name, weight, (size,), shape.dtype)
+            expect(name, weight, shape.dtype, (size,))
 
 
 def _check_branches(shape: AppendShape, norm: QkvNorm | None, first_branch: Tensor | None) -> None:
@@ -297,7 +267,7 @@ def _check_branches(shape: AppendShape, norm: QkvNorm | None, first_branch: Tens
         return
     if norm is None:
         raise InvalidArgumentError("first_branch is given without a norm, and only those kernels take it; leave it out")
-    expect("first_branch", first_branch, (shape.batch_size + 1,), "int32")
+    expect("first_branch", first_branch, "int32", (shape.batch_size + 1,))
 
 
 def _check_scales(k_scale: float, v_scale: float) -> None:

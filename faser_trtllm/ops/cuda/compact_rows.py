@@ -14,7 +14,7 @@ import numpy as np
 from faser_trtllm.ops.arrays import Float32Array, Int32Array
 from faser_trtllm.ops.compact_rows import compact_rows_reference as hidden_reference
 from faser_trtllm.ops.cuda.driver import Launcher
-from faser_trtllm.ops.cuda.tensors import dtype_suffix, pointer
+from faser_trtllm.ops.cuda.tensors import pointer, type_name
 
 STEM = "compact_rows"
 NUM_THREADS = 128
@@ -42,9 +42,7 @@ def compact_rows(
     cu_q_lens: Any,
     kv_lens: Any,
     max_seq_len: int,
-    *,
     kept: CompactedRows,
-    stream: int = 0,
 ) -> None:
     """Write the listed rows and their ragged arrays to the tensors of `kept`.
 
@@ -52,10 +50,9 @@ def compact_rows(
     [num_kept]: ascending indices, then -1 for the dummies that fill a bucket; each request keeps a prefix of its rows.
     cu_q_lens int32 [num_requests + 1], kv_lens int32 [num_requests], including the new rows. A dummy has a hidden row
     of zeros, position max_seq_len (outside every cache, so nothing is written for it) and request id -1, and lies
-    beyond cu_q_lens. No output may overlap an input. Contiguous device tensors; asynchronous on the stream.
+    beyond cu_q_lens. No output may overlap an input. Contiguous device tensors; asynchronous.
     """
-    dtype_suffix("hidden", hidden, ("bf16", "fp16", "fp32"))
-    dtype = str(hidden.dtype).removeprefix("torch.")
+    dtype = type_name("hidden", hidden, "bf16", "fp16", "fp32")
     num_rows, hidden_size = hidden.shape
     num_kept, num_requests = rows.shape[0], kv_lens.shape[0]
     arguments = (
@@ -71,7 +68,7 @@ def compact_rows(
         pointer("kept.cu_q_lens", kept.cu_q_lens, "int32", (num_requests + 1,)),
         pointer("kept.kv_lens", kept.kv_lens, "int32", (num_requests,)),
     )
-    launcher.launch("compact_rows", (max(1, num_kept), 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+    launcher.launch("compact_rows", (max(1, num_kept), 1, 1), (NUM_THREADS, 1, 1), arguments)
 
 
 def compact_rows_reference(

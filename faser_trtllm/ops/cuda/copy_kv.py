@@ -16,8 +16,8 @@ STEM = "copy_kv"
 NUM_THREADS = 128
 
 
-def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor, *, stream: int = 0) -> None:
-    """As copy_kv_reference; asynchronous on the stream. Rows of the cache must be a multiple of 16 bytes."""
+def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
+    """As copy_kv_reference; asynchronous. Rows of the cache must be a multiple of 16 bytes."""
     num_planes, num_blocks, num_heads, tokens_per_block, row_bytes = _shape_of(cache)
     if row_bytes % ALIGNMENT:
         raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes, it must be a multiple of {ALIGNMENT}")
@@ -26,7 +26,7 @@ def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor, *, stream: int = 
         return
     sizes = (num_copies, num_planes, num_blocks, num_heads, tokens_per_block, row_bytes)
     arguments = (copies_at, *map(ctypes.c_int32, sizes), pointer_to(cache))
-    launcher.launch("copy_kv", (num_copies, num_planes * num_heads, 1), (NUM_THREADS, 1, 1), arguments, stream)
+    launcher.launch("copy_kv", (num_copies, num_planes * num_heads, 1), (NUM_THREADS, 1, 1), arguments)
 
 
 def copy_kv_reference(copies: Tensor, cache: Tensor) -> None:

@@ -94,7 +94,7 @@ class Module(Closing):
         """As StreamLauncher.launch. An empty grid launches nothing."""
         if 0 in grid:
             return
-        function = self.function(kernel)
+        function = self._functions.get(kernel) or self.function(kernel)
         packed = arguments if isinstance(arguments, PackedArguments) else PackedArguments(arguments)
         call_driver(
             self._driver,

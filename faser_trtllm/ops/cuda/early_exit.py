@@ -14,7 +14,7 @@ import numpy as np
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import Float32Array, Int32Array
 from faser_trtllm.ops.cuda.driver import Launcher
-from faser_trtllm.ops.cuda.tensors import bits_of, dtype_suffix, pointer
+from faser_trtllm.ops.cuda.tensors import bits_of, pointer, type_name
 from faser_trtllm.ops.early_exit import early_exit_reference as scores_reference
 
 STEM = "early_exit"
@@ -31,11 +31,9 @@ def early_exit(
     candidates: Any,
     drafted_place: Any,
     rms_norm_eps: float,
-    *,
     scores: Any,
     rank: Any,
     gap: Any,
-    stream: int = 0,
 ) -> None:
     """Score candidates and rank the drafted one; writes scores, rank and gap.
 
@@ -44,10 +42,9 @@ def early_exit(
     num_candidates], num_candidates 1 to 32, -1 for none; drafted_place int32 [num_rows]: the drafted token's place
     among them. scores fp32 [num_rows, num_candidates]; rank int32 [num_rows], gap fp32 [num_rows]. early_exit_reference
     defines them.
-    Contiguous device tensors; asynchronous on the stream.
+    Contiguous device tensors; asynchronous.
     """
-    suffix = dtype_suffix("hidden", hidden, ("bf16", "fp16"))
-    dtype = str(hidden.dtype).removeprefix("torch.")
+    dtype = type_name("hidden", hidden, "bf16", "fp16")
     num_rows, num_candidates = candidates.shape
     if not 1 <= num_candidates <= MAX_CANDIDATES:
         raise InvalidArgumentError(
@@ -64,12 +61,12 @@ def early_exit(
         pointer("drafted_place", drafted_place, "int32", (num_rows,)),
         *map(ctypes.c_int32, (num_rows, num_hidden_rows, hidden_size, vocab_size, num_candidates)),
         ctypes.c_int32(bits_of(rms_norm_eps)),
-        pointer("scores", scores, "float32", (num_rows, num_candidates)),
+        pointer("scores", scores, "fp32", (num_rows, num_candidates)),
         pointer("rank", rank, "int32", (num_rows,)),
-        pointer("gap", gap, "float32", (num_rows,)),
+        pointer("gap", gap, "fp32", (num_rows,)),
     )
     if num_rows:
-        launcher.launch(f"early_exit_{suffix}", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+        launcher.launch(f"early_exit_{dtype}", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments)
 
 
 def early_exit_reference(

@@ -28,22 +28,18 @@ def launch(
     bias: Tensor | None,
     eps: float,
     out: Tensor,
-    *,
-    stream: int = 0,
 ) -> None:
-    """As gated_silu_reference, into out [num_rows, inner]; asynchronous on `stream`.
+    """As gated_silu_reference, into out [num_rows, inner]; asynchronous.
 
     inner and hidden_size must be multiples of 8. Only addresses, shapes and types of the tensors are used. Raises
     InvalidArgumentError where no kernel fits.
     """
-    (num_rows, inner), dtype = out.shape, type_name("out", out)
-    if dtype not in ("bf16", "fp16"):
-        raise InvalidArgumentError(f"out has type {dtype}; it must be bf16 or fp16")
+    (num_rows, inner), dtype = out.shape, type_name("out", out, "bf16", "fp16")
     arguments = _arguments(gate_up, hidden, bias, eps, "out", out, dtype)
-    expect("out", out, (num_rows, inner), dtype)
+    expect("out", out, dtype, (num_rows, inner))
     blocks = (num_rows, -(-inner // _COLUMNS_PER_BLOCK), 1)
     if num_rows:
-        launcher.launch(f"gated_silu_{dtype}", blocks, (NUM_THREADS, 1, 1), arguments, stream)
+        launcher.launch(f"gated_silu_{dtype}", blocks, (NUM_THREADS, 1, 1), arguments)
 
 
 def launch_scaled(
@@ -53,19 +49,17 @@ def launch_scaled(
     bias: Tensor | None,
     eps: float,
     out: ScaledRows,
-    *,
-    stream: int = 0,
 ) -> None:
     """quantize_rows of what launch() writes in bf16, which is not kept; inner at most MAX_SCALED_COLUMNS."""
     num_rows, inner = out.values.shape
     if inner > MAX_SCALED_COLUMNS:
         raise InvalidArgumentError(f"out has rows of {inner}; at most {MAX_SCALED_COLUMNS} are quantised by one block")
     arguments = _arguments(gate_up, hidden, bias, eps, "out.values", out.values, "bf16")
-    expect("out.values", out.values, (num_rows, inner), "e4m3")
-    expect("out.scales", out.scales, (num_rows, 1), "fp32")
+    expect("out.values", out.values, "e4m3", (num_rows, inner))
+    expect("out.scales", out.scales, "fp32", (num_rows, 1))
     arguments.append(pointer_to(out.scales))
     if num_rows:
-        launcher.launch("gated_silu_e4m3", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+        launcher.launch("gated_silu_e4m3", (num_rows, 1, 1), (NUM_THREADS, 1, 1), arguments)
 
 
 def _arguments(
@@ -75,10 +69,10 @@ def _arguments(
     for each, size in ((name, inner), ("hidden", hidden_size)):
         if size % _VECTOR:
             raise InvalidArgumentError(f"{each} has rows of {size}; it must be a multiple of {_VECTOR}")
-    expect("gate_up", gate_up, (num_rows, 2 * inner), "fp32" if dtype == "fp16" else dtype)
-    expect("hidden", hidden, (num_rows, hidden_size), dtype)
+    expect("gate_up", gate_up, "fp32" if dtype == "fp16" else dtype, (num_rows, 2 * inner))
+    expect("hidden", hidden, dtype, (num_rows, hidden_size))
     if bias is not None:
-        expect("bias", bias, (2 * inner,), dtype)
+        expect("bias", bias, dtype, (2 * inner,))
     inputs = (gate_up, hidden, bias)
     arguments: list[Argument] = [pointer_to(each) for each in inputs]
     arguments += [ctypes.c_int32(value) for value in (num_rows, inner, hidden_size, bits_of(eps))]

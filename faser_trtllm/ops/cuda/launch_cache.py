@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher, PackedArguments
+from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher, OnStream, PackedArguments
 from faser_trtllm.ops.cuda.tensors import Pointer
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ class LaunchCache:
         self,
         key: Hashable,
         tensors: Sequence[Tensor | None],
-        launcher: Launcher,
-        stream: int,
+        launcher: OnStream,
         op: Callable[[Launcher], None],
     ) -> None:
-        """op(launcher), or what it launched for this key before, with the addresses of these tensors; asynchronous on
-        the stream.
+        """op(launcher), or what it launched for this key before, with the addresses of these tensors.
 
         key: whatever op's launches depend on beside addresses: shapes, types, which tensors are None. tensors: all
         whose addresses op launches with, contiguous and aligned alike whenever the key is the same. What op raises is
@@ -47,8 +45,9 @@ class LaunchCache:
             op(recorded)
             self._held[key] = recorded
         recorded.pack(recorded.addresses, 0, *[0 if each is None else each.data_ptr() for each in tensors])
+        module, stream = launcher.launcher, launcher.stream()
         for kernel, grid, block, arguments in recorded.launches:
-            launcher.launch(kernel, grid, block, arguments, stream)
+            module.launch(kernel, grid, block, arguments, stream)
 
 
 class _Recorder:
@@ -64,6 +63,6 @@ class _Recorder:
         }
         self._arguments[id(None)] = ctypes.c_void_p(None)
 
-    def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
+    def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument]) -> None:
         held = [self._arguments[id(each.tensor)] if isinstance(each, Pointer) else each for each in arguments]
         self.launches.append((kernel, grid, block, PackedArguments(held)))

@@ -24,29 +24,27 @@ def prune_rows(
     starts: Any,
     rule: Any,
     num_hidden: int,
-    *,
     kept: Any,
     rows: Any,
-    stream: int = 0,
 ) -> None:
     """As ops.prune_rows.prune_rows_reference, which has the meaning; writes kept and rows.
 
     scores fp32 [num_drafts, num_candidates]; places int32, before fp32 [num_drafts]; cu_drafts int32 [num_requests +
     1]: the requests' ranges of them; starts int32 [num_requests]: the first hidden row of each, of num_hidden; rule
     fp32 [5]: PruneRule.weights(). kept int32 [num_requests]; rows int32 [at least num_hidden]: the rows that stay,
-    ascending, then -1, as compact_rows takes them. Contiguous device tensors; asynchronous on the stream.
+    ascending, then -1, as compact_rows takes them. Contiguous device tensors; asynchronous.
     """
     num_drafts, num_candidates = scores.shape
     num_requests, num_listed = starts.shape[0], rows.shape[0]
     arguments = (
-        pointer("scores", scores, "float32", (None, None)),
+        pointer("scores", scores, "fp32", (None, None)),
         pointer("places", places, "int32", (num_drafts,)),
-        pointer("before", before, "float32", (num_drafts,)),
+        pointer("before", before, "fp32", (num_drafts,)),
         pointer("cu_drafts", cu_drafts, "int32", (num_requests + 1,)),
         pointer("starts", starts, "int32", (num_requests,)),
-        pointer("rule", rule, "float32", (5,)),
+        pointer("rule", rule, "fp32", (5,)),
         *map(ctypes.c_int32, (num_requests, num_drafts, num_candidates, num_hidden, num_listed)),
         pointer("kept", kept, "int32", (num_requests,)),
         pointer("rows", rows, "int32", (num_listed,)),
     )
-    launcher.launch("prune_rows", (1, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+    launcher.launch("prune_rows", (1, 1, 1), (NUM_THREADS, 1, 1), arguments)

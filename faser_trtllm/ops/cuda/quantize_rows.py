@@ -65,34 +65,34 @@ def quantize_rows(x: Tensor) -> ScaledRows:
     return ScaledRows((x / scales).to(torch.float8_e4m3fn), scales)
 
 
-def launch(launcher: Launcher, x: Tensor, found: ScaledRows, *, stream: int = 0) -> None:
+def launch(launcher: Launcher, x: Tensor, found: ScaledRows) -> None:
     """quantize_rows of x torch.bfloat16 [num_rows, width] with the kernel, into the tensors of `found`.
 
-    width and addresses must be multiples of 16. Contiguous device tensors; asynchronous on the stream.
+    width and addresses must be multiples of 16. Contiguous device tensors; asynchronous.
     """
-    _launch(launcher, "quantize_rows", x, (), found, stream)
+    _launch(launcher, "quantize_rows", x, (), found)
 
 
-def launch_add(launcher: Launcher, x: Tensor, hidden: Tensor, found: ScaledRows, *, stream: int = 0) -> None:
+def launch_add(launcher: Launcher, x: Tensor, hidden: Tensor, found: ScaledRows) -> None:
     """hidden += x, both torch.bfloat16 [num_rows, width], and quantize_rows of the sums; otherwise as launch()."""
     _check_alignment("hidden", hidden)
-    _launch(launcher, "add_quantize_rows", x, (pointer("hidden", hidden, "bfloat16", tuple(x.shape)),), found, stream)
+    _launch(launcher, "add_quantize_rows", x, (pointer("hidden", hidden, "bf16", tuple(x.shape)),), found)
 
 
 def _launch(
-    launcher: Launcher, kernel: str, x: Tensor, outputs: tuple[ctypes.c_void_p, ...], found: ScaledRows, stream: int
+    launcher: Launcher, kernel: str, x: Tensor, outputs: tuple[ctypes.c_void_p, ...], found: ScaledRows
 ) -> None:
     num_rows, width = x.shape
     _check_alignment("x", x)
     arguments = (
-        pointer("x", x, "bfloat16", (None, None)),
+        pointer("x", x, "bf16", (None, None)),
         ctypes.c_int32(num_rows),
         ctypes.c_int32(width),
         *outputs,
-        pointer("values", found.values, "float8_e4m3fn", (num_rows, width)),
-        pointer("scales", found.scales, "float32", (num_rows, 1)),
+        pointer("values", found.values, "e4m3", (num_rows, width)),
+        pointer("scales", found.scales, "fp32", (num_rows, 1)),
     )
-    launcher.launch(kernel, (max(1, num_rows), 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+    launcher.launch(kernel, (max(1, num_rows), 1, 1), (NUM_THREADS, 1, 1), arguments)
 
 
 def _check_alignment(name: str, x: Tensor) -> None:

@@ -80,14 +80,12 @@ def sample(
     logits: Tensor,
     num_requests: int,
     edited_logits: Tensor | None = None,
-    *,
-    stream: int = 0,
 ) -> None:
     """Draw a token for each of the first num_requests requests with tokens remaining; writes this step of `draws`.
 
     logits fp32 [at least num_requests, vocab_size]. edited_logits: scratch of that shape, needed where an entry has
     penalties, bias, bad words or min_tokens; without it such a request draws nothing. Contiguous device tensors;
-    asynchronous on the stream.
+    asynchronous.
     """
     (max_draft_len, max_requests), vocab_size = draws.tokens.shape, draws.probs.shape[2]
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
@@ -96,30 +94,24 @@ def sample(
         if rows is not None and rows.shape[0] < num_requests:
             raise InvalidArgumentError(f"{name} has {rows.shape[0]} rows, it must have {num_requests}")
     shape, rows_of_logits = (max_draft_len, max_requests), (None, vocab_size)
-    edited = ctypes.c_void_p(None)
-    if edited_logits is not None:
-        edited = pointer("edited_logits", edited_logits, "float32", rows_of_logits)
-    runners_up = ctypes.c_void_p(None)
-    if draws.runners_up is not None:
-        runners_up = pointer("runners_up", draws.runners_up, "int32", shape)
     arguments = (
         pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
-        pointer("logits", logits, "float32", rows_of_logits),
+        pointer("logits", logits, "fp32", rows_of_logits),
         *(_int32(draws, name, max_requests) for name in ("known", "remaining", "slots")),
         _int32(draws, "step", 1),
         *map(ctypes.c_int32, (num_requests, max_requests, vocab_size, vocab_size, max_draft_len, draws.probs.shape[0])),
-        edited,
-        pointer("probs", draws.probs, "float32", (None, max_draft_len, vocab_size)),
+        pointer("edited_logits", edited_logits, "fp32", rows_of_logits),
+        pointer("probs", draws.probs, "fp32", (None, max_draft_len, vocab_size)),
         pointer("tokens", draws.tokens, "int32", shape),
-        pointer("margins", draws.margins, "float32", shape),
+        pointer("margins", draws.margins, "fp32", shape),
         pointer("candidates", draws.candidates, "int32", (*shape, NUM_CANDIDATES)),
-        runners_up,
+        pointer("runners_up", draws.runners_up, "int32", shape),
     )
-    launcher.launch("sample_rows", (num_requests, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments, stream)
+    launcher.launch("sample_rows", (num_requests, 1, 1), (NUM_ROW_THREADS, 1, 1), arguments)
 
 
 def advance(
-    launcher: Launcher, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False, stream: int = 0
+    launcher: Launcher, draws: Draws, stop: StopTables, num_requests: int, *, has_history: bool = False
 ) -> None:
     """Count what the step drew, end drafting where `stop` says so, and go to the next step of `draws`.
 
@@ -132,19 +124,19 @@ def advance(
     arguments = (
         pointer("entries", draws.entries, "uint8", (max_requests, SAMPLING_DTYPE.itemsize)),
         pointer("tokens", draws.tokens, "int32", shape),
-        pointer("margins", draws.margins, "float32", shape),
+        pointer("margins", draws.margins, "fp32", shape),
         pointer("modes", stop.modes, "int32", (max_requests,)),
-        pointer("tables", stop.tables, "float32", (4, num_modes, width)),
-        pointer("row_price", stop.row_price, "float32", (width,)),
-        pointer("step_price", stop.step_price, "float32", (max_requests + 1,)),
+        pointer("tables", stop.tables, "fp32", (4, num_modes, width)),
+        pointer("row_price", stop.row_price, "fp32", (width,)),
+        pointer("step_price", stop.step_price, "fp32", (max_requests + 1,)),
         *map(ctypes.c_int32, (num_requests, max_requests, max_draft_len, width, has_history)),
         *(_int32(draws, name, max_requests) for name in ("newest", "known", "remaining")),
         pointer("pending", stop.pending, "int32", (max_requests,)),
-        pointer("survival", stop.survival, "float64", (max_requests,)),
+        pointer("survival", stop.survival, "fp64", (max_requests,)),
         _int32(draws, "step", 1),
         pointer("num_going", stop.num_going, "int32", (1,)),
     )
-    launcher.launch("sample_advance", (1, 1, 1), (NUM_ADVANCE_THREADS, 1, 1), arguments, stream)
+    launcher.launch("sample_advance", (1, 1, 1), (NUM_ADVANCE_THREADS, 1, 1), arguments)
 
 
 def sample_reference(draws: Draws, logits: Tensor, num_requests: int, edited_logits: Tensor | None = None) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 STEM = "set_conditional"
 
 
-def set_conditional(launcher: Launcher, value: Tensor | None, handle: int, *, stream: int = 0) -> None:
+def set_conditional(launcher: Launcher, value: Tensor | None, handle: int) -> None:
     """value int32 [1], on the device; None sets nothing, which may be launched outside of graphs. handle: of
-    cuGraphConditionalHandleCreate, in whose graph and context the launch must be. Asynchronous on the stream."""
-    address = ctypes.c_void_p(None) if value is None else pointer("value", value, "int32", (1,))
-    launcher.launch("set_conditional", (1, 1, 1), (1, 1, 1), (address, ctypes.c_uint64(handle)), stream)
+    cuGraphConditionalHandleCreate, in whose graph and context the launch must be. Asynchronous."""
+    arguments = (pointer("value", value, "int32", (1,)), ctypes.c_uint64(handle))
+    launcher.launch("set_conditional", (1, 1, 1), (1, 1, 1), arguments)

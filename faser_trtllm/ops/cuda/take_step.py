@@ -40,14 +40,11 @@ def take_step(
     remaining: Tensor,
     table: Tensor,
     inputs: StepInputs,
-    *,
-    stream: int = 0,
 ) -> None:
     """One row for each of m requests, its newest token, and no row for others; logits in the requests' order.
 
     newest: token ids; known: tokens, the newest included; remaining: 0 where a request has ended, which then writes no
-    KV: int32 [m]. table int32 [m, at most max_blocks_per_seq]: its blocks. Contiguous device tensors; asynchronous on
-    the stream.
+    KV: int32 [m]. table int32 [m, at most max_blocks_per_seq]: its blocks. Contiguous device tensors; asynchronous.
     """
     (size, columns), max_requests = table.shape, inputs.kv_lens.shape[0]
     width = inputs.block_table.shape[1]
@@ -67,7 +64,7 @@ def take_step(
         pointer("cu_q_lens", inputs.cu_q_lens, "int32", (max_requests + 1,)),
         pointer("block_table", inputs.block_table, "int32", (max_requests, width)),
     )
-    launcher.launch("take_step", (max_requests, 1, 1), (NUM_THREADS, 1, 1), arguments, stream)
+    launcher.launch("take_step", (max_requests, 1, 1), (NUM_THREADS, 1, 1), arguments)
 
 
 def take_step_reference(newest: Tensor, known: Tensor, remaining: Tensor, table: Tensor, inputs: StepInputs) -> None:

@@ -1,17 +1,57 @@
-"""Launch arguments from device tensors: checked, then reduced to addresses."""
+"""Device tensors as launches take them: checked, then reduced to addresses. Types have the kernels' names."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faser_trtllm.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+TYPE_NAMES = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float64": "fp64",
+    "torch.float8_e4m3fn": "e4m3",
+    "torch.int32": "int32",
+    "torch.int64": "int64",
+    "torch.uint8": "uint8",
+}
+E4M3_MAX = 448.0
+# cp.async and vector loads move 16 bytes.
+ALIGNMENT = 16
+
+
+class PagedKv(NamedTuple):
+    """A layer's paged KV cache, and the requests of a pass in it.
+
+    k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block, head_dim] of the queries' type, or e4m3 holding K /
+    k_scale and V / v_scale. block_table int32 [batch_size, max_blocks_per_seq]. cu_q_lens int32 [batch_size + 1]: each
+    request's range of the pass's rows. kv_lens int32 [batch_size]: tokens, including those of the new rows.
+    """
+
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    cu_q_lens: Tensor
+    kv_lens: Tensor
+
+
+def check_kv(kv: PagedKv, dtype: str, head_dim: int) -> str:
+    """The cache's type; InvalidArgumentError unless the tensors fit each other, queries of `dtype` and the heads."""
+    kv_dtype, batch_size = type_name("k_cache", kv.k_cache, dtype, "e4m3"), kv.kv_lens.shape[0]
+    expect("k_cache", kv.k_cache, kv_dtype, (None, None, None, head_dim))
+    expect("v_cache", kv.v_cache, kv_dtype, tuple(kv.k_cache.shape))
+    expect("kv_lens", kv.kv_lens, "int32", (batch_size,))
+    expect("cu_q_lens", kv.cu_q_lens, "int32", (batch_size + 1,))
+    expect("block_table", kv.block_table, "int32", (batch_size, None))
+    return kv_dtype
 
 
 class Pointer(ctypes.c_void_p):
@@ -26,78 +66,41 @@ class Pointer(ctypes.c_void_p):
         return made
 
 
-_SUFFIXES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-
-
-def dtype_suffix(name: str, tensor: Any, allowed: tuple[str, ...]) -> str:
-    """The kernels' name for a tensor's dtype: bf16, fp16 or fp32; InvalidArgumentError unless it is among `allowed`."""
-    suffix = _SUFFIXES.get(str(tensor.dtype), "")
-    if suffix not in allowed:
-        wanted = " or ".join(dtype for dtype, known in _SUFFIXES.items() if known in allowed)
-        raise InvalidArgumentError(f"{name} has dtype {tensor.dtype}, it must be {wanted}")
-    return suffix
-
-
-def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -> Pointer:
-    """The address of a contiguous tensor of a torch dtype and shape (None: any size); else InvalidArgumentError."""
-    found = tuple(tensor.shape)
-    fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found, strict=True))
-    if not fits:
-        wanted = tuple("any" if size is None else size for size in shape)
-        raise InvalidArgumentError(f"{name} has shape {found}, it must be {wanted}")
-    if str(tensor.dtype) != f"torch.{dtype}":
-        raise InvalidArgumentError(f"{name} has dtype {tensor.dtype}, it must be torch.{dtype}")
-    if not tensor.is_contiguous():
-        raise InvalidArgumentError(f"{name} has strides {tuple(tensor.stride())}, it must be contiguous")
-    return Pointer.to(tensor)
-
-
-def bits_of(value: float) -> int:
-    """The bits of a float32 as an int32, which is how kernels take floats."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", value))
-    return int(bits)
-
-
-# The kernels' names for torch dtypes.
-TYPE_NAMES = {
-    "torch.bfloat16": "bf16",
-    "torch.float16": "fp16",
-    "torch.float32": "fp32",
-    "torch.float8_e4m3fn": "e4m3",
-    "torch.int32": "int32",
-    "torch.int64": "int64",
-}
-E4M3_MAX = 448.0
-# cp.async and vector loads move 16 bytes.
-ALIGNMENT = 16
-
-
-def type_name(name: str, tensor: Tensor) -> str:
-    """bf16, fp16, fp32, e4m3, int32 or int64; InvalidArgumentError for others."""
-    known = _type_name(tensor.dtype)
-    if known is None:
-        raise InvalidArgumentError(f"{name} has type {tensor.dtype}; it must be one of {', '.join(TYPE_NAMES)}")
-    return known
+def type_name(name: str, tensor: Tensor, *allowed: str) -> str:
+    """The kernels' name for a tensor's type; InvalidArgumentError unless it is among `allowed`, or known if there are
+    none."""
+    found = _type_name(tensor.dtype)
+    if found not in (allowed or TYPE_NAMES.values()):
+        wanted = " or ".join(allowed or TYPE_NAMES.values())
+        raise InvalidArgumentError(f"{name} has type {found}; it must be {wanted}")
+    return found
 
 
 @functools.cache
-def _type_name(dtype: torch.dtype) -> str | None:
-    return TYPE_NAMES.get(str(dtype))
+def _type_name(dtype: torch.dtype) -> str:
+    return TYPE_NAMES.get(str(dtype), str(dtype))
 
 
-def expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: str) -> None:
-    """InvalidArgumentError unless a tensor has this shape and type and is contiguous."""
-    if tensor.shape != shape:
-        raise InvalidArgumentError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
-    if (found := type_name(name, tensor)) != dtype:
-        raise InvalidArgumentError(f"{name} has type {found}; it must be {dtype}")
+def expect(name: str, tensor: Tensor, dtype: str, shape: tuple[int | None, ...]) -> None:
+    """InvalidArgumentError unless a tensor has this type and shape (None: any size) and is contiguous."""
+    if tensor.shape != shape and not _fits(tensor.shape, shape):
+        wanted = ["any" if size is None else size for size in shape]
+        raise InvalidArgumentError(f"{name} has shape {list(tensor.shape)}; it must be {wanted}")
+    type_name(name, tensor, dtype)
     if not tensor.is_contiguous():
         raise InvalidArgumentError(f"{name} is not contiguous (strides {tensor.stride()}); pass a contiguous copy")
 
 
-def same_type(name: str, tensor: Tensor, other: Tensor) -> None:
-    """InvalidArgumentError unless two tensors agree in shape, type and layout."""
-    expect(name, tensor, tuple(other.shape), type_name(name, other))
+def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found, strict=True))
+
+
+def pointer(name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]) -> Pointer:
+    """The address of a tensor as expect() has it; null for None."""
+    if tensor is None:
+        return Pointer()
+    expect(name, tensor, dtype, shape)
+    return Pointer.to(tensor)
 
 
 def pointer_to(tensor: Tensor | None) -> Pointer:
@@ -106,7 +109,7 @@ def pointer_to(tensor: Tensor | None) -> Pointer:
         return Pointer()
     found = Pointer.to(tensor)
     address = found.value or 0
-    alignment = 4 if type_name("a tensor", tensor) == "int32" else ALIGNMENT
+    alignment = 4 if _type_name(tensor.dtype) == "int32" else ALIGNMENT
     if address % alignment:
         raise InvalidArgumentError(
             f"a tensor's address {address:#x} is not a multiple of {alignment}; align its offset"
@@ -114,18 +117,7 @@ def pointer_to(tensor: Tensor | None) -> Pointer:
     return found
 
 
-def kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:
-    """The first positions of one request, [num_tokens, num_kv_heads, head_dim] fp32; zeros where there is no block.
-
-    cache [num_blocks, num_kv_heads, tokens_per_block, head_dim]; blocks: the request's row of the block table.
-    """
-    import torch
-
-    num_blocks, _, tokens_per_block, _ = cache.shape
-    places = torch.arange(num_tokens, device=cache.device)
-    ids = blocks.to(torch.int64)[places // tokens_per_block]
-    exists = (ids >= 0) & (ids < num_blocks)
-    if num_blocks == 0:
-        return torch.zeros((num_tokens, cache.shape[1], cache.shape[3]), device=cache.device)
-    values = cache[ids.clamp(0, num_blocks - 1), :, places % tokens_per_block].float() * scale
-    return torch.where(exists[:, None, None], values, torch.zeros_like(values))
+def bits_of(value: float) -> int:
+    """The bits of a float32 as an int32, which is how kernels take floats."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", value))
+    return int(bits)

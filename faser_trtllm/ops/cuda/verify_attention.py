@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher
-from faser_trtllm.ops.cuda.tensors import expect, kv_values, pointer_to, same_type, type_name
+from faser_trtllm.ops.cuda.tensors import PagedKv, bits_of, check_kv, expect, pointer_to, type_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +128,7 @@ def scalars(
     """The int32 arguments between the inputs and the outputs, floats as their bits."""
     sizes = [shape.num_rows, shape.batch_size, shape.num_heads, shape.num_kv_heads, shape.num_blocks]
     sizes += [shape.tokens_per_block, shape.max_blocks_per_seq, shape.window, split_tokens, max_slots]
-    return [*sizes, float_bits(scale * k_scale), float_bits(v_scale)]
+    return [*sizes, bits_of(scale * k_scale), bits_of(v_scale)]
 
 
 def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int) -> list[int]:
@@ -138,20 +137,10 @@ def combine_scalars(shape: AttentionShape, split_tokens: int, max_slots: int) ->
     return [*sizes, shape.max_blocks_per_seq, shape.window, split_tokens, max_slots, shape.head_dim]
 
 
-def float_bits(value: float) -> int:
-    """A float's 32 bits as an int32."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", value))
-    return int(bits)
-
-
 def launch(
     module: Launcher,
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    cu_q_lens: Tensor,
-    kv_lens: Tensor,
+    kv: PagedKv,
     out: Tensor,
     *,
     scale: float | None = None,
@@ -164,17 +153,16 @@ def launch(
     num_sms: int = 132,
     workspace: Tensor | None = None,
     combine: bool = True,
-    stream: int = 0,
 ) -> None:
-    """Write out [num_rows, num_heads, head_dim]; asynchronous on `stream`.
+    """Write out [num_rows, num_heads, head_dim]; asynchronous.
 
     As verify_attention_reference, into `out`, of q's type. tile_rows is choose_tile_rows(), max_slots is
     choose_max_slots(); slots need a `workspace` of workspace_bytes() and a second launch. With fewer slots than chunks
     some requests are not split. combine: False leaves rows that are split in the workspace, for launch_combine(). Only
     addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
-    shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window)
-    expect("out", out, (shape.num_rows, shape.num_heads, shape.head_dim), shape.dtype)
+    shape = shape_of(q, kv, window)
+    expect("out", out, shape.dtype, (shape.num_rows, shape.num_heads, shape.head_dim))
     scale = default_scale(shape.head_dim) if scale is None else scale
     for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
         if not (value > 0 and math.isfinite(value)):
@@ -192,15 +180,14 @@ def launch(
         raise InvalidArgumentError(f"workspace holds {held} bytes; {max_slots} slots need {needed}")
     if shape.num_rows == 0:
         return
-    inputs = (q, k_cache, v_cache, block_table, cu_q_lens, kv_lens)
-    pointers = [pointer_to(tensor) for tensor in inputs]
+    pointers = [pointer_to(tensor) for tensor in (q, *kv)]
     sizes = scalars(shape, split_tokens, max_slots, scale, k_scale, v_scale)
     outputs = pointer_to(out), pointer_to(workspace if needed else None)
     arguments: list[Argument] = [*pointers, *map(ctypes.c_int32, sizes), *outputs]
     blocks = grid(shape, tile_rows, max_slots, num_sms)
-    module.launch(kernel_name(shape, tile_rows), blocks, (block_threads(shape, tile_rows), 1, 1), arguments, stream)
+    module.launch(kernel_name(shape, tile_rows), blocks, (block_threads(shape, tile_rows), 1, 1), arguments)
     if combine and workspace is not None and needed:
-        launch_combine(module, shape, out, workspace, cu_q_lens, kv_lens, out, split_tokens, max_slots, stream)
+        launch_combine(module, shape, out, workspace, kv.cu_q_lens, kv.kv_lens, out, split_tokens, max_slots)
 
 
 def launch_combine(
@@ -213,23 +200,18 @@ def launch_combine(
     out: Tensor,
     split_tokens: int,
     max_slots: int,
-    stream: int = 0,
 ) -> None:
     """The second launch: what the first left in the workspace becomes rows of `out`; the other rows are copied from
     `whole`, unless that is `out`."""
     pointers = [pointer_to(tensor) for tensor in (whole, workspace, cu_q_lens, kv_lens)]
     sizes = map(ctypes.c_int32, combine_scalars(shape, split_tokens, max_slots))
     arguments: list[Argument] = [*pointers, *sizes, pointer_to(out)]
-    module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments, stream)
+    module.launch(combine_name(shape), combine_grid(shape), (COMBINE_THREADS, 1, 1), arguments)
 
 
 def verify_attention_reference(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    cu_q_lens: Tensor,
-    kv_lens: Tensor,
+    kv: PagedKv,
     *,
     scale: float | None = None,
     window: int = 0,
@@ -238,26 +220,24 @@ def verify_attention_reference(
 ) -> Tensor:
     """Attention of every row over its request's positions; fp32 inside, q's type out [num_rows, num_heads, head_dim].
 
-    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32; k_cache, v_cache [num_blocks, num_kv_heads, tokens_per_block,
-    head_dim] of q's type, or e4m3 holding K / k_scale and V / v_scale; block_table int32 [batch_size,
-    max_blocks_per_seq]; cu_q_lens int32 [batch_size + 1]; kv_lens int32 [batch_size], including the new rows. scale: of
-    the scores, by default 1 / sqrt(head_dim). A position in a block that does not exist reads as zeros; one past the
-    table is not seen; a row that sees nothing or is outside all requests gives zeros. K and V beyond a request's kv_len
-    are never read; those before it must be finite, since kernels multiply masked positions by zero.
+    q [num_rows, num_heads, head_dim] bf16, fp16 or fp32. scale: of the scores, by default 1 / sqrt(head_dim). A
+    position in a block that does not exist reads as zeros; one past the table is not seen; a row that sees nothing or
+    is outside all requests gives zeros. K and V beyond a request's kv_len are never read; those before it must be
+    finite, since kernels multiply masked positions by zero.
     """
     import torch
 
-    shape = shape_of(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, window, any_shape=True)
+    shape = shape_of(q, kv, window, any_shape=True)
     scale = default_scale(shape.head_dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    offsets = cu_q_lens.clamp(0, shape.num_rows).tolist()
-    for b, kv_len in enumerate(kv_lens.tolist()):
+    offsets = kv.cu_q_lens.clamp(0, shape.num_rows).tolist()
+    for b, kv_len in enumerate(kv.kv_lens.tolist()):
         rows = range(offsets[b], max(offsets[b], offsets[b + 1]))
         end = max(0, min(kv_len, shape.max_blocks_per_seq * shape.tokens_per_block))
         if not rows or end == 0:
             continue
-        keys = kv_values(k_cache, block_table[b], end, k_scale).repeat_interleave(shape.group, 1)
-        values = kv_values(v_cache, block_table[b], end, v_scale).repeat_interleave(shape.group, 1)
+        keys = _kv_values(kv.k_cache, kv.block_table[b], end, k_scale).repeat_interleave(shape.group, 1)
+        values = _kv_values(kv.v_cache, kv.block_table[b], end, v_scale).repeat_interleave(shape.group, 1)
         places = torch.arange(end, device=q.device)
         limits = kv_len - len(rows) + torch.arange(len(rows), device=q.device)
         seen = places <= limits[:, None]
@@ -272,6 +252,23 @@ def verify_attention_reference(
     return out.to(q.dtype)
 
 
+def _kv_values(cache: Tensor, blocks: Tensor, num_tokens: int, scale: float) -> Tensor:
+    """The first positions of one request, [num_tokens, num_kv_heads, head_dim] fp32; zeros where there is no block.
+
+    cache [num_blocks, num_kv_heads, tokens_per_block, head_dim]; blocks: the request's row of the block table.
+    """
+    import torch
+
+    num_blocks, _, tokens_per_block, _ = cache.shape
+    places = torch.arange(num_tokens, device=cache.device)
+    ids = blocks.to(torch.int64)[places // tokens_per_block]
+    exists = (ids >= 0) & (ids < num_blocks)
+    if num_blocks == 0:
+        return torch.zeros((num_tokens, cache.shape[1], cache.shape[3]), device=cache.device)
+    values = cache[ids.clamp(0, num_blocks - 1), :, places % tokens_per_block].float() * scale
+    return torch.where(exists[:, None, None], values, torch.zeros_like(values))
+
+
 def default_scale(head_dim: int) -> float:
     """1 / sqrt(head_dim)."""
     return 1.0 / math.sqrt(head_dim)
@@ -279,22 +276,18 @@ def default_scale(head_dim: int) -> float:
 
 def shape_of(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    cu_q_lens: Tensor,
-    kv_lens: Tensor,
+    kv: PagedKv,
     window: int = 0,
     any_shape: bool = False,
 ) -> AttentionShape:
     """The sizes of the tensors; InvalidArgumentError names the tensor that does not fit the others."""
-    if q.dim() != 3 or k_cache.dim() != 4:
+    if q.dim() != 3 or kv.k_cache.dim() != 4:
         raise InvalidArgumentError(
-            f"q has {q.dim()} and k_cache {k_cache.dim()} dimensions; they need 3 (rows, heads, head_dim) and 4 "
+            f"q has {q.dim()} and k_cache {kv.k_cache.dim()} dimensions; they need 3 (rows, heads, head_dim) and 4 "
             "(blocks, KV heads, tokens_per_block, head_dim)"
         )
     num_rows, num_heads, head_dim = q.shape
-    num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
+    num_blocks, num_kv_heads, tokens_per_block, _ = kv.k_cache.shape
     if not any_shape and head_dim not in HEAD_DIMS:
         raise InvalidArgumentError(f"head_dim is {head_dim}; the kernels have {HEAD_DIMS}")
     if num_kv_heads == 0 or num_heads % num_kv_heads:
@@ -303,27 +296,18 @@ def shape_of(
         raise InvalidArgumentError("tokens_per_block is 0; it must be at least 1")
     if window < BUT_FIRST:
         raise InvalidArgumentError(f"window is {window}; it must be at least 0 (0: none), or {BUT_FIRST}")
-    dtype, kv_dtype = type_name("q", q), type_name("k_cache", k_cache)
-    if not any_shape and dtype not in ("bf16", "fp16"):
-        raise InvalidArgumentError(f"q has type {dtype}; the kernels have bf16 and fp16")
-    if kv_dtype not in (dtype, "e4m3"):
-        raise InvalidArgumentError(f"k_cache has type {kv_dtype}; it must be q's, {dtype}, or e4m3")
-    batch_size = kv_lens.shape[0]
-    expect("q", q, (num_rows, num_heads, head_dim), dtype)
-    expect("k_cache", k_cache, (num_blocks, num_kv_heads, tokens_per_block, head_dim), kv_dtype)
-    same_type("v_cache", v_cache, k_cache)
-    expect("kv_lens", kv_lens, (batch_size,), "int32")
-    expect("cu_q_lens", cu_q_lens, (batch_size + 1,), "int32")
-    expect("block_table", block_table, (batch_size, block_table.shape[-1]), "int32")
+    dtype = type_name("q", q, *(() if any_shape else ("bf16", "fp16")))
+    expect("q", q, dtype, (num_rows, num_heads, head_dim))
+    kv_dtype = check_kv(kv, dtype, head_dim)
     return AttentionShape(
         num_rows,
-        batch_size,
+        kv.kv_lens.shape[0],
         num_heads,
         num_kv_heads,
         head_dim,
         num_blocks,
         tokens_per_block,
-        block_table.shape[-1],
+        kv.block_table.shape[-1],
         dtype,
         kv_dtype,
         window,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import machine as machines
+from benchmarks.gpu.dry_gpu import HostRuntime
 from benchmarks.gpu.machine import CALLS_PER_GRAPH, GpuMachine
 from faser_trtllm.engine.gpu import runtime
-from faser_trtllm.engine.gpu.runtime import HostRuntime, Replay
+from faser_trtllm.engine.gpu.runtime import Replay
 from faser_trtllm.partition.green_context import GpuPartition
 
 WHOLE = GpuPartition("whole", 7, 132)

@@ -14,6 +14,7 @@ from faser_trtllm.builder import plugins
 from faser_trtllm.builder.plugins.descriptor import register_plugin
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.ops.cuda import append_kv, compact_rows, early_exit, verify_attention
+from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.prune_rows import kept_rows, prune_rows_reference
 from tests.builder.plugins import stand_in
 from tests.ops.cuda.emulation import emulated
@@ -124,7 +125,9 @@ def test_append_kv(trt, dtype):
     assert check_code(launch) == 12
     # One address for a cache's input and output, as the runtime binds them.
     expected = [torch.zeros(12, 8, 64, dtype=dtype), paged.k_cache.clone(), paged.v_cache.clone()]
-    append_kv.append_kv_reference(*inputs[:7], *expected)
+    qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens = inputs[:7]
+    kv = PagedKv(*expected[1:], block_table, cu_q_lens, kv_lens)
+    append_kv.append_kv_reference(qkv, append_kv.Rope(cos, sin, positions), kv, expected[0])
     q_rotated = outputs_of(planned)[0]
     run(emulated("append_kv"), launch, inputs, [q_rotated, paged.k_cache, paged.v_cache])
     for found, wanted in zip((q_rotated, paged.k_cache, paged.v_cache), expected, strict=True):
@@ -144,12 +147,12 @@ def test_verify_attention(trt, dtype):
         assert planned.tactics == [tactic]
         launch = planned.launches[tactic]
         assert check_code(launch) == 8
-        shape = verify_attention.shape_of(*inputs)
+        shape = verify_attention.shape_of(inputs[0], PagedKv(*inputs[1:]))
         assert launch.grid == verify_attention.grid(shape, tile_rows)
         assert launch.kernel == verify_attention.kernel_name(shape, tile_rows)
         found = outputs_of(planned)
         run(emulated("verify_attention", {"FASER_HEAD_DIM": 64}), launch, inputs, found)
-        expected = verify_attention.verify_attention_reference(*inputs)
+        expected = verify_attention.verify_attention_reference(inputs[0], PagedKv(*inputs[1:]))
         torch.testing.assert_close(found[0].float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
@@ -157,7 +160,7 @@ def test_verify_attention_in_chunks(trt):
     """Two plugins: the first leaves the long contexts' rows in its second output, the other makes them whole."""
     paged = Paged(num_heads=4, head_dim=64, max_seq_len=256, past=(10, 0, 221))
     inputs = paged.attention_inputs()
-    shape, split_tokens = verify_attention.shape_of(*inputs), 64
+    shape, split_tokens = verify_attention.shape_of(inputs[0], PagedKv(*inputs[1:])), 64
     slots = verify_attention.choose_max_slots(shape, 256, split_tokens)
     assert slots == 12 * 4
     dynamic = ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))
@@ -180,7 +183,8 @@ def test_verify_attention_in_chunks(trt):
     assert launch.grid == verify_attention.combine_grid(shape)
     (out,) = outputs_of(planned)
     run(module, launch, inputs, [out])
-    expected = verify_attention.verify_attention_reference(*paged.attention_inputs())
+    q, *kv = paged.attention_inputs()
+    expected = verify_attention.verify_attention_reference(q, PagedKv(*kv))
     torch.testing.assert_close(out.float(), expected.float(), rtol=2e-2, atol=2e-2)
     assert not whole[4:10].any(), "the long request's rows come from the workspace"
 

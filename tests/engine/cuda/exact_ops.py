@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.ops.cuda.append_kv import branches_before, normed_qkv
 from faser_trtllm.ops.cuda.gated_silu import gated_silu_reference
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
@@ -81,21 +81,8 @@ class ExactOps(ReferenceOps):
         gated_silu_reference(gate_up.double(), hidden, bias, eps, out)
         return out
 
-    def append_kv(
-        self,
-        qkv,
-        cos,
-        sin,
-        positions,
-        cu_q_lens,
-        block_table,
-        kv_lens,
-        q_rotated,
-        k_cache,
-        v_cache,
-        norm,
-        first_branch=None,
-    ):
+    def append_kv(self, qkv, rope, kv, q_rotated, norm, first_branch=None):
+        (cos, sin, positions), (k_cache, v_cache, block_table, cu_q_lens, kv_lens) = rope, kv
         num_rows, num_heads, head_dim = q_rotated.shape
         num_blocks, num_kv_heads, tokens_per_block, _ = k_cache.shape
         values = qkv.double() if norm is None else normed_qkv(qkv.double(), num_heads, num_kv_heads, norm)
@@ -122,9 +109,8 @@ class ExactOps(ReferenceOps):
         as_numbers(k_cache)[blocks, :, offset] = as_numbers(stored(keys, k_cache))
         as_numbers(v_cache)[blocks, :, offset] = as_numbers(stored(values, v_cache))
 
-    def verify_attention(
-        self, q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, out, *, window, max_query_rows, max_kv_len
-    ):
+    def verify_attention(self, q, kv, out, *, window, max_query_rows, max_kv_len):
+        k_cache, v_cache, block_table, cu_q_lens, kv_lens = kv
         num_rows, num_heads, head_dim = q.shape
         num_kv_heads, scale = k_cache.shape[1], 1 / math.sqrt(head_dim)
         group = num_heads // num_kv_heads

@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
-from faser_trtllm.engine.gpu.runtime import HostRuntime, Replay
+from benchmarks.gpu.dry_gpu import HostRuntime
+from faser_trtllm.engine.gpu.ops import STEMS, Ops
+from faser_trtllm.engine.gpu.runtime import Replay
 from tests.engine.cuda.host_executor import HostGpu
 from tests.ops.cuda.emulation import built, host_compiler
 
@@ -104,8 +105,8 @@ class FakeCudaGpu(HostGpu):
     def make_runtime(self) -> _Runtime:
         return _Runtime(self._lint)
 
-    def make_ops(self, runtime: Any, head_dim: int | None) -> KernelOps:  # type: ignore[override]
-        return KernelOps(dict.fromkeys(STEMS, _Nowhere()), runtime.stream, self.whole.num_sms)
+    def make_ops(self, runtime: Any, head_dim: int | None) -> Ops:  # type: ignore[override]
+        return Ops(dict.fromkeys(STEMS, _Nowhere()), runtime.stream, self.whole.num_sms)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_dir import EngineDir
@@ -15,7 +16,6 @@ from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.weights import DeviceWeights
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights

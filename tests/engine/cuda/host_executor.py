@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig, KvCacheDtype, Quantization
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
-from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
@@ -67,7 +67,7 @@ class KernelAcceptGpu(HostGpu):
 
     def make_ops(self, runtime, head_dim):
         ops = ExactOps()
-        kernels = KernelOps({stem: emulated_rows(stem) for stem in ("accept", "sample")}, lambda: 0, num_sms=4)
+        kernels = Ops({stem: emulated_rows(stem) for stem in ("accept", "sample")}, lambda: 0, num_sms=4)
         ops.accept, ops.sample, ops.advance = kernels.accept, kernels.sample, kernels.advance
         return ops
 

@@ -78,7 +78,7 @@ def main() -> None:
     """A leader that says its ranks' pids and idles, with the thread hook of the engine process of a server."""
     import threading
 
-    from faser_trtllm.serving.worker.engine_process import die_of_thread
+    from faser_trtllm.serving.engine_process.opening import die_of_thread
 
     threading.excepthook = die_of_thread
     with ExitStack() as stack:

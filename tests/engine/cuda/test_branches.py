@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.dry_gpu import HostRuntime
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm import native
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.config import KvCacheDtype
@@ -16,10 +18,8 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.engine import load_weights, make_engine
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
-from faser_trtllm.engine.gpu.runtime import HostRuntime
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
@@ -51,7 +51,7 @@ class KernelGpu(HostGpu):
     def make_ops(self, runtime, head_dim):
         ops = ExactOps()
         launchers = {stem: emulated_rows(stem) for stem in ("accept", "sample")} | {"copy_kv": emulated("copy_kv")}
-        kernels = KernelOps(launchers, lambda: 0, num_sms=4)
+        kernels = Ops(launchers, lambda: 0, num_sms=4)
         for name in ("accept", "sample", "advance", "copy_kv"):
             setattr(ops, name, getattr(kernels, name))
         return ops
@@ -116,7 +116,7 @@ def test_the_kernels_do_what_their_references_do(engines, kv_dtype: KvCacheDtype
     """append_kv, verify_attention and copy_kv themselves, emulated, in a bf16 engine."""
     texts, found = random_texts(2, 40, 3), []
     stems = {stem: emulated(stem) for stem in ("append_kv", "copy_kv")}
-    kernels = KernelOps(
+    kernels = Ops(
         stems | {"verify_attention": emulated("verify_attention", {"FASER_HEAD_DIM": 64})}, lambda: 0, num_sms=4
     )
     ops = ReferenceOps()

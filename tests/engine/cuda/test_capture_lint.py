@@ -13,7 +13,7 @@ import torch
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.open import open_cuda_engines
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.opening import OpenRequest
 from tests.engine.cuda.fake_cuda import CaptureLint, FakeCudaGpu, fake_cuda
 from tests.engine.cuda.harness import build_pair, build_with_head
@@ -68,12 +68,12 @@ FORBIDDEN: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 def test_what_a_capture_forbids_is_found(name: str, pair: EngineDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a step that is captured, as somebody may write it there."""
     forbidden, message = FORBIDDEN[name]
-    silu = KernelOps.gated_silu
+    silu = Ops.gated_silu
 
-    def changed(self: KernelOps, gate_up: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def changed(self: Ops, gate_up: torch.Tensor, *rest: Any) -> torch.Tensor:
         forbidden(gate_up)
         return silu(self, gate_up, *rest)
 
-    monkeypatch.setattr(KernelOps, "gated_silu", changed)
+    monkeypatch.setattr(Ops, "gated_silu", changed)
     with pytest.raises(Exception, match=message):
         capture(pair)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.engine.base import DraftBatch
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.harness import build_with_head

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.dry_gpu import HostRuntime
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.engine_file import EngineFile
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.engine.gpu.graphs import GraphStore
-from faser_trtllm.engine.gpu.kernel_ops import STEMS, KernelOps
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
-from faser_trtllm.engine.gpu.runtime import CudaRuntime, HostRuntime
+from faser_trtllm.engine.gpu.ops import STEMS, Ops
+from faser_trtllm.engine.gpu.runtime import CudaRuntime
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.ops.early_exit import early_exit_reference
@@ -344,18 +345,18 @@ def test_unseeded_drafts_leave_the_distribution_they_were_drawn_from(pair) -> No
 
 
 @pytest.fixture(scope="module")
-def kernel_ops() -> KernelOps:
+def kernel_ops() -> Ops:
     launchers = {stem: emulated(stem) for stem in STEMS if stem not in ("accept", "sample", "verify_attention")}
     launchers["verify_attention"] = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     launchers |= {stem: emulated_rows(stem) for stem in ("accept", "sample")}
-    return KernelOps(launchers, lambda: 0, num_sms=4)
+    return Ops(launchers, lambda: 0, num_sms=4)
 
 
 @pytest.mark.parametrize(("params", "is_sure"), [({}, False), ({"min_p": 1.0}, True)])
 def test_the_kernel_gives_the_margins_of_the_host(pair, params: dict[str, float], is_sure: bool) -> None:
     ops = ExactOps()
     launchers = {"sample": emulated_rows("sample"), "take_step": emulated("take_step")}
-    kernels = KernelOps(launchers, lambda: 0, num_sms=4)
+    kernels = Ops(launchers, lambda: 0, num_sms=4)
     for name in ("sample", "advance", "take_step"):
         setattr(ops, name, getattr(kernels, name))
     with open_engine(pair.draft_path, max_draft_len=4) as engine:
@@ -367,7 +368,7 @@ def test_the_kernel_gives_the_margins_of_the_host(pair, params: dict[str, float]
 
 @ONLY_ALL
 @pytest.mark.slow
-def test_the_kernels_themselves_in_the_engine(pair, kernel_ops: KernelOps) -> None:
+def test_the_kernels_themselves_in_the_engine(pair, kernel_ops: Ops) -> None:
     """The very kernels, emulated, from the engine's launches: attention, KV, early exit, compaction, drafting."""
     tokens, other = random_tokens(24), random_tokens(24, 1)
     rows = [(0, tokens, 0, 9), (3, other, 0, 4)]

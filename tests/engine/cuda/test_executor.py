@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm import native
 from faser_trtllm.builder.engine_dir import BuildConfig, EngineDir
 from faser_trtllm.config import DrafterName, ExecutorConfig
@@ -25,7 +26,6 @@ from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.opening import OpenRequest, stay

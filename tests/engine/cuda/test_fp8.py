@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.builder.cuda_engine_file import CudaFile, num_bytes, tensor_shapes
 from faser_trtllm.config import ExecutorConfig, Quantization, parse
 from faser_trtllm.engine.cuda.memory import weight_bytes
@@ -23,8 +24,7 @@ from faser_trtllm.engine.gpu.fp8 import (
     scaled_linear,
     scaled_linear_reference,
 )
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows, quantize_rows
@@ -149,7 +149,7 @@ class ScalingOps(TorchOps):
 
     def __init__(self) -> None:
         stems = ("quantize_rows", "gated_silu")
-        self.kernels = KernelOps({stem: emulated(stem) for stem in stems}, lambda: 0, num_sms=4)
+        self.kernels = Ops({stem: emulated(stem) for stem in stems}, lambda: 0, num_sms=4)
         self.num_rows_in_e4m3 = 0
 
     def scaled_linear(self, x, weight, bias):

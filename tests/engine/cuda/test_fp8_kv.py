@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.config import ExecutorConfig, KvCacheDtype, parse
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import open_executor
 from tests.engine.cuda.harness import HEADS, build_with_head, open_engine, random_tokens
@@ -61,7 +61,7 @@ def test_keys_and_values_are_e4m3s(engines) -> None:
 def test_the_kernels_store_and_read_what_their_references_do(engines) -> None:
     """append_kv and verify_attention themselves, emulated, in a bf16 engine."""
     tokens, found = random_tokens(40) % 300, []
-    kernels = KernelOps(
+    kernels = Ops(
         {"append_kv": emulated("append_kv"), "verify_attention": emulated("verify_attention", {"FASER_HEAD_DIM": 64})},
         lambda: 0,
         num_sms=4,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.config import ExecutorConfig, Quantization
 from faser_trtllm.core.clock import MonotonicClock
@@ -21,7 +22,6 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.gpu.device import CudaGpu
 from faser_trtllm.engine.gpu.fp8 import check_capability, scaled_linear, scaled_linear_reference
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.executor.factory import assemble

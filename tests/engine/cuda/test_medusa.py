@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.engine.cuda.medusa import MedusaWeights
 from faser_trtllm.engine.cuda.memory import place_logits_bytes
 from faser_trtllm.engine.cuda.open import blocks_of
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
 from tests.engine.cuda.exact_ops import ExactOps

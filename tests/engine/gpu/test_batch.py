@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 
 NUM_SLOTS, TOKENS_PER_BLOCK, MAX_SEQ_LEN = 4, 8, 64
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.cuda import decoder
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import WHOLE, build_pair, open_engine, random_tokens

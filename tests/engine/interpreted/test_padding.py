@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.batch import DeviceBatch
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.tensorrt.linear_batch import LinearBatch
 from tests.engine.interpreted.whole_network import MAX_SEQ_LEN, PASSES, SLOTS, TOLERANCE, Whole
 from tests.support.networks import load_trt, make_model

@@ -6,13 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.dry_gpu import HostRuntime
+from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.reference_ops import ReferenceOps
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.tensorrt.engine import open_engine as open_file
 from faser_trtllm.partition.green_context import GpuPartition
 from tests.engine.tensorrt.stand_in import CAPABILITY, StandIn

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.plan_file import Requirements
 from faser_trtllm.config import ExecutorConfig
@@ -22,7 +23,6 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.open import open_pair
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.engine.tensorrt.engine import open_engine as open_file
 from faser_trtllm.engine.tensorrt.linear_batch import LinearBatch

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.dry_gpu import HostRuntime
 from faser_trtllm.core.batch import keep_rows
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
-from faser_trtllm.engine.gpu.runtime import HostRuntime
 from faser_trtllm.models.reference import ReferenceModel
 from tests.engine.tensorrt.files import BLOCK, SEGMENTS, make_networks, open_engine, trt
 from tests.engine.tensorrt.stand_in import make_stand_in

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from faser_trtllm.ops.cuda import append_kv as op
+from faser_trtllm.ops.cuda.tensors import PagedKv
 from tests.ops.cuda.paged_cases import TORCH_TYPES
 
 MAX_SEQ_LEN = 96
@@ -15,7 +16,7 @@ MAX_SEQ_LEN = 96
 
 @dataclass
 class AppendCase:
-    """Inputs and outputs of append_kv, in its order."""
+    """Inputs and outputs of append_kv."""
 
     qkv: torch.Tensor
     cos: torch.Tensor
@@ -30,6 +31,11 @@ class AppendCase:
 
     def tensors(self) -> list[torch.Tensor]:
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+    def arguments(self) -> tuple[torch.Tensor, op.Rope, PagedKv, torch.Tensor]:
+        """As launch() and the reference take them."""
+        kv = PagedKv(self.k_cache, self.v_cache, self.block_table, self.cu_q_lens, self.kv_lens)
+        return self.qkv, op.Rope(self.cos, self.sin, self.positions), kv, self.q_rotated
 
     def copy(self, device: str = "cpu") -> AppendCase:
         return AppendCase(*[tensor.clone().to(device) for tensor in self.tensors()])

@@ -45,10 +45,10 @@ def append(module: EmulatedModule) -> Results:
     for fp8 in (False, True):
         generator = torch.Generator().manual_seed(1)
         case = append_case(generator, [3, 0, 1], [20, 4, 40], fp8=fp8, dummies=1)
-        append_kv.launch(module, *case.tensors())
+        append_kv.launch(module, *case.arguments())
         yield from case.tensors()
         norm = normed_case(case, 1032, generator, has_bias=True, has_norms=True)
-        append_kv.launch(module, *case.tensors(), norm=norm)
+        append_kv.launch(module, *case.arguments(), norm=norm)
         yield from case.tensors()
 
 
@@ -134,12 +134,12 @@ def attend(module: EmulatedModule) -> Results:
             generator = torch.Generator().manual_seed(5)
             sizes = {"num_heads": 2, "num_kv_heads": 1, "kv_dtype": kv_dtype, "num_rows_of_nobody": 1}
             case = paged_case(generator, [3, 0, 1], [40, 7, 700], **sizes)
-            shape = attention.shape_of(*case.tensors())
+            shape = attention.shape_of(*case.arguments())
             for max_slots in (0, attention.choose_max_slots(shape, 700, 64)):
                 out = torch.zeros_like(case.q)
                 workspace = torch.zeros(attention.workspace_bytes(shape, max_slots) // 4)
                 options = {"tile_rows": tile_rows, "max_slots": max_slots, "workspace": workspace, "split_tokens": 64}
-                attention.launch(module, *case.tensors(), out, num_sms=1, **options)
+                attention.launch(module, *case.arguments(), out, num_sms=1, **options)
                 yield out
 
 

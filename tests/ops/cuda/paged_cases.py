@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from faser_trtllm.ops.cuda import verify_attention as op
+from faser_trtllm.ops.cuda.tensors import PagedKv
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "e4m3": torch.float8_e4m3fn}
 # Of results in units of their size: P is rounded to the type before it meets V, and the result once more.
@@ -26,8 +27,11 @@ class PagedCase:
     kv_lens: torch.Tensor
 
     def tensors(self) -> list[torch.Tensor]:
-        """The arguments in order."""
         return [getattr(self, field.name) for field in fields(self)]
+
+    def arguments(self) -> tuple[torch.Tensor, PagedKv]:
+        """As launch() and the reference take them."""
+        return self.q, PagedKv(*self.tensors()[1:])
 
     def to(self, device: str) -> PagedCase:
         """The same case elsewhere."""
@@ -82,13 +86,13 @@ NEVER = 1 << 20  # positions of a chunk that no case here is longer than
 
 def run(module, case: PagedCase, tile_rows: int, split_tokens: int = NEVER, **options) -> torch.Tensor:
     """launch() into memory full of NaNs; max_slots: enough for all, unless given."""
-    shape = op.shape_of(*case.tensors(), options.get("window", 0))
+    shape = op.shape_of(*case.arguments(), options.get("window", 0))
     out = torch.full_like(case.q, float("nan"))
     options.setdefault("max_slots", op.choose_max_slots(shape, int(case.kv_lens.max()), split_tokens))
     options.setdefault("num_sms", 2)
     workspace = torch.full((op.workspace_bytes(shape, options["max_slots"]) // 4,), float("nan"), device=case.q.device)
     options |= {"tile_rows": tile_rows, "split_tokens": split_tokens, "workspace": workspace}
-    op.launch(module, *case.tensors(), out, **options)
+    op.launch(module, *case.arguments(), out, **options)
     return out
 
 

@@ -38,7 +38,7 @@ def test_the_reference_is_hugging_face_s_rope():
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     case = append_case(torch.Generator().manual_seed(0), [3, 0, 2], [10, 4, 40])
-    op.append_kv_reference(*case.tensors())
+    op.append_kv_reference(*case.arguments())
     q, k, v = case.qkv.float().view(5, 8, 64).split([4, 2, 2], 1)
     cos, sin = (table[case.positions.long()].repeat(1, 2)[None] for table in (case.cos, case.sin))
     q, k = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
@@ -79,8 +79,8 @@ def test_any_batch_on_the_cpu(batch, seed, heads, head_dim, tokens_per_block, dt
     )
     found = wanted.copy()
     scales = {"k_scale": 0.25, "v_scale": 0.01} if fp8 else {}
-    op.append_kv_reference(*wanted.tensors(), **scales)
-    op.launch(emulated("append_kv"), *found.tensors(), **scales)
+    op.append_kv_reference(*wanted.arguments(), **scales)
+    op.launch(emulated("append_kv"), *found.arguments(), **scales)
     assert_same(found, wanted)
 
 
@@ -103,8 +103,8 @@ def test_rows_that_were_not_normalised_on_the_cpu(
     wanted = append_case(generator, *batch, heads=heads, head_dim=head_dim, dtype=dtype, fp8=fp8)
     norm = normed_case(wanted, hidden_size, generator, has_bias=has_bias, has_norms=has_norms)
     found = wanted.copy()
-    op.append_kv_reference(*wanted.tensors(), norm=norm)
-    op.launch(emulated("append_kv"), *found.tensors(), norm=norm)
+    op.append_kv_reference(*wanted.arguments(), norm=norm)
+    op.launch(emulated("append_kv"), *found.arguments(), norm=norm)
     assert_near(found, wanted)
 
 
@@ -113,9 +113,9 @@ def test_rows_that_were_not_normalised_on_the_cpu(
 def test_rows_before_a_branch_are_in_its_block_too(seed, fp8):
     case, norm, first_branch = branch_case(seed, fp8=fp8)
     found, chain = case.copy(), case.copy()
-    op.append_kv_reference(*case.tensors(), norm=norm, first_branch=first_branch)
-    op.launch(emulated("append_kv"), *found.tensors(), norm=norm, first_branch=first_branch)
-    op.launch(emulated("append_kv"), *chain.tensors(), norm=norm)
+    op.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
+    op.launch(emulated("append_kv"), *found.arguments(), norm=norm, first_branch=first_branch)
+    op.launch(emulated("append_kv"), *chain.arguments(), norm=norm)
     assert_near(found, case)
     before = {3: [14], 4: [16], 5: [16, 17], 6: [38, 39]}
     parents = {3: 0, 4: 0, 5: 0, 6: 1}
@@ -133,9 +133,9 @@ def test_rows_before_a_branch_are_in_its_block_too(seed, fp8):
 def test_branches_take_the_kernels_with_a_norm():
     case, norm, first_branch = branch_case(0)
     with pytest.raises(InvalidArgumentError, match="first_branch is given without a norm"):
-        op.launch(None, *case.tensors(), first_branch=first_branch)
+        op.launch(None, *case.arguments(), first_branch=first_branch)
     with pytest.raises(InvalidArgumentError, match=r"first_branch has shape \[7\]; it must be \[8\]"):
-        op.launch(None, *case.tensors(), norm=norm, first_branch=first_branch[:-1])
+        op.launch(None, *case.arguments(), norm=norm, first_branch=first_branch[:-1])
 
 
 def test_the_reference_norms_as_torch_does():
@@ -155,10 +155,12 @@ def test_a_row_that_was_not_normalised_depends_on_no_other_row():
     whole = append_case(generator, [4], [30])
     norm = normed_case(whole, 264, generator, has_bias=True, has_norms=True)
     alone = whole.copy()
-    op.launch(emulated("append_kv"), *whole.tensors(), norm=norm)
+    op.launch(emulated("append_kv"), *whole.arguments(), norm=norm)
     alone.qkv, alone.positions, alone.q_rotated = alone.qkv[2:3], alone.positions[2:3], alone.q_rotated[2:3]
     alone.cu_q_lens = torch.tensor([0, 1], dtype=torch.int32)
-    op.launch(emulated("append_kv", order=2), *alone.tensors(), norm=dataclasses.replace(norm, hidden=norm.hidden[2:3]))
+    op.launch(
+        emulated("append_kv", order=2), *alone.arguments(), norm=dataclasses.replace(norm, hidden=norm.hidden[2:3])
+    )
     assert torch.equal(alone.q_rotated, whole.q_rotated[2:3])
     block, offset = whole.block_table[0, 28 // 16], 28 % 16
     assert torch.equal(alone.k_cache[block, :, offset], whole.k_cache[block, :, offset])
@@ -172,8 +174,8 @@ def test_what_is_out_of_range_is_not_written():
     case.block_table[1] = torch.tensor([-1, 2**31 - 1, case.k_cache.shape[0]])
     case.positions[6:] = torch.tensor([0, 8, 8])
     reference = case.copy()
-    op.append_kv_reference(*reference.tensors())
-    op.launch(emulated("append_kv"), *case.tensors())
+    op.append_kv_reference(*reference.arguments())
+    op.launch(emulated("append_kv"), *case.arguments())
     assert torch.equal(case.k_cache, before[0])
     assert torch.equal(case.v_cache, before[1])
     assert_same(case, reference)
@@ -196,11 +198,11 @@ def test_arbitrary_data_stays_within_the_caches(seed):
         setattr(case, name, around[2048:-2048].view(tensor.shape))
         edges += [around[:2048], around[-2048:]]
     wanted = case.copy()
-    op.launch(emulated("append_kv"), *case.tensors())
+    op.launch(emulated("append_kv"), *case.arguments())
     assert all((edge == 7.0).all() for edge in edges)
     # Two rows that write one place have no order; where none do, the reference says what is written.
     if not writes_twice(case):
-        op.append_kv_reference(*wanted.tensors())
+        op.append_kv_reference(*wanted.arguments())
         assert_same(case, wanted)
 
 
@@ -222,7 +224,7 @@ def writes_twice(case):
 def test_fp8_saturates():
     case = append_case(torch.Generator().manual_seed(2), [1], [1], fp8=True)
     case.qkv[:] = 1e4
-    op.launch(emulated("append_kv"), *case.tensors(), v_scale=0.5)
+    op.launch(emulated("append_kv"), *case.arguments(), v_scale=0.5)
     assert (case.v_cache[case.block_table[0, 0], :, 0].float() == 448).all()
 
 
@@ -249,7 +251,7 @@ def test_wrong_arguments_are_named():
     for message, tensors, options in wrong:
         changed = AppendCase(**(vars(case) | tensors))
         with pytest.raises(InvalidArgumentError, match=message):
-            op.launch(NotLaunched(), *changed.tensors(), **options)
+            op.launch(NotLaunched(), *changed.arguments(), **options)
 
 
 def test_wrong_norms_are_named():
@@ -265,7 +267,7 @@ def test_wrong_norms_are_named():
     }
     for message, changes in wrong.items():
         with pytest.raises(InvalidArgumentError, match=message):
-            op.launch(None, *case.tensors(), norm=dataclasses.replace(norm, **changes))
+            op.launch(None, *case.arguments(), norm=dataclasses.replace(norm, **changes))
 
 
 @pytest.mark.gpu
@@ -274,7 +276,7 @@ def test_wrong_norms_are_named():
 @pytest.mark.parametrize("fp8", [False, True])
 def test_on_a_gpu(head_dim, dtype, fp8):
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, OnStream, device_arch
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     with Module(compile_stem("append_kv", device_arch()).path) as module:
@@ -294,9 +296,9 @@ def test_on_a_gpu(head_dim, dtype, fp8):
                     case.positions = garbage(generator, case.positions)
                     case.block_table = garbage(generator, case.block_table)
                 wanted = case.copy()
-                op.append_kv_reference(*wanted.tensors())
+                op.append_kv_reference(*wanted.arguments())
                 found = case.copy("cuda")
-                op.launch(module, *found.tensors(), stream=torch.cuda.current_stream().cuda_stream)
+                op.launch(OnStream(module, lambda: torch.cuda.current_stream().cuda_stream), *found.arguments())
                 torch.cuda.synchronize()
                 # Two rows may have one arbitrary position: which is written last is not said.
                 if not arbitrary:
@@ -312,7 +314,7 @@ def test_branches_on_a_gpu(fp8):
     case, norm, first_branch = branch_case(1, fp8=fp8)
     found = case.copy("cuda")
     moved = {name: getattr(norm, name).cuda() for name in ("hidden", "bias", "q_norm", "k_norm")}
-    op.append_kv_reference(*case.tensors(), norm=norm, first_branch=first_branch)
+    op.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
     with Module(compile_stem("append_kv", device_arch()).path) as module:
-        op.launch(module, *found.tensors(), norm=dataclasses.replace(norm, **moved), first_branch=first_branch.cuda())
+        op.launch(module, *found.arguments(), norm=dataclasses.replace(norm, **moved), first_branch=first_branch.cuda())
         assert_near(found.copy(), case)

@@ -45,7 +45,7 @@ def test_what_does_not_exist_is_not_copied() -> None:
 def test_wrong_tensors_are_refused() -> None:
     copies, cache = torch.zeros((4, 1), dtype=torch.int32), torch.zeros((1, 2, 3, 16, 16)).bfloat16()
     for wrong, of, message in (
-        (copies[:3], cache, r"copies has shape \(3, 1\)"),
+        (copies[:3], cache, r"copies has shape \[3, 1\]"),
         (copies, cache[0], r"the cache has shape \[2, 3, 16, 16\]"),
         (copies, cache.transpose(1, 2), "it must be contiguous"),
         (copies, cache[..., :4].contiguous(), "rows of 8 bytes, it must be a multiple of 16"),

@@ -83,12 +83,12 @@ def test_wrong_tensors_are_refused():
             raise AssertionError("launched")
 
     wrong = {
-        "hidden has dtype torch.float32, it must be torch.bfloat16 or torch.float16": (0, lambda t: t.float()),
-        r"rows has shape \(4,\), it must be \(5,\)": (1, lambda t: t[:4]),
-        "final_norm has dtype torch.float16, it must be torch.bfloat16": (2, lambda t: t.half()),
-        r"lm_head has shape \(50, 32\), it must be \('any', 64\)": (3, lambda t: t[:, :32]),
-        "lm_head has strides": (3, lambda t: t.T.contiguous().T),
-        "candidates has dtype torch.int64": (4, lambda t: t.long()),
+        "hidden has type fp32; it must be bf16 or fp16": (0, lambda t: t.float()),
+        r"rows has shape \[4\]; it must be \[5\]": (1, lambda t: t[:4]),
+        "final_norm has type fp16; it must be bf16": (2, lambda t: t.half()),
+        r"lm_head has shape \[50, 32\]; it must be \['any', 64\]": (3, lambda t: t[:, :32]),
+        "lm_head is not contiguous": (3, lambda t: t.T.contiguous().T),
+        "candidates has type int64": (4, lambda t: t.long()),
         "candidates has 40 per row, it must have 1 to 32": (4, lambda t: t.repeat(1, 5)),
     }
     for message, (index, change) in wrong.items():

@@ -9,12 +9,13 @@ import weakref
 import pytest
 import torch
 
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import gated_silu
-from faser_trtllm.ops.cuda.append_kv import QkvNorm
+from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
+from faser_trtllm.ops.cuda.driver import OnStream
 from faser_trtllm.ops.cuda.launch_cache import LaunchCache
-from faser_trtllm.ops.cuda.tensors import Pointer
+from faser_trtllm.ops.cuda.tensors import PagedKv, Pointer
 
 
 class Launched:
@@ -47,14 +48,14 @@ def test_an_op_is_asked_once_for_a_key_and_launched_with_the_addresses_of_each_c
     cache, op, launched = LaunchCache(), Op(), Launched()
     pairs = [(torch.zeros(2), torch.zeros(2)) for _ in range(3)]
     for stream, pair in enumerate(pairs):
-        cache.launch("key", pair, launched, stream, op.of(*pair))
+        cache.launch("key", pair, OnStream(launched, lambda stream=stream: stream), op.of(*pair))
     assert op.num_calls == 1
     expected = []
     for stream, (x, y) in enumerate((x.data_ptr(), y.data_ptr()) for x, y in pairs):
         expected.append(("first", (1, 1, 1), (32, 1, 1), [y, 1, x], stream))
         expected.append(("second", (2, 1, 1), (64, 1, 1), [None, y, y], stream))
     assert launched.launches == expected
-    cache.launch("other", pairs[0], launched, 3, op.of(*pairs[0]))
+    cache.launch("other", pairs[0], OnStream(launched, lambda: 3), op.of(*pairs[0]))
     assert op.num_calls == 2
     assert launched.launches[-2][1] == (2, 1, 1)
 
@@ -64,7 +65,12 @@ def test_what_is_refused_is_not_kept() -> None:
     rows = torch.zeros((2, 12), dtype=torch.bfloat16)
     for _ in range(2):
         with pytest.raises(InvalidArgumentError, match="out has rows of 12"):
-            cache.launch("key", (rows,), launched, 0, lambda to: gated_silu.launch(to, rows, rows, None, 1e-5, rows))
+            cache.launch(
+                "key",
+                (rows,),
+                OnStream(launched, lambda: 0),
+                lambda to: gated_silu.launch(to, rows, rows, None, 1e-5, rows),
+            )
     assert not launched.launches
     assert len(cache) == 0
 
@@ -74,7 +80,7 @@ def test_an_address_that_would_not_change_is_refused() -> None:
     cache, op, launched = LaunchCache(), Op(), Launched()
     x, y = torch.zeros(2), torch.zeros(2)
     with pytest.raises(KeyError):
-        cache.launch("key", (x,), launched, 0, op.of(x, y))
+        cache.launch("key", (x,), OnStream(launched, lambda: 0), op.of(x, y))
     assert not launched.launches
 
 
@@ -82,13 +88,13 @@ def test_tensors_are_not_kept() -> None:
     cache, op, launched = LaunchCache(), Op(), Launched()
     x, y = torch.zeros(2), torch.zeros(2)
     kept = [weakref.ref(tensor) for tensor in (x, y)]
-    cache.launch("key", (x, y), launched, 0, op.of(x, y))
+    cache.launch("key", (x, y), OnStream(launched, lambda: 0), op.of(x, y))
     del x, y
     gc.collect()
     assert [tensor() for tensor in kept] == [None, None]
 
 
-def layer(ops: KernelOps, rows: int, **changed) -> None:
+def layer(ops: Ops, rows: int, **changed) -> None:
     """The kernels of a layer, over tensors of their own."""
     sizes = {"heads": 4, "kv_blocks": 6, "requests": 2, "max_blocks": 20, "positions": 96, "hidden": 64, "eps": 1e-5}
     sizes |= changed
@@ -105,10 +111,11 @@ def layer(ops: KernelOps, rows: int, **changed) -> None:
     )
     bias, weight = torch.zeros(qkv[0].numel(), **bf16), torch.zeros(64, **bf16)
     norm = QkvNorm(hidden, sizes["eps"], bias if "bias" in changed else None, weight if "q_norm" in changed else None)
-    ops.append_kv(qkv.view(rows, -1), cos, sin, positions, cu_q_lens, table, kv_lens, q, keys, values, norm)
+    kv = PagedKv(keys, values, table, cu_q_lens, kv_lens)
+    ops.append_kv(qkv.view(rows, -1), Rope(cos, sin, positions), kv, q, norm)
     bounds = {"max_query_rows": changed.get("query_rows", 16), "max_kv_len": changed.get("kv_len", 96)}
     window = changed.get("window", 0)
-    ops.verify_attention(q, keys, values, table, cu_q_lens, kv_lens, torch.zeros_like(q), window=window, **bounds)
+    ops.verify_attention(q, kv, torch.zeros_like(q), window=window, **bounds)
     ops.gated_silu(torch.zeros((rows, 256), **bf16), hidden, torch.zeros(256, **bf16), sizes["eps"])
 
 
@@ -141,8 +148,8 @@ def test_a_layer_after_another_is_launched_as_if_it_were_the_first(change: dict)
     """Whatever sizes change: nothing of the launches before is taken for it."""
     fresh, other = Launched(), Launched()
     sizes = {"rows": 5} | change
-    layer(KernelOps(dict.fromkeys(("append_kv", "verify_attention", "gated_silu"), fresh), lambda: 0, 4), **sizes)
-    ops = KernelOps(dict.fromkeys(("append_kv", "verify_attention", "gated_silu"), other), lambda: 0, 4)
+    layer(Ops(dict.fromkeys(("append_kv", "verify_attention", "gated_silu"), fresh), lambda: 0, 4), **sizes)
+    ops = Ops(dict.fromkeys(("append_kv", "verify_attention", "gated_silu"), other), lambda: 0, 4)
     for before in ({"rows": 5}, sizes):  # the second time only addresses are new
         layer(ops, **before)
     other.launches.clear()

@@ -64,9 +64,9 @@ def test_wrong_tensors_are_refused() -> None:
     rows = ScaledRows(torch.zeros(2, 32).to(torch.float8_e4m3fn), torch.zeros(2, 1))
     cases = [
         (x[:, :24].contiguous(), rows, "x has rows of 24 at address"),
-        (x.half(), rows, r"x has dtype torch\.float16, it must be torch\.bfloat16"),
-        (x, ScaledRows(rows.values[:1], rows.scales), r"values has shape \(1, 32\), it must be \(2, 32\)"),
-        (x, ScaledRows(rows.values, rows.scales[:, 0]), r"scales has shape \(2,\), it must be \(2, 1\)"),
+        (x.half(), rows, r"x has type fp16; it must be bf16"),
+        (x, ScaledRows(rows.values[:1], rows.scales), r"values has shape \[1, 32\]; it must be \[2, 32\]"),
+        (x, ScaledRows(rows.values, rows.scales[:, 0]), r"scales has shape \[2\]; it must be \[2, 1\]"),
     ]
     for given_x, found, message in cases:
         with pytest.raises(InvalidArgumentError, match=message):
@@ -75,7 +75,7 @@ def test_wrong_tensors_are_refused() -> None:
 
 def test_a_residual_of_another_shape_is_refused() -> None:
     x, rows = random_rows(2, 32, 0), ScaledRows(torch.zeros(2, 32).to(torch.float8_e4m3fn), torch.zeros(2, 1))
-    for hidden, message in ((x[:1], r"hidden has shape \(1, 32\)"), (x.float(), r"hidden has dtype torch\.float32")):
+    for hidden, message in ((x[:1], r"hidden has shape \[1, 32\]"), (x.float(), r"hidden has type fp32")):
         with pytest.raises(InvalidArgumentError, match=message):
             launch_add(None, x, hidden, rows)  # type: ignore[arg-type]
 

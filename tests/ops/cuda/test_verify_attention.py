@@ -75,7 +75,7 @@ def test_the_reference_is_dense_attention(batch, seed, tokens_per_block, window)
         dtype="fp32",
         num_rows_of_nobody=2,
     )
-    found = op.verify_attention_reference(*case.tensors(), window=window)
+    found = op.verify_attention_reference(*case.arguments(), window=window)
     torch.testing.assert_close(found.double(), dense(case, window), atol=1e-5, rtol=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_every_kernel_on_the_cpu(head_dim, tile_rows, kv_dtype):
         case = paged_case(
             generator, *split_batch(batch), head_dim=head_dim, kv_dtype=kv_dtype, num_rows_of_nobody=1, num_heads=6
         )
-        wanted = op.verify_attention_reference(*case.tensors(), **options)
+        wanted = op.verify_attention_reference(*case.arguments(), **options)
         for split_tokens in (NEVER, 64):
             assert_close(run(module, case, tile_rows, split_tokens, **options), wanted, "bf16", 3.0)
 
@@ -125,7 +125,7 @@ def test_any_batch_on_the_cpu(
         num_rows_of_nobody=seed % 4,
         spread=spread,
     )
-    wanted = op.verify_attention_reference(*case.tensors(), window=window)
+    wanted = op.verify_attention_reference(*case.arguments(), window=window)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64}, order)
     slots = {} if max_slots is None else {"max_slots": max_slots}
     found = run(module, case, tile_rows, split_tokens, window=window, num_sms=num_sms, **slots)
@@ -142,7 +142,7 @@ def test_blocks_that_do_not_exist_read_as_zeros(tile_rows, split_tokens):
     case.kv_lens[2] = 10_000
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=2.0)
-    wanted = op.verify_attention_reference(*case.tensors())
+    wanted = op.verify_attention_reference(*case.arguments())
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     found = run(module, case, tile_rows, split_tokens)
     assert_close(found, wanted, "bf16", 2.0)
@@ -156,13 +156,13 @@ def test_arbitrary_data_stays_within_the_outputs(seed, tile_rows, max_slots):
     case = paged_case(generator, [3, 0, 5], [20, 30, 40], tokens_per_block=8)
     for name in ("block_table", "cu_q_lens", "kv_lens"):
         setattr(case, name, garbage(generator, getattr(case, name)))
-    shape = op.shape_of(*case.tensors())
+    shape = op.shape_of(*case.arguments())
     around = torch.full((case.q.numel() + 512,), 7.0, dtype=case.q.dtype)
     out = around[256:-256].view(case.q.shape)
     scratch = torch.full((op.workspace_bytes(shape, max_slots) // 4 + 64,), 7.0)
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     options = {"tile_rows": tile_rows, "split_tokens": 64, "max_slots": max_slots, "workspace": scratch[32:-32]}
-    op.launch(module, *case.tensors(), out, **options)
+    op.launch(module, *case.arguments(), out, **options)
     for edge in (around[:256], around[-256:], scratch[:32], scratch[-32:]):
         assert (edge == 7.0).all()
 
@@ -199,7 +199,7 @@ def test_broken_kernels_are_found(breakage, tmp_path):
     found, wanted = [], []
     for module in modules:
         found += [run(module, case, 64), run(module, long, 64, 64, num_sms=1), run(module, long, 16, 64, num_sms=1)]
-        wanted += [op.verify_attention_reference(*each.tensors()) for each in (case, long, long)]
+        wanted += [op.verify_attention_reference(*each.arguments()) for each in (case, long, long)]
     with pytest.raises(AssertionError, match="not close"):
         assert_close(torch.cat(found), torch.cat(wanted), "bf16", 2.0)
 
@@ -237,7 +237,7 @@ class Blocks:
 def test_a_long_context_among_short_ones_is_split():
     """The chunks of one request are the items of many blocks; the short ones are not split at all."""
     case = paged_case(torch.Generator().manual_seed(2), [1, 3, 1, 1], [40, 1200, 33, 64], num_rows_of_nobody=2)
-    shape = op.shape_of(*case.tensors())
+    shape = op.shape_of(*case.arguments())
     module = emulated("verify_attention", {"FASER_HEAD_DIM": 64})
     slots = 3 * 19  # rows times chunks of 64
     wanted = run(module, case, 16, 64)
@@ -312,19 +312,19 @@ def test_wrong_arguments_are_named():
     for message, tensors, options in wrong:
         changed = PagedCase(**(vars(case) | tensors))
         with pytest.raises(InvalidArgumentError, match=message):
-            op.launch(NotLaunched(), *changed.tensors(), torch.empty_like(changed.q), **options)
+            op.launch(NotLaunched(), *changed.arguments(), torch.empty_like(changed.q), **options)
     storage = torch.zeros(case.q.numel() + 1, dtype=case.q.dtype)
     with pytest.raises(InvalidArgumentError, match="not a multiple of 16"):
-        op.launch(NotLaunched(), storage[1:].view(case.q.shape), *case.tensors()[1:], torch.empty_like(case.q))
+        op.launch(NotLaunched(), storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
 
 
 @pytest.fixture(scope="module")
 def gpu_module():
     from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
+    from faser_trtllm.ops.cuda.driver import Module, OnStream, device_arch
 
     with Module(compile_stem("verify_attention", device_arch()).path) as module:
-        yield module
+        yield OnStream(module, lambda: torch.cuda.current_stream().cuda_stream)
 
 
 @pytest.mark.gpu
@@ -346,10 +346,9 @@ def test_on_a_gpu(gpu_module, head_dim, dtype, fp8, tile_rows):
             num_rows_of_nobody=3,
         ).to("cuda")
         for window in (0, 50):
-            wanted = op.verify_attention_reference(*case.tensors(), window=window)
+            wanted = op.verify_attention_reference(*case.arguments(), window=window)
             for split_tokens in (NEVER, 64, 512):
-                stream = torch.cuda.current_stream().cuda_stream
-                found = run(gpu_module, case, tile_rows, split_tokens, window=window, stream=stream)
+                found = run(gpu_module, case, tile_rows, split_tokens, window=window)
                 torch.cuda.synchronize()
                 assert_close(found, wanted, dtype, 2.0)
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from faser_trtllm.builder.network.layers import Layer
-from faser_trtllm.engine.gpu.kernel_ops import KernelOps
+from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.interpreted.layers import Operation
 from faser_trtllm.ops.cuda import verify_attention
+from faser_trtllm.ops.cuda.append_kv import Rope
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.driver import Launcher
-from faser_trtllm.ops.cuda.tensors import type_name
+from faser_trtllm.ops.cuda.tensors import PagedKv, type_name
 from tests.ops.cuda.emulation import EmulatedModule
 from tests.support.plugin_stand_in import REFERENCES
 
@@ -28,7 +29,7 @@ def functions(head_dim: int) -> dict[str, Callable[..., Any]]:
     launchers: dict[str, Any] = {stem: EmulatedModule(stem) for stem in _STEMS}
     if head_dim % 16 == 0 and head_dim >= 64:
         launchers["verify_attention"] = EmulatedModule("verify_attention", {"FASER_HEAD_DIM": head_dim})
-    ops = KernelOps(launchers, lambda: 0, num_sms=1)
+    ops = Ops(launchers, lambda: 0, num_sms=1)
     kernels = {name: functools.partial(kernel, ops) for name, kernel in _KERNELS.items()}
     for name, kernel in (("verify_attention", _attend), ("verify_attention_combine", _combine)):
         kernels[name] = functools.partial(kernel, launchers.get("verify_attention"))
@@ -54,22 +55,24 @@ def matrix_multiply(layer: Layer, dtype: torch.dtype, constants: Any) -> Operati
     return run
 
 
-def _append_kv(ops: KernelOps, qkv: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    k_cache, v_cache = inputs[-2:]
+def _append_kv(ops: Ops, qkv: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache, v_cache = inputs
     num_heads = qkv.view(qkv.shape[0], -1, k_cache.shape[3]).shape[1] - 2 * k_cache.shape[1]
     q = torch.zeros((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype)
-    ops.append_kv(qkv, *inputs[:-2], q, k_cache, v_cache, None)
+    kv = PagedKv(k_cache, v_cache, block_table, cu_q_lens, kv_lens)
+    ops.append_kv(qkv, Rope(cos, sin, positions), kv, q, None)
     return q, k_cache, v_cache
 
 
 def _attend(launcher: Launcher, q: Tensor, *inputs: Tensor, split_tokens: int) -> tuple[Tensor, Tensor]:
-    shape = verify_attention.shape_of(q, *inputs)
+    kv = PagedKv(*inputs)
+    shape = verify_attention.shape_of(q, kv)
     longest = shape.max_blocks_per_seq * shape.tokens_per_block
     max_slots = verify_attention.choose_max_slots(shape, longest, split_tokens) if split_tokens else 0
     out, workspace = torch.zeros_like(q), torch.zeros(max(1, verify_attention.workspace_bytes(shape, max_slots) // 4))
     # One tile for all passes, as a plan has it: the tiles differ in the last bit.
     options = {"tile_rows": 16, "split_tokens": split_tokens or 64, "max_slots": max_slots, "num_sms": 1}
-    verify_attention.launch(launcher, q, *inputs, out, **options, workspace=workspace, combine=False)
+    verify_attention.launch(launcher, q, kv, out, **options, workspace=workspace, combine=False)
     return out, workspace
 
 
@@ -96,7 +99,7 @@ def _combine(
 
 
 def _early_exit(
-    ops: KernelOps, hidden: Tensor, rows: Tensor, norm: Tensor, head: Tensor, candidates: Tensor, places: Tensor,
+    ops: Ops, hidden: Tensor, rows: Tensor, norm: Tensor, head: Tensor, candidates: Tensor, places: Tensor,
     rms_norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     scores = torch.empty(candidates.shape, dtype=torch.float32)
@@ -105,7 +108,7 @@ def _early_exit(
 
 
 def _prune_rows(
-    ops: KernelOps, scores: Tensor, places: Tensor, before: Tensor, cu_drafts: Tensor, starts: Tensor, rule: Tensor,
+    ops: Ops, scores: Tensor, places: Tensor, before: Tensor, cu_drafts: Tensor, starts: Tensor, rule: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     kept, rows = torch.empty_like(starts), torch.empty_like(positions)
@@ -114,7 +117,7 @@ def _prune_rows(
 
 
 def _compact_rows(
-    ops: KernelOps,
+    ops: Ops,
     hidden: Tensor,
     positions: Tensor,
     rows: Tensor,

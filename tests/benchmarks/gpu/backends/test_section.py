@@ -12,7 +12,7 @@ from benchmarks.gpu.backends import built, parity, section, soak
 from benchmarks.gpu.backends.built import check_installed, engine_path, open_built
 from benchmarks.gpu.backends.passes import time_passes
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.dry_gpu import DryGpu
+from benchmarks.gpu.dry_gpu import DryGpu, HostRuntime
 from benchmarks.gpu.machine import DryMachine
 from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.record import Record
@@ -20,7 +20,7 @@ from benchmarks.gpu.section_process import run_entry
 from benchmarks.gpu.skipped import Skipped
 from faser_trtllm.core.cost_table import Fingerprint
 from faser_trtllm.engine import fingerprint
-from faser_trtllm.engine.gpu.runtime import HostRuntime, Runtime
+from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.profiling import profile

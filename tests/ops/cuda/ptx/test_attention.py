@@ -59,18 +59,18 @@ def test_every_kernel(memory, arch, head_dim, types, tile_rows):
             continue
         module = InterpretedModule(program, memory, **way)
         for split_tokens, window in ((NEVER, 0), (64, (33, op.BUT_FIRST)[number % 2])):
-            wanted = op.verify_attention_reference(*case.tensors(), window=window, **scales)
+            wanted = op.verify_attention_reference(*case.arguments(), window=window, **scales)
             found = run(module, case, tile_rows, split_tokens, window=window, **scales)
             assert_close(found, wanted, types.partition("_")[0], 3.0)
 
 
 def partial_results(module, case: PagedCase, tile_rows: int) -> torch.Tensor:
     """The float32 results of each row and chunk of 64, as bits; NaN where there is none."""
-    shape = op.shape_of(*case.tensors())
+    shape = op.shape_of(*case.arguments())
     slots = op.choose_max_slots(shape, int(case.kv_lens.max()), 64)
     workspace = torch.full((op.workspace_bytes(shape, slots) // 4,), float("nan"))
     options = {"tile_rows": tile_rows, "split_tokens": 64, "max_slots": slots, "num_sms": 2, "workspace": workspace}
-    op.launch(module, *case.tensors(), torch.empty_like(case.q), combine=False, **options)
+    op.launch(module, *case.arguments(), torch.empty_like(case.q), combine=False, **options)
     return workspace[: slots * shape.num_heads * shape.head_dim].view(torch.int32)
 
 
@@ -142,7 +142,7 @@ def is_right(program: Program, types: str, tile_rows: int, memory, way) -> bool:
     except PtxError:
         return False
     try:
-        assert_close(found, op.verify_attention_reference(*case.tensors()), types.partition("_")[0], 2.0)
+        assert_close(found, op.verify_attention_reference(*case.arguments()), types.partition("_")[0], 2.0)
     except AssertionError:
         return False
     return True

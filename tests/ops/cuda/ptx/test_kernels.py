@@ -147,15 +147,15 @@ def test_append_kv(memory, arch, order, dtype, fp8):
     wanted = append_cases.append_case(generator, [2, 0, 1], [10, 4, 40], dummies=1, **sizes)
     found = wanted.copy()
     scales = {"k_scale": 0.25, "v_scale": 0.01} if fp8 else {}
-    append_kv.append_kv_reference(*wanted.tensors(), **scales)
-    append_kv.launch(module, *found.tensors(), **scales)
+    append_kv.append_kv_reference(*wanted.arguments(), **scales)
+    append_kv.launch(module, *found.arguments(), **scales)
     append_cases.assert_same(found, wanted)
 
     wanted = append_cases.append_case(generator, [2, 1], [10, 40], **sizes)
     norm = append_cases.normed_case(wanted, 64, generator, has_bias=True, has_norms=True)
     found = wanted.copy()
-    append_kv.append_kv_reference(*wanted.tensors(), norm=norm)
-    append_kv.launch(module, *found.tensors(), norm=norm)
+    append_kv.append_kv_reference(*wanted.arguments(), norm=norm)
+    append_kv.launch(module, *found.arguments(), norm=norm)
     append_cases.assert_near(found, wanted)
 
 
@@ -165,8 +165,8 @@ def test_append_kv_to_branches(memory, arch, order, fp8):
     case, norm, first_branch = append_cases.branch_case(3, fp8=fp8)
     module = InterpretedModule(program_of("append_kv", arch), memory, warps_apart=order)
     found = case.copy()
-    append_kv.append_kv_reference(*case.tensors(), norm=norm, first_branch=first_branch)
-    append_kv.launch(module, *found.tensors(), norm=norm, first_branch=first_branch)
+    append_kv.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
+    append_kv.launch(module, *found.arguments(), norm=norm, first_branch=first_branch)
     append_cases.assert_near(found, case)
 
 
@@ -228,7 +228,7 @@ def test_arbitrary_data_is_harmless(memory):
         for name in ("positions", "cu_q_lens", "block_table", "kv_lens"):
             setattr(case, name, garbage(generator, getattr(case, name)))
         branches = None if norm is None else garbage(generator, case.cu_q_lens)
-        append_kv.launch(module, *case.tensors(), norm=norm, first_branch=branches)
+        append_kv.launch(module, *case.arguments(), norm=norm, first_branch=branches)
     module = InterpretedModule(program_of("copy_kv"), memory, max_steps=100_000)
     for seed in range(pick(6, 60)):
         copies = garbage(torch.Generator().manual_seed(seed), torch.zeros((4, 3), dtype=torch.int32))
