@@ -31,9 +31,9 @@ std::string variable(const char* name, const char* fallback) {
 // fork() would copy a process of many threads; posix_spawn does not.
 int spawn(int socket) {
   const std::string python = variable("FASER_PYTHON", "python3");
-  const std::string module = variable("FASER_ENGINE_MODULE", "faser_trtllm.serving.edge.process");
+  const std::string module = variable("FASER_ENGINE_MODULE", "faser_trtllm.serving.engine_process.main");
   const std::string parent = "--parent_pid=" + std::to_string(getpid());
-  const std::string fd = "--edge_fd=" + std::to_string(kChildFd);
+  const std::string fd = "--backend_fd=" + std::to_string(kChildFd);
   const char* const arguments[] = {python.c_str(), "-m", module.c_str(), fd.c_str(), parent.c_str(), nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);

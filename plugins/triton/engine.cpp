@@ -100,13 +100,12 @@ bool Engine::is_ready() {
 void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
   TRITONBACKEND_ResponseFactory* factory;
   if (!succeeded(TRITONBACKEND_ResponseFactoryNew(&factory, request), "response factory")) return;
-  const bool wants_code = wants_error_code(request);
-  OpenRequest open(model, factory, wants_code);
+  OpenRequest open(model, factory, wants_error_code(request));
   const uint64_t handle = next_handle_++;
   std::string frame;
   Refusal refusal{TRITONSERVER_ERROR_INVALID_ARG, ""};
   try {
-    frame = request_frame(model, handle, wants_code, request);
+    frame = request_frame(model, handle, request);
   } catch (const std::runtime_error& error) {
     refusal.message = error.what();
   }

@@ -1,7 +1,9 @@
 #include "requests.h"
 
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "log.h"
 
@@ -19,6 +21,36 @@ const char* code_name(TRITONSERVER_Error_Code code) {
     default:
       return "INTERNAL";
   }
+}
+
+void put_json_text(std::string& json, const char* name, const std::string& text) {
+  json.append(1, '"').append(name).append("\": \"");
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      json.append(1, '\\').append(1, c);
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      json.append(escaped);
+    } else {
+      json.append(1, c);
+    }
+  }
+  json.append(1, '"');
+}
+
+// A Refusal as an object of JSON.
+std::string json_of(const Refusal& refusal) {
+  std::string json = "{";
+  put_json_text(json, "code", code_name(refusal.code));
+  const std::pair<const char*, const std::string*> fields[] = {
+      {"field", &refusal.field}, {"value", &refusal.value}, {"limit", &refusal.limit}, {"message", &refusal.message}};
+  for (const auto& [name, text] : fields) {
+    if (text->empty()) continue;
+    json.append(", ");
+    put_json_text(json, name, *text);
+  }
+  return json.append("}");
 }
 
 void require(TRITONSERVER_Error* error, const char* what) {
@@ -68,8 +100,11 @@ bool OpenRequest::answer(FrameReader& body) {
   const uint8_t flags = body.take<uint8_t>();
   const bool is_final = flags & kFinal;
   if (flags & kError) {
-    const auto code = static_cast<TRITONSERVER_Error_Code>(body.take<uint8_t>());
-    send_error(code, body.take_text());
+    Refusal refusal{static_cast<TRITONSERVER_Error_Code>(body.take<uint8_t>()), body.take_text()};
+    refusal.field = body.take_text();
+    refusal.value = body.take_text();
+    refusal.limit = body.take_text();
+    send_error(refusal);
   } else if (flags & kOutputs) {
     send_outputs(body, is_final);
   } else if (is_final) {
@@ -80,8 +115,7 @@ bool OpenRequest::answer(FrameReader& body) {
 }
 
 void OpenRequest::fail(const Refusal& refusal) {
-  const std::string code = wants_code_ ? std::string("[") + code_name(refusal.code) + "] " : "";
-  send_error(refusal.code, code + refusal.message);
+  send_error(refusal);
   close();
 }
 
@@ -118,10 +152,11 @@ void OpenRequest::send_outputs(FrameReader& body, bool is_final) {
   if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
-void OpenRequest::send_error(TRITONSERVER_Error_Code code, const std::string& message) {
+void OpenRequest::send_error(const Refusal& refusal) {
   TRITONBACKEND_Response* response;
   if (!succeeded(TRITONBACKEND_ResponseNewFromFactory(&response, factory_), "response")) return;
-  TRITONSERVER_Error* const error = TRITONSERVER_ErrorNew(code, message.c_str());
+  const std::string message = wants_code_ ? json_of(refusal) : refusal.message;
+  TRITONSERVER_Error* const error = TRITONSERVER_ErrorNew(refusal.code, message.c_str());
   succeeded(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "error");
   TRITONSERVER_ErrorDelete(error);
 }
@@ -145,11 +180,10 @@ bool wants_error_code(TRITONBACKEND_Request* request) {
   return false;
 }
 
-std::string request_frame(uint32_t model, uint64_t handle, bool wants_code, TRITONBACKEND_Request* request) {
+std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request) {
   FrameWriter frame(ToEngine::kRequest);
   frame.put(model);
   frame.put(handle);
-  frame.put(static_cast<uint8_t>(wants_code));
   const char* id;
   require(TRITONBACKEND_RequestId(request, &id), "id");
   frame.put_text(id);

@@ -10,10 +10,11 @@
 
 namespace faser {
 
-// An error for one client.
+// An error for one client. field, value, limit: what it is about, as text; empty where it is about no field.
 struct Refusal {
   TRITONSERVER_Error_Code code;
   std::string message;
+  std::string field = "", value = "", limit = "";
 };
 
 // A request whose FINAL flag has not been sent. Not copied; end it with fail() or a final response.
@@ -33,7 +34,7 @@ class OpenRequest {
 
  private:
   void send_outputs(FrameReader& body, bool is_final);
-  void send_error(TRITONSERVER_Error_Code code, const std::string& message);
+  void send_error(const Refusal& refusal);
   void close();
 
   uint32_t model_ = 0;
@@ -42,11 +43,11 @@ class OpenRequest {
   bool is_cancelled_ = false;
 };
 
-// Whether the client sent the parameter error_codes: then its errors begin with "[CODE] ".
+// Whether the client sent the parameter error_codes: then its errors are JSON with the fields of a Refusal.
 bool wants_error_code(TRITONBACKEND_Request* request);
 
 // A kRequest frame. Throws std::runtime_error, whose text is for the client, if an input cannot be read.
-std::string request_frame(uint32_t model, uint64_t handle, bool wants_code, TRITONBACKEND_Request* request);
+std::string request_frame(uint32_t model, uint64_t handle, TRITONBACKEND_Request* request);
 
 }  // namespace faser
 

@@ -1,5 +1,5 @@
 // Frames between this backend and the engine process: the length of the rest (4 bytes), a type, a body. All numbers are
-// little endian. The peer is faser_trtllm/serving/edge/wire.py.
+// little endian. The peer is faser_trtllm/serving/engine_process/wire.py.
 #ifndef FASER_TRITON_WIRE_H_
 #define FASER_TRITON_WIRE_H_
 
@@ -11,7 +11,7 @@
 
 namespace faser {
 
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // of what a client sends
 constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // of what the engine process sends
 constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // of what the engine process has yet to read

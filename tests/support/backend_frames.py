@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 import numpy as np
 
-from faser_trtllm.serving.edge import wire
-from faser_trtllm.serving.edge.wire import BYTES, ToEdge
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.wire import BYTES, ToBackend
 
 DTYPES = {np.dtype(kind): number for number, kind in wire.DTYPES.items()}
+
+
+class Refusal(NamedTuple):
+    """The error record of a response: texts are empty where an error is about no field."""
+
+    code: int
+    message: str
+    field: str = ""
+    value: str = ""
+    limit: str = ""
 
 
 def packed(kind, content):
@@ -18,7 +29,7 @@ def packed(kind, content):
 
 def read_frame(sock):
     length, kind = struct.unpack("<IB", receive(sock, 5))
-    return ToEdge(kind), receive(sock, length - 1)
+    return ToBackend(kind), receive(sock, length - 1)
 
 
 def receive(sock, size):
@@ -47,9 +58,9 @@ def content_of(array):
     return DTYPES[array.dtype], array.tobytes()
 
 
-def request_body(model, handle, wants_code, request_id, outputs, inputs):
+def request_body(model, handle, request_id, outputs, inputs):
     """As plugins/triton/requests.cpp writes it."""
-    parts = [struct.pack("<IQB", model, handle, wants_code), packed_text(request_id)]
+    parts = [struct.pack("<IQ", model, handle), packed_text(request_id)]
     parts += [packed_text("".join(f"{name}\n" for name in outputs)), struct.pack("<I", len(inputs))]
     for name, array in inputs:
         number, content = content_of(array)
@@ -72,8 +83,7 @@ def read_responses(body):
         handle, flags = take("QB")
         outputs, error = {}, None
         if flags & wire.ERROR:
-            code = take("B")
-            error = code, take(f"{take('I')}s").decode()
+            error = Refusal(take("B"), *(take(f"{take('I')}s").decode() for _ in range(4)))
         elif flags & wire.OUTPUTS:
             for _ in range(take("H")):
                 name = take(f"{take('B') + 1}s")

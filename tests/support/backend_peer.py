@@ -7,13 +7,13 @@ import struct
 import subprocess
 import sys
 
-from faser_trtllm.serving.edge import wire
-from faser_trtllm.serving.edge.wire import FromEdge, OpenStatus, ToEdge
-from tests.support.edge_frames import packed, packed_text, read_frame, read_responses, request_body, texts_array
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
+from tests.support.backend_frames import packed, packed_text, read_frame, read_responses, request_body, texts_array
 from tests.support.waiting import PATIENCE_S
 
 
-class Edge:
+class Backend:
     """The other end of an engine process's socket."""
 
     def __init__(self, engine_dir, config="", run_dir=None, module="tests.support.fake_engine"):
@@ -22,7 +22,7 @@ class Edge:
         ours, theirs = socket.socketpair()
         self._sock = ours
         ours.settimeout(PATIENCE_S)
-        command = [sys.executable, "-m", module, f"--edge_fd={theirs.fileno()}"]
+        command = [sys.executable, "-m", module, f"--backend_fd={theirs.fileno()}"]
         environment = {k: v for k, v in os.environ.items() if k not in ("FASER_CONFIG", "FASER_ENGINE_DIR")}
         if run_dir is not None:
             environment["FASER_RUN_DIR"] = str(run_dir)
@@ -43,20 +43,20 @@ class Edge:
         self._sock.sendall(packed(kind, content))
 
     def hello(self, version=wire.VERSION):
-        self.send(FromEdge.HELLO, struct.pack("<II", version, 0))
+        self.send(FromBackend.HELLO, struct.pack("<II", version, 0))
 
     def open(self, model, name="faser", engine_dir=None):
         parameters = {"engine_dir": {"string_value": str(engine_dir or self._engine_dir)}}
         parameters["config"] = {"string_value": self._config}
         config = json.dumps({"parameters": parameters})
         texts = b"".join(map(packed_text, (name, "1", "/nowhere", config)))
-        self.send(FromEdge.OPEN, struct.pack("<I", model) + texts)
+        self.send(FromBackend.OPEN, struct.pack("<I", model) + texts)
 
-    def ask(self, model, handle, wants_code=False, outputs=("text_output", "finish_reason"), **inputs):
+    def ask(self, model, handle, outputs=("text_output", "finish_reason"), **inputs):
         arrays = [
             (name, texts_array([[value]]) if isinstance(value, bytes) else value) for name, value in inputs.items()
         ]
-        self.send(FromEdge.REQUEST, request_body(model, handle, wants_code, "id", outputs, arrays))
+        self.send(FromBackend.REQUEST, request_body(model, handle, "id", outputs, arrays))
 
     def receive(self, kind):
         """The body of the next frame of this kind; those of other kinds are passed over."""
@@ -66,7 +66,7 @@ class Edge:
                 return body
 
     def opened(self):
-        body = self.receive(ToEdge.OPENED)
+        body = self.receive(ToBackend.OPENED)
         model, status, code = struct.unpack_from("<IBB", body)
         return model, OpenStatus(status), code, body[10:].decode()
 
@@ -74,7 +74,7 @@ class Edge:
         """All responses of so many requests, by handle."""
         found, num_ended = {}, 0
         while num_ended < number:
-            for handle, is_final, outputs, error in read_responses(self.receive(ToEdge.RESPONSES)):
+            for handle, is_final, outputs, error in read_responses(self.receive(ToBackend.RESPONSES)):
                 found.setdefault(handle, []).append(error or outputs)
                 num_ended += is_final
         return found

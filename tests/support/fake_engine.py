@@ -1,6 +1,6 @@
 """An engine process without engines: an executor that answers with the prompt's tokens, over and over.
 
-Run as a module it is a drop-in for faser_trtllm.serving.edge.process.
+Run as a module it is a drop-in for faser_trtllm.serving.engine_process.main.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from faser_trtllm.errors import InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.admission import check_request
 from faser_trtllm.executor.stats import Progress
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.edge.process import main
+from faser_trtllm.serving.engine_process.main import main
 
 ENDLESS = 30_000  # output tokens that take 150 s or more: such a stream does not end by itself while a test looks at it
 CRASH_TOKEN = 319  # a prompt with it kills the process

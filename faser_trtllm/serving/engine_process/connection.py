@@ -1,8 +1,9 @@
 """The engine process's end of the socket to the Triton backend.
 
 Any thread may send. One thread, in run_writer(), writes: it first asks for the responses that are due, so that what
-arrives while the socket is busy is merged, and a slow edge gets fewer and larger responses in one frame. It can also be
-told to rest after its work (rest_at_most): what is not urgent is then merged as the writer's share of the time grows.
+arrives while the socket is busy is merged, and a slow backend gets fewer and larger responses in one frame. It can
+also be told to rest after its work (rest_at_most): what is not urgent is then merged as the writer's share of the time
+grows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from faser_trtllm.serving.edge import wire
-from faser_trtllm.serving.edge.wire import Body, FromEdge, ToEdge, WireError
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.wire import Body, FromBackend, ToBackend, WireError
 
 MAX_RESPONSES_BYTES = 16 << 20  # of one frame, unless a single response is larger
 MAX_REST_S = 0.05  # with stream_interval auto: a viewer of a stream does not notice it
@@ -26,7 +27,7 @@ _LENGTH = struct.Struct("<I")
 log = logging.getLogger("faser.engine")
 
 
-class EdgeConnection:
+class Connection:
     """Reads and writes frames on a stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -34,14 +35,13 @@ class EdgeConnection:
         self._received = bytearray()
         self._changed = threading.Condition(threading.Lock())
         self._frames: list[bytes] = []
-        self._responses: list[bytes] = []
         self._is_due = False
         self._is_urgent = False
         self._max_rest_s = 0.0
         self._is_idle = True
         self._closed = False
 
-    def receive(self) -> Iterator[tuple[FromEdge, Body]]:
+    def receive(self) -> Iterator[tuple[FromBackend, Body]]:
         """The frames that arrive next, at least one; raises EOFError at the end and WireError on anything else."""
         while True:
             data = self._sock.recv(1 << 18)
@@ -52,16 +52,10 @@ class EdgeConnection:
             if whole:
                 return self._frames_of(whole)
 
-    def send(self, kind: ToEdge, *parts: bytes) -> None:
+    def send(self, kind: ToBackend, *parts: bytes) -> None:
         """Queue a frame; nothing happens once the connection is closed."""
         with self._changed:
             self._frames.append(wire.frame(kind, *parts))
-            self._wake()
-
-    def respond(self, response: bytes) -> None:
-        """Queue a response of wire.py; order is kept among responses."""
-        with self._changed:
-            self._responses.append(response)
             self._wake()
 
     def notify(self, is_urgent: bool = True) -> None:
@@ -75,8 +69,8 @@ class EdgeConnection:
         """Longest rest of the writer, 0 (none) until this is called."""
         self._max_rest_s = seconds
 
-    def run_writer(self, produce: Callable[[bool], None]) -> None:
-        """Write until the connection is closed. produce: calls respond() for all that is due (True) or urgent."""
+    def run_writer(self, produce: Callable[[bool], list[bytes]]) -> None:
+        """Write until the connection is closed. produce: the responses (wire.py) that are due (True) or urgent."""
         rested_s = 0.0
         while self._wait_for_work(rested_s):
             started_s = time.monotonic()
@@ -84,10 +78,9 @@ class EdgeConnection:
             with self._changed:
                 self._is_idle = self._is_urgent = False
                 self._is_due &= not everything
-            produce(everything)
+            responses = produce(everything)
             with self._changed:
                 frames, self._frames = self._frames, []
-                responses, self._responses = self._responses, []
             try:
                 for data in (*_packed(responses), *frames):
                     self._sock.sendall(data)
@@ -107,7 +100,7 @@ class EdgeConnection:
         """Wait until everything queued was written; False if it was not in time."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._closed or (self._is_idle and not (self._frames or self._responses or self._is_due)),
+                lambda: self._closed or (self._is_idle and not (self._frames or self._is_due)),
                 timeout_s,
             )
 
@@ -124,7 +117,7 @@ class EdgeConnection:
         with self._changed:
             while not self._closed:
                 left_s = rested_s - time.monotonic()
-                if self._is_urgent or self._frames or self._responses or (self._is_due and left_s <= 0):
+                if self._is_urgent or self._frames or (self._is_due and left_s <= 0):
                     return True
                 self._changed.wait(left_s if self._is_due else None)
             return False
@@ -150,13 +143,13 @@ class EdgeConnection:
         return whole
 
     @staticmethod
-    def _frames_of(whole: bytes) -> Iterator[tuple[FromEdge, Body]]:
+    def _frames_of(whole: bytes) -> Iterator[tuple[FromBackend, Body]]:
         view, at = memoryview(whole), 0
         while at < len(whole):
             (length,) = _LENGTH.unpack_from(whole, at)
             at += _LENGTH.size
             try:
-                kind = FromEdge(whole[at])
+                kind = FromBackend(whole[at])
             except ValueError:
                 raise WireError(f"a frame of unknown type {whole[at]}") from None
             yield kind, Body(view[at + 1 : at + length])
@@ -168,8 +161,8 @@ def _packed(responses: list[bytes]) -> Iterator[bytes]:
     first, num_bytes = 0, 0
     for place, response in enumerate(responses):
         if num_bytes and num_bytes + len(response) > MAX_RESPONSES_BYTES:
-            yield wire.frame(ToEdge.RESPONSES, *responses[first:place])
+            yield wire.frame(ToBackend.RESPONSES, *responses[first:place])
             first, num_bytes = place, 0
         num_bytes += len(response)
     if responses:
-        yield wire.frame(ToEdge.RESPONSES, *responses[first:])
+        yield wire.frame(ToBackend.RESPONSES, *responses[first:])

@@ -1,20 +1,25 @@
 """Publishes metrics on Triton's /metrics, with TensorRT-LLM's names where they exist, else vLLM's under faser_.
 
-Triton's histograms take one value at a time, and its metrics may not be touched by several threads at once: the
-executor counts, one thread publishes the changes once a second, and one thread of the Triton backend applies them.
+The engine process sends changes of metrics as frames, which one thread of the Triton backend applies. The executor
+counts; the changes since the last time are published with every answer to the backend's pings, once a second.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from faser_trtllm.errors import FaserError
 from faser_trtllm.executor.stats import HISTOGRAMS
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.connection import Connection
+from faser_trtllm.serving.engine_process.wire import ToBackend
 from faser_trtllm.serving.observe.families import (
     FAILURE_CODES,
     FAILURES,
@@ -27,165 +32,167 @@ from faser_trtllm.serving.observe.families import (
     HistogramFamily,
     Stats,
 )
-from faser_trtllm.serving.worker.messages import Chunk, Failed
 
 log = logging.getLogger("faser.metrics")
 
 TRTLLM_LABELS = {"model": "tensorrt_llm", "version": "1"}
-PERIOD_S = 1.0  # longest time between two publications, also while no engine process answers
+_DECLARE, _ADD, _SET, _OBSERVE = 1, 2, 3, 4  # MetricOp of plugins/triton/wire.h
+_KINDS = ("counter", "gauge", "histogram")
+_CHANGE = struct.Struct("<BId")
+_DECLARATION = struct.Struct("<BIB")
+
+
+class MetricChanges:
+    """Collects changes of metrics into frames; one thread changes, any thread may flush."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._data = bytearray()
+        self._numbers = itertools.count(1)
+
+    def declare(
+        self, kind: str, name: str, help_text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
+    ) -> int:
+        """A new series, whose number the changes refer to. kind: counter, gauge or histogram, which has buckets."""
+        number = next(self._numbers)
+        parts = [_DECLARATION.pack(_DECLARE, number, _KINDS.index(kind)), wire.text(name), wire.text(help_text)]
+        parts.append(struct.pack("<I", len(labels)))
+        for label, value in labels.items():
+            parts += wire.text(label), wire.text(value)
+        parts.append(struct.pack(f"<I{len(buckets)}d", len(buckets), *buckets))
+        self._put(b"".join(parts))
+        return number
+
+    def add(self, number: int, value: float) -> None:
+        self._put(_CHANGE.pack(_ADD, number, value))
+
+    def set(self, number: int, value: float) -> None:
+        self._put(_CHANGE.pack(_SET, number, value))
+
+    def observe(self, number: int, value: float) -> None:
+        self._put(_CHANGE.pack(_OBSERVE, number, value))
+
+    def flush(self) -> None:
+        """Send the changes since the last call."""
+        with self._lock:
+            data, self._data = self._data, bytearray()
+        if data:
+            self._connection.send(ToBackend.METRICS, bytes(data))
+
+    def _put(self, change: bytes) -> None:
+        with self._lock:
+            self._data += change
 
 
 class ModelMetrics:
-    """Publishes from its own thread between start() and close(); the other methods may be called from any thread.
+    """The metrics of one model. Any thread may count ends; publish() belongs to one thread.
 
-    Ended requests are counted per model. The executor's counts are published only by the model that receives
-    set_stats(), so that sums over models are right when several models share an engine process.
+    The executor's counts are published only by the model that is given them, so that sums over models are right when
+    several models share an engine process.
     """
 
-    def __init__(self, api: Any, model: str, version: str) -> None:
-        self._api = api
-        self._labels = {"model": model, "version": version}
-        self._families = [_Counts(self._new(f.name, f.help, f.kind), self._labels_of(f.name), f) for f in FAMILIES]
-        self._histograms = [
-            _Replay(self._new(f.name, f.help, "histogram"), self._labels_of(f.name), f) for f in HISTOGRAM_FAMILIES
-        ]
-        self._ready = _Counts(self._new(READY.name, READY.help, READY.kind), self._labels, READY)
-        self._end_families: list[Any] = []
-        self._successes = self._ends(*SUCCESSES, "finished_reason", FINISH_REASONS)
-        self._failures = self._ends(*FAILURES, "code", FAILURE_CODES)
-        self._is_ready: Callable[[], bool] = lambda: False
-        self._stats: Mapping[str, float] = {}
-        self._ended: Counter[tuple[bool, str]] = Counter()  # (was successful, finish reason or status code)
+    def __init__(self, changes: MetricChanges, model: str, version: str) -> None:
+        labels = {"model": model, "version": version}
+
+        def labels_of(name: str) -> dict[str, str]:
+            """TensorRT-LLM's names come from its model tensorrt_llm, whichever model of ours publishes them."""
+            return TRTLLM_LABELS if name.startswith("nv_") else labels
+
+        self._changes = changes
+        self._families: list[_Counts | _Replay] = [_Counts(changes, labels_of(f.name), f) for f in FAMILIES]
+        self._families += [_Replay(changes, labels_of(f.name), f) for f in HISTOGRAM_FAMILIES]
+        self._ready = _Counts(changes, labels, READY)
+        self._successes = {
+            reason: changes.declare("counter", *SUCCESSES, labels | {"finished_reason": reason})
+            for reason in FINISH_REASONS
+        }
+        self._failures = {
+            code: changes.declare("counter", *FAILURES, labels | {"code": code}) for code in FAILURE_CODES
+        }
+        self._ended: Counter[int] = Counter()  # by the number of the series
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="faser-metrics", daemon=True)
 
-    def start(self, is_ready: Callable[[], bool]) -> None:
-        """is_ready: tells whether requests would be served now."""
-        self._is_ready = is_ready
-        self._thread.start()
-
-    def close(self) -> None:
-        """Publish the last changes and end the thread; no metric is touched after that."""
-        self._closing = True
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def set_stats(self, stats: Mapping[str, float]) -> None:
-        """Publish the latest Executor.stats() with num_restarts."""
-        self._stats = {**stats, "timestamp": time.time()}
-        self._wake.set()
-
-    def record(self, event: Chunk | Failed) -> None:
-        """A request ended."""
-        if isinstance(event, Failed):
-            self.refused(event.code)
-        else:
-            with self._lock:
-                self._ended[True, event.finish_reason or ""] += 1
-
-    def refused(self, code: str) -> None:
-        """A request failed with this code, possibly before it reached the engine."""
-        with self._lock:
-            self._ended[False, code] += 1
-
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            closing = self._closing
-            self._wake.clear()
-            try:
-                self._publish()
-            except Exception:
-                log.exception("metrics could not be published")
-            if not closing:
-                self._wake.wait(PERIOD_S)
-
-    def _publish(self) -> None:
-        self._ready.publish(Stats({"is_ready": float(self._is_ready())}))
-        if self._stats:
-            stats = Stats(self._stats)
-            families: list[_Counts | _Replay] = [*self._families, *self._histograms]
-            for family in families:
-                family.publish(stats)
+    def publish(self, is_ready: bool, stats: Mapping[str, float] | None = None) -> None:
+        """Publish what has changed. is_ready: requests are served. stats: Executor.stats() with num_restarts."""
+        try:
+            self._ready.publish(Stats({"is_ready": float(is_ready)}))
+            if stats is not None:
+                timed = Stats({**stats, "timestamp": time.time()})
+                for family in self._families:
+                    family.publish(timed)
+        except Exception:
+            log.exception("metrics could not be published")
         with self._lock:
             ended, self._ended = self._ended, Counter()
-        for (well, reason), number in ended.items():
-            metric = self._successes.get(reason) if well else self._failure(reason)
-            if metric is not None:
-                metric.increment(number)
+        for number, count in ended.items():
+            self._changes.add(number, count)
 
-    def _labels_of(self, name: str) -> dict[str, str]:
-        """TensorRT-LLM's names come from its model tensorrt_llm, whichever model of ours publishes them."""
-        return TRTLLM_LABELS if name.startswith("nv_") else self._labels
-
-    def _failure(self, code: str) -> Any:
-        return self._failures.get(code) or self._failures["INTERNAL"]
-
-    def _new(self, name: str, text: str, kind: str) -> Any:
-        kinds = self._api.MetricFamily
-        return kinds(name=name, description=text, kind=getattr(kinds, kind.upper()))
-
-    def _ends(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Any]:
-        family = self._new(name, text, "counter")
-        self._end_families.append(family)  # Triton removes the metrics of a family that is garbage collected
-        return {value: family.Metric(labels=self._labels | {label: value}) for value in values}
+    def ended(self, reason: str | None, error: FaserError | None = None) -> None:
+        """A request ended, with this finish reason or with an error, possibly before it reached the engine."""
+        if error is None:
+            number = self._successes.get(reason or "")
+        else:
+            number = self._failures.get(error.code, self._failures["INTERNAL"])
+        if number is not None:
+            with self._lock:
+                self._ended[number] += 1
 
 
 class _Counts:
     """A counter or gauge family; updates only the series that changed."""
 
-    def __init__(self, family: Any, labels: dict[str, str], spec: Family) -> None:
-        self._family = family
+    def __init__(self, changes: MetricChanges, labels: Mapping[str, str], spec: Family) -> None:
+        self._changes = changes
         self._labels = labels
         self._spec = spec
-        self._metrics: dict[str, Any] = {}
+        self._numbers: dict[str, int] = {}
         self._last: dict[str, float] = {}
 
     def publish(self, stats: Stats) -> None:
-        for key, value in self._spec.read(stats).items():
-            if key not in self._metrics:
-                labels = self._labels | ({self._spec.label: key} if self._spec.label else {})
-                self._metrics[key] = self._family.Metric(labels=labels)
+        spec, changes = self._spec, self._changes
+        for key, value in spec.read(stats).items():
+            if key not in self._numbers:
+                labels = {**self._labels, **({spec.label: key} if spec.label else {})}
+                self._numbers[key] = changes.declare(spec.kind, spec.name, spec.help, labels)
                 # Triton keeps a series when its model is unloaded: counters continue, gauges must be set again.
-                self._last[key] = 0.0 if self._spec.kind == "counter" else math.nan
+                self._last[key] = 0.0 if spec.kind == "counter" else math.nan
             last = self._last[key]
-            if self._spec.kind == "counter":
+            if spec.kind == "counter":
                 if value <= last:
                     continue
-                self._metrics[key].increment(value - last)
+                changes.add(self._numbers[key], value - last)
             elif value != last:
-                self._metrics[key].set(value)
+                changes.set(self._numbers[key], value)
             self._last[key] = value
 
 
 class _Replay:
     """A histogram family: replays to Triton as many values per bucket as the engine counted, with the same sum."""
 
-    def __init__(self, family: Any, labels: dict[str, str], spec: HistogramFamily) -> None:
+    def __init__(self, changes: MetricChanges, labels: Mapping[str, str], spec: HistogramFamily) -> None:
+        self._changes = changes
+        self._labels = {**labels, **dict(spec.labels)}
+        self._spec = spec
         self._bounds = HISTOGRAMS[spec.key]
-        self._family = family
-        self._labels = labels | dict(spec.labels)
-        self._metric: Any = None
-        self._key = spec.key
+        self._number: int | None = None
         self._counts = [0.0] * (len(self._bounds) + 1)
         self._sums = [0.0] * (len(self._bounds) + 1)
 
     def publish(self, stats: Stats) -> None:
-        counts, sums = stats.series(self._key), stats.series(f"{self._key}_sum")
+        counts, sums = stats.series(self._spec.key), stats.series(f"{self._spec.key}_sum")
         if len(counts) != len(self._counts) or len(sums) != len(self._sums):
             return
-        if self._metric is None:
-            self._metric = self._family.Metric(labels=self._labels, buckets=list(self._bounds))
+        if self._number is None:
+            spec = self._spec
+            self._number = self._changes.declare("histogram", spec.name, spec.help, self._labels, self._bounds)
         for place, (count, total) in enumerate(zip(counts, sums, strict=True)):
             number = round(count - self._counts[place])
             if number <= 0:
                 continue
             mean = (total - self._sums[place]) / number
             for _ in range(number):
-                self._metric.observe(self._inside(place, mean))
+                self._changes.observe(self._number, self._inside(place, mean))
             self._counts[place], self._sums[place] = count, total
 
     def _inside(self, place: int, value: float) -> float:

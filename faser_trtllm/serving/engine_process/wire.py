@@ -9,17 +9,17 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.errors import FaserError, InvalidArgumentError
 
-VERSION = 1
-MAX_FRAME_BYTES = 80 << 20  # of the edge; a client's request has at most 64 MiB of tensors
+VERSION = 2
+MAX_FRAME_BYTES = 80 << 20  # of the backend; a client's request has at most 64 MiB of tensors
 
 BYTES = 13
 DTYPES: dict[int, npt.DTypeLike] = {
@@ -53,8 +53,8 @@ ERROR_CODES = {
 """Numbers of TRITONSERVER_Error_Code."""
 
 
-class FromEdge(enum.IntEnum):
-    """Types of frames that the edge sends."""
+class FromBackend(enum.IntEnum):
+    """Types of frames that the Triton backend sends."""
 
     HELLO = 1
     OPEN = 2
@@ -64,7 +64,7 @@ class FromEdge(enum.IntEnum):
     PING = 6
 
 
-class ToEdge(enum.IntEnum):
+class ToBackend(enum.IntEnum):
     """Types of frames that the engine process sends."""
 
     HELLO = 1
@@ -81,11 +81,13 @@ class OpenStatus(enum.IntEnum):
     FAILED = 2
 
 
+Tensors = dict[str, npt.NDArray[Any]]
+
 FINAL, ERROR, OUTPUTS = 1, 2, 4  # flags of a response
 
 _U32 = struct.Struct("<I")
 _FRAME = struct.Struct("<IB")
-_REQUEST = struct.Struct("<IQB")
+_REQUEST = struct.Struct("<IQ")
 _RESPONSE = struct.Struct("<QB")
 
 
@@ -106,27 +108,27 @@ class OpenFrame:
 
 @dataclass(frozen=True, slots=True)
 class RequestFrame:
-    """A request of a client. outputs: those it asks for, each followed by a newline."""
+    """A request of a client. request_id: the client's own. outputs: those it asks for, each followed by a newline."""
 
     model: int
     handle: int
-    wants_error_code: bool
     request_id: str
     outputs: bytes
     inputs: tuple[InputTensor, ...]
+
+    def tensors(self) -> Tensors:
+        """The inputs by name; raises InvalidArgumentError if the bytes of one do not fit its shape."""
+        return {tensor.name: tensor.as_numpy() for tensor in self.inputs}
 
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
     """An input as Triton gives it; as_numpy() raises InvalidArgumentError if the bytes do not fit the shape."""
 
-    label: str
+    name: str
     dtype: int
     shape: tuple[int, ...]
     content: memoryview
-
-    def name(self) -> str:
-        return self.label
 
     def as_numpy(self) -> npt.NDArray[Any]:
         """BYTES are an array of bytes objects, as in Triton's Python backend."""
@@ -134,7 +136,7 @@ class InputTensor:
             return self._texts()
         dtype = DTYPES.get(self.dtype)
         if dtype is None:
-            raise InvalidArgumentError(f"{self.label} has a data type that is not supported; see the model's inputs")
+            raise InvalidArgumentError(f"{self.name} has a data type that is not supported; see the model's inputs")
         try:
             return np.frombuffer(self.content, dtype).reshape(self.shape)
         except ValueError:
@@ -161,7 +163,7 @@ class InputTensor:
 
     def _misfit(self) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"{self.label} has {len(self.content)} bytes that do not fit its shape {list(self.shape)}; send it again"
+            f"{self.name} has {len(self.content)} bytes that do not fit its shape {list(self.shape)}; send it again"
         )
 
 
@@ -194,7 +196,7 @@ def read_open(body: Body) -> OpenFrame:
 
 
 def read_request(body: Body) -> RequestFrame:
-    model, handle, wants_error_code = body.numbers(_REQUEST)
+    model, handle = body.numbers(_REQUEST)
     request_id = body.text()
     outputs = bytes(body.content(body.u32()))
     inputs = []
@@ -204,7 +206,7 @@ def read_request(body: Body) -> RequestFrame:
         shape = struct.unpack(f"<{num_dims}q", body.content(8 * num_dims))
         (size,) = body.numbers(_U64)
         inputs.append(InputTensor(name, dtype, shape, body.content(size)))
-    return RequestFrame(model, handle, bool(wants_error_code), request_id, outputs, tuple(inputs))
+    return RequestFrame(model, handle, request_id, outputs, tuple(inputs))
 
 
 @functools.lru_cache(maxsize=256)  # clients ask for few sets of outputs, but each could ask for others
@@ -217,7 +219,7 @@ _DTYPE_AND_DIMS = struct.Struct("<BI")
 _U64 = struct.Struct("<Q")
 
 
-def frame(kind: ToEdge, *parts: bytes) -> bytes:
+def frame(kind: ToBackend, *parts: bytes) -> bytes:
     """A whole frame of these parts of a body."""
     body = b"".join(parts)
     return _FRAME.pack(len(body) + 1, kind) + body
@@ -250,10 +252,12 @@ def response(handle: int, outputs: Sequence[bytes], is_final: bool) -> bytes:
     return b"".join((_RESPONSE.pack(handle, flags), len(outputs).to_bytes(2, "little"), *outputs))
 
 
-def error_response(handle: int, code: str, message: str) -> bytes:
-    """The last response of a request that failed."""
-    number = ERROR_CODES.get(code, ERROR_CODES["INTERNAL"])
-    return _RESPONSE.pack(handle, ERROR | FINAL) + bytes([number]) + text(message)
+def error_response(handle: int, error: FaserError, names: Mapping[str, str]) -> bytes:
+    """The last response of a request that failed. names: fields that its clients know by other names."""
+    number = ERROR_CODES.get(error.code, ERROR_CODES["INTERNAL"])
+    field = "" if error.field is None else names.get(error.field, error.field)
+    record = (error.sentence(names), field, error.value or "", error.limit or "")
+    return _RESPONSE.pack(handle, ERROR | FINAL) + bytes([number]) + b"".join(map(text, record))
 
 
 def final_flag(handle: int) -> bytes:

@@ -19,15 +19,14 @@ from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, UnavailableError
 from faser_trtllm.executor.factory import SYNTHETIC_WARNING
 from faser_trtllm.serving.launch.control import KEY_FILE_VARIABLE, KEY_VARIABLE, control_key, restriction
+from faser_trtllm.serving.launch.faults import faults_of_environment
 from faser_trtllm.serving.launch.limits import check_limits
 from faser_trtllm.serving.launch.options import ServeOptions, check_engines, default_repository, effective_config
 from faser_trtllm.serving.launch.ports import check_ports, is_free
+from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, kill, session_pids
 from faser_trtllm.serving.launch.repository import choose_models, link_unary
-from faser_trtllm.serving.launch.run_dir import RunDir, remove_stale
+from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE, RunDir, remove_stale
 from faser_trtllm.serving.launch.tritonserver import find_tritonserver, link_backends, spawn
-from faser_trtllm.serving.triton.model import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE
-from faser_trtllm.serving.worker.faults import faults_of_environment
-from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, kill, session_pids
 
 EXIT_TIMEOUT_S = 5
 STEADY_S = 10.0  # a server that ran this long had started well: the back-off is reset

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from faser_trtllm.errors import UnavailableError
 
+RUN_DIR_VARIABLE = "FASER_RUN_DIR"  # the directory of the launch, if `faser serve` started the server
+STARTUP_ERROR_FILE = "startup_error"  # in it: the reason why a model could not be opened
 _NAME = re.compile(r"faser_[0-9a-f]{12}_run")
 
 

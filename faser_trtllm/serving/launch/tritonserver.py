@@ -14,7 +14,7 @@ from typing import IO
 import faser_trtllm
 from faser_trtllm.errors import UnavailableError
 from faser_trtllm.serving.launch.limits import raise_limits
-from faser_trtllm.serving.worker.process import die_with_parent
+from faser_trtllm.serving.launch.process import die_with_parent
 
 BACKEND = "faser"
 LIBRARY = f"libtriton_{BACKEND}.so"

@@ -21,26 +21,32 @@ class LengthCheck:
         self._max_seq_len = max_seq_len
         self._max_token_chars: int | None = None
 
-    def check(self, name: str, text: str) -> None:
-        """Raise InvalidArgumentError if the text is too long by far. name: the input that has it."""
+    def check(self, field: str, text: str) -> None:
+        """Raise InvalidArgumentError if the text, that of the field, is too long by far."""
         if len(text) <= MIN_CHECKED_CHARS:
             return
         limit = self._max_seq_len * self._longest_token() * _NORMALIZER_SLACK
         if len(text) > limit:
-            raise InvalidArgumentError(
-                f"{name} has {len(text)} characters, max_seq_len {self._max_seq_len} leaves "
-                f"room for {limit} at most; shorten the prompt"
+            raise self._error(
+                field, text, f"max_seq_len {self._max_seq_len} leaves room for {limit} at most; shorten the prompt"
             )
         num_chars = max(MIN_CHECKED_CHARS, _CHARS_PER_TOKEN * self._max_seq_len)
         while num_chars < len(text):
             num_tokens = len(self._tokenizer.encode(text[:num_chars]))
             if num_tokens > _MARGIN * self._max_seq_len:
-                raise InvalidArgumentError(
-                    f"{name} has {len(text)} characters, of which the first {num_chars} are {num_tokens} tokens, the "
-                    f"engine takes at most {self._max_seq_len - 1} (max_seq_len {self._max_seq_len} with one token of "
-                    "output); shorten the prompt"
+                raise self._error(
+                    field,
+                    text,
+                    f"of which the first {num_chars} are {num_tokens} tokens, the engine takes at most "
+                    f"{self._max_seq_len - 1} (max_seq_len {self._max_seq_len} with one token of output); shorten the "
+                    "prompt",
                 )
             num_chars *= _GROWTH
+
+    def _error(self, field: str, text: str, why: str) -> InvalidArgumentError:
+        """limit: in tokens, as of a prompt whose tokens were counted."""
+        value = f"{len(text)} characters"
+        return InvalidArgumentError(f"has {value}, {why}", field, value, self._max_seq_len - 1)
 
     def _longest_token(self) -> int:
         if self._max_token_chars is None:

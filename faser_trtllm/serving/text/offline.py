@@ -63,7 +63,7 @@ def generate_all(
 
 def _completion(output: TextOutput, seconds: float) -> Completion:
     if output.error is not None:
-        raise FaserError(output.error)
+        raise output.error
     statistics = output.statistics
     assert statistics is not None
     assert output.finish_reason is not None

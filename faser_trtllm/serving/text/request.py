@@ -5,78 +5,79 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from faser_trtllm.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS
-from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.guided.spec import GuideSpec, guide_spec
+from faser_trtllm.core.request_field import Bounds, check_bounds, param, rows
+from faser_trtllm.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, SamplingFields, check_count
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.guided.spec import GUIDE_TYPES, GuideSpec, guide_spec
 
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
 MAX_WORDS = 1024
 MAX_LOGITS_BYTES = 32 << 20
+DAY_MS = 86_400_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class TextRequest:
+class TextRequest(SamplingFields):
     """One prompt, as text or as token ids (exactly one of the two), and what to do with it.
 
-    Sampling fields mean the same as in SamplingParams.
-    max_tokens: if prompt and max_tokens together exceed the engine's max_seq_len, the request is served and ends there
-    with finish reason "length", as TensorRT-LLM does.
-    stop_words: text that ends the output and is not part of it, however it is split into tokens.
-    bad_words: words whose tokens are never produced, neither at the start of a line nor after a space.
-    embedding_bias_words, embedding_bias_weights: the weight is added to the logits of the word's tokens.
+    A prompt and max_tokens that together exceed the engine's max_seq_len are served and end there with finish reason
+    "length", as TensorRT-LLM does.
+    stream: True returns deltas of the output, False one answer: prompt and output, as TensorRT-LLM does, or only the
+    output with exclude_input_in_output.
     end_ids: None uses the tokenizer's; with () the output runs to max_tokens.
-    stream: True returns deltas of the output. False returns one answer: prompt and output, as TensorRT-LLM does, or
-    only the output with exclude_input_in_output.
-    priority: 0 to 1, higher runs sooner. timeout_ms: the request is ended if it has not finished by then.
     detokenize: False returns token ids without text; use stop_token_ids instead of stop_words then.
     stop_token_ids: token sequences that end the output and are not part of it.
     bad_token_ids, logit_bias: sequences never produced; (token id, value) added to the logits. Both add to bad_words
     and embedding_bias_words.
-    return_log_probs, normalize_log_probs, return_context_log_probs, num_top_log_probs, return_generation_logits: as in
-    SamplingParams; logits of at most MAX_LOGITS_BYTES per request.
-    return_is_draft: return for each output token whether it was an accepted draft.
     return_statistics: return the statistics so far with every output, not only with the last.
-    drafters: names of those that may draft for it, with commas between them; None: all that the server has.
-    guided_decoding_guide_type, guided_decoding_guide: constraints on the output, see guided/spec.py.
     """
 
+    exclude_input_in_output: bool = param(False, "without `stream`: the answer is the output only")
+    stop_words: tuple[str, ...] = param(
+        (),
+        f"texts that end the output and are not part of it, however they are tokenized; at most {MAX_STOP_WORDS} of "
+        f"{MAX_WORD_CHARS} characters",
+        openai="stop",
+    )
+    bad_words: tuple[str, ...] = param(
+        (),
+        f"words whose tokens are never produced, neither at the start of a line nor after a space; at most {MAX_WORDS}",
+    )
+    embedding_bias_words: tuple[str, ...] = param(
+        (), "words with a weight in `embedding_bias_weights` each, which is added to the logits of the word's tokens"
+    )
+    drafters: str | None = param(
+        None,
+        "names of the drafters that may draft for the request, with commas between them; not given all that the server "
+        "has",
+        openai="drafters",
+    )
+    priority: float = param(
+        0.5, "requests of a higher one run sooner", bounds=Bounds(0.0, 1.0, words="0 to 1 (higher runs sooner)")
+    )
+    timeout_ms: float | None = param(
+        None,
+        "the request is ended if it has not finished by then",
+        bounds=Bounds(0.0, DAY_MS, above_low=True, words=f"more than 0 and at most {DAY_MS:.0f} (a day)"),
+        openai="timeout_ms",
+        openai_bounds=Bounds(1.0, DAY_MS, words=f"1 to {DAY_MS:.0f} (a day)"),
+    )
+    return_is_draft: bool = param(False, "return for each output token whether it was an accepted draft")
+    guided_decoding_guide_type: str | None = param(
+        None, f"constrains the output: {', '.join(GUIDE_TYPES)} ([guided decoding](guided_decoding.md))"
+    )
+    guided_decoding_guide: str | None = param(None, "the schema, regex or grammar")
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    max_tokens: int = 16
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    stop_words: tuple[str, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    embedding_bias_words: tuple[str, ...] = ()
+    stream: bool = True
     embedding_bias_weights: tuple[float, ...] = ()
     end_ids: tuple[int, ...] | None = None
-    num_draft_tokens: int | None = None
-    drafters: str | None = None
-    stream: bool = True
-    exclude_input_in_output: bool = False
-    priority: float = 0.5
-    timeout_ms: float | None = None
     detokenize: bool = True
     stop_token_ids: tuple[tuple[int, ...], ...] = ()
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
-    return_log_probs: bool = False
-    normalize_log_probs: bool = False
-    return_context_log_probs: bool = False
-    num_top_log_probs: int = 0
-    return_generation_logits: bool = False
-    return_is_draft: bool = False
     return_statistics: bool = False
-    guided_decoding_guide_type: str | None = None
-    guided_decoding_guide: str | None = None
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for what can be checked without tokenizer and engine.
@@ -84,31 +85,29 @@ class TextRequest:
         Prompt tokens and sampling values are checked by the executor (executor/admission.py).
         """
         if self.text is None and self.token_ids is None:
-            raise InvalidArgumentError("the prompt is missing, send text_input or input_ids")
+            raise InvalidArgumentError("is missing, send text_input or input_ids", "prompt")
         if self.text is not None and self.token_ids is not None:
-            raise InvalidArgumentError("text_input and input_ids were both sent, send one of them")
-        _check_words("stop_words", self.stop_words, MAX_STOP_WORDS)
-        _check_words("bad_words", self.bad_words, MAX_WORDS)
-        _check_words("embedding_bias_words", self.embedding_bias_words, MAX_WORDS)
-        if len(self.embedding_bias_words) != len(self.embedding_bias_weights):
+            raise InvalidArgumentError("and input_ids were both sent, send one of them", "text_input")
+        check_words("stop_words", self.stop_words, MAX_STOP_WORDS)
+        check_words("bad_words", self.bad_words, MAX_WORDS)
+        check_words("embedding_bias_words", self.embedding_bias_words, MAX_WORDS)
+        num_words, num_weights = len(self.embedding_bias_words), len(self.embedding_bias_weights)
+        if num_words != num_weights:
             raise InvalidArgumentError(
-                f"embedding_bias_words has {len(self.embedding_bias_words)} entries and "
-                f"embedding_bias_weights {len(self.embedding_bias_weights)}, send one weight for each word"
+                f"has {num_words} entries and embedding_bias_weights {num_weights}, send one weight for each word",
+                "embedding_bias_words",
+                num_words,
+                num_weights,
             )
         if self.detokenize and self.stop_token_ids:
-            raise InvalidArgumentError("stop_token_ids is for requests without text, send stop_words instead")
+            raise InvalidArgumentError("is for requests without text, send stop_words instead", "stop_token_ids")
         if not self.detokenize and self.stop_words:
-            raise InvalidArgumentError("stop_words needs text, send token ids to stop at instead")
+            raise InvalidArgumentError("needs text, send token ids to stop at instead", "stop_words")
         # Clients send these three as tensors of these names.
-        _check_count("stop_words_list", len(self.stop_token_ids), MAX_STOP_WORDS)
-        _check_count("bad_words_list", len(self.bad_token_ids), MAX_BAD_WORDS)
-        _check_count("embedding_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
-        if not 0.0 <= self.priority <= 1.0:
-            raise InvalidArgumentError(f"priority is {self.priority}, allowed is 0 to 1 (higher runs sooner)")
-        if self.timeout_ms is not None and not 0.0 < self.timeout_ms <= 86_400_000.0:
-            raise InvalidArgumentError(
-                f"timeout_ms is {self.timeout_ms}, allowed is more than 0 and at most 86400000 (a day)"
-            )
+        check_count("stop_words_list", len(self.stop_token_ids), MAX_STOP_WORDS)
+        check_count("bad_words_list", len(self.bad_token_ids), MAX_BAD_WORDS)
+        check_count("embedding_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        check_bounds(self, TEXT_ROWS)
 
     def guide(self) -> GuideSpec | None:
         """What the output must look like, None for any text; raises InvalidArgumentError."""
@@ -176,7 +175,7 @@ class TextOutput:
 
     The last output has statistics and a finish reason: "stop", "length", "cancelled", "timeout" or "error". With
     return_statistics every output has statistics.
-    error: a sentence, only with "error" and "timeout". error_code: the Triton status of "error".
+    error: why it ended, only with "error" and "timeout".
     log_probs, tops: of the token ids. logits: [len(token_ids), vocab_size] fp32 in C order. All are empty unless
     requested. context: with the first output of a request that asks for it.
     """
@@ -185,10 +184,9 @@ class TextOutput:
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     statistics: Statistics | None = None
-    error: str | None = None
+    error: FaserError | None = None
     log_probs: tuple[float, ...] = ()
     logits: bytes = b""
-    error_code: str = "INTERNAL"
     is_draft: tuple[bool, ...] = ()
     tops: TopLogProbs = TopLogProbs()
     context: ContextLogProbs | None = None
@@ -198,15 +196,18 @@ class TextOutput:
         return self.finish_reason is not None
 
 
-def _check_count(name: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise InvalidArgumentError(f"{name} has {count} entries, allowed are at most {limit}")
+TEXT_ROWS = rows(TextRequest)[len(rows(SamplingFields)) :]
+"""The rows that TextRequest adds to those of sampling."""
 
 
-def _check_words(name: str, words: tuple[str, ...], limit: int) -> None:
-    _check_count(name, len(words), limit)
-    for word in words:
-        if len(word) > MAX_WORD_CHARS:
-            raise InvalidArgumentError(
-                f"{name} holds a word of {len(word)} characters, allowed are at most {MAX_WORD_CHARS}"
-            )
+def check_words(field: str, words: Sequence[str], limit: int) -> None:
+    """Raise InvalidArgumentError if there are more words than limit, or one is longer than MAX_WORD_CHARS."""
+    check_count(field, len(words), limit)
+    num_chars = max(map(len, words), default=0)
+    if num_chars > MAX_WORD_CHARS:
+        raise InvalidArgumentError(
+            f"holds a word of {num_chars} characters, allowed are at most {MAX_WORD_CHARS}",
+            field,
+            num_chars,
+            MAX_WORD_CHARS,
+        )

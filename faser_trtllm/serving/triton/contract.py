@@ -13,15 +13,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.request_field import rows
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.serving.text.request import TextRequest
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-ALIASES = {
-    "min_length": "min_tokens",
-    "random_seed": "seed",
-    "return_kv_cache_reuse_stats": "return_perf_metrics",
+_ROWS = rows(TextRequest)
+
+INPUTS: Mapping[str, str] = {
+    "text_input": "BYTES",
+    "input_ids": "INT32",
+    "end_id": "INT32",
+    "embedding_bias_weights": "FP32",
+    "logit_bias_ids": "INT32",
+    "logit_bias_values": "FP32",
+    "num_return_sequences": "INT32",
+    "beam_width": "INT32",
+    "stream": "BOOL",
+    "stop": "BOOL",
+    "return_num_input_tokens": "BOOL",
+    "return_num_output_tokens": "BOOL",
+    "return_perf_metrics": "BOOL",
+    **{row.name: row.dtype for row in _ROWS},
 }
+"""Inputs of the model `faser` that have an effect, and Triton's type of each."""
+
+ALIASES = {row.older_name: row.name for row in _ROWS if row.older_name is not None}
+ALIASES["return_kv_cache_reuse_stats"] = "return_perf_metrics"
 """Input names of older clients (TensorRT-LLM up to 0.18) and their current names."""
 
 _ENCODER = "encoder-decoder models are not supported"
@@ -120,24 +139,20 @@ class ModelContract:
     has_text: bool = True
     renames: Mapping[str, str] = field(default_factory=dict)
 
-    def client_name(self, name: str) -> str:
-        """The name that clients of this model use for an input."""
-        return next((theirs for theirs, ours in self.renames.items() if ours == name), name)
-
-    def client_message(self, message: str) -> str:
-        """The message with its leading input name replaced by the client's name for that input."""
-        first, space, rest = message.partition(" ")
-        return f"{self.client_name(first)}{space}{rest}"
+    @property
+    def names(self) -> dict[str, str]:
+        """Names that clients of this model use for our fields, where they differ: our name -> theirs."""
+        return {ours: theirs for theirs, ours in self.renames.items()}
 
     def canonical(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
         """Tensors by the names that all models share; raises InvalidArgumentError for an input in REFUSED."""
         found: dict[str, npt.NDArray[Any]] = {}
         for name, tensor in tensors.items():
             if name in REFUSED and not _is_none(tensor):
-                raise InvalidArgumentError(f"{name} was sent, but {REFUSED[name]}; leave it out")
+                raise InvalidArgumentError(f"was sent, but {REFUSED[name]}; leave it out", name)
             ours = self.renames.get(name) or ALIASES.get(name, name)
             if ours in found:
-                raise InvalidArgumentError(f"{ours} was sent twice, also by its other name; send {ours} only")
+                raise InvalidArgumentError(f"was sent twice, also by its other name; send {ours} only", ours)
             found[ours] = tensor
         return found
 
@@ -161,11 +176,9 @@ TENSORRT_LLM = ModelContract(
     frozenset(("output_ids", "sequence_length", *CORE_OUTPUTS)),
     has_text=False,
     renames={
-        "request_output_len": "max_tokens",
-        "runtime_top_k": "top_k",
-        "runtime_top_p": "top_p",
         "streaming": "stream",
         "len_penalty": "length_penalty",
+        **{row.trtllm: row.name for row in _ROWS if row.trtllm is not None},
     },
 )
 TOKEN_MODELS = ("preprocessing", "postprocessing")

@@ -6,13 +6,14 @@ has; TextRequest.validate() and executor/admission.py check values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from faser_trtllm.core.request_field import Row, rows
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.triton.contract import FASER, ModelContract
@@ -22,53 +23,6 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 MAX_REQUEST_ID_BYTES = 4096
 MAX_RETURN_SEQUENCES = 64
 SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that all sequences of a request have different seeds
-
-SCALARS: dict[str, Callable[[Any], Any]] = {
-    "max_tokens": int,
-    "min_tokens": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "seed": int,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "num_draft_tokens": int,
-    "exclude_input_in_output": bool,
-    "priority": float,
-    "timeout_ms": float,
-    "return_log_probs": bool,
-    "return_context_log_probs": bool,
-    "num_top_log_probs": int,
-    "return_generation_logits": bool,
-    "return_is_draft": bool,
-}
-"""Inputs copied to the TextRequest field of the same name."""
-
-TEXTS = ("guided_decoding_guide_type", "guided_decoding_guide", "drafters")
-
-WORDS = ("stop_words", "bad_words", "embedding_bias_words")
-
-
-class TritonTensor(Protocol):
-    def name(self) -> str: ...
-    def as_numpy(self) -> npt.NDArray[Any]: ...
-
-
-class TritonRequest(Protocol):
-    def inputs(self) -> Sequence[TritonTensor]: ...
-    def request_id(self) -> str: ...
-    def parameters(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One sequence of a Triton request: the sequence_index-th of the batch_index-th prompt."""
-
-    request: TextRequest
-    batch_index: int
-    sequence_index: int
 
 
 class RequestedStats:
@@ -89,22 +43,26 @@ class RequestedStats:
         self.acceptance = self.perf_metrics or default
 
 
-def read_tensors(request: TritonRequest) -> dict[str, npt.NDArray[Any]]:
-    """Inputs by name; raises InvalidArgumentError if the request id is too long."""
-    num_bytes = len(request.request_id())
-    if num_bytes > MAX_REQUEST_ID_BYTES:
-        raise InvalidArgumentError(f"the request id has {num_bytes} bytes, allowed are at most {MAX_REQUEST_ID_BYTES}")
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sequence of a Triton request.
 
-
-def error_message(request: TritonRequest, code: str, message: str) -> str:
-    """The error message, prefixed with "[CODE] " if the client sent the parameter error_codes.
-
-    A gRPC stream carries the status of an error only with Triton's header triton_grpc_error, and Triton 2.51 crashes
-    when such a stream ends in an error.
+    batch_index, sequence_index: its prompt's place in the batch and its own among the sequences of the prompt, which
+    responses have where there are several; else None. stats: the counts and times that the request asks for.
     """
-    wants_code = '"error_codes"' in request.parameters()
-    return f"[{code}] {message}" if wants_code else message
+
+    request: TextRequest
+    batch_index: int | None
+    sequence_index: int | None
+    stats: RequestedStats
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidArgumentError if the request id is too long."""
+    if len(request_id) > MAX_REQUEST_ID_BYTES:
+        raise InvalidArgumentError(
+            f"the request id has {len(request_id)} bytes, allowed are at most {MAX_REQUEST_ID_BYTES}"
+        )
 
 
 def is_stop(tensors: Tensors) -> bool:
@@ -120,22 +78,30 @@ def parse_request(
     With a seed s, the i-th sequence of num_return_sequences is drawn with the seed (s + i x SEED_STEP) mod 2^64: the
     samples are independent, and a separate request with that seed gives the same one.
     """
-    parts: list[Part] = []
+    found: list[tuple[TextRequest, int]] = []
     items = _batch(tensors)
     wanted = RequestedStats(tensors, contract)
     counts = contract.is_trtllm and (wanted.num_input_tokens or wanted.num_output_tokens)
     per_response = wanted.perf_metrics or counts
-    for batch_index, item in enumerate(items):
+    for item in items:
         request = _parse_item(item, contract, normalize_log_probs, may_be_padded=len(items) > 1)
         if per_response and request.stream:
             request = replace(request, return_statistics=True)
         num_sequences = _scalar(item, "num_return_sequences", int, 1)
         if not 1 <= num_sequences <= MAX_RETURN_SEQUENCES:
             raise InvalidArgumentError(
-                f"num_return_sequences is {num_sequences}, allowed is 1 to {MAX_RETURN_SEQUENCES}"
+                f"is {num_sequences}, allowed is 1 to {MAX_RETURN_SEQUENCES}",
+                "num_return_sequences",
+                num_sequences,
+                f"1 to {MAX_RETURN_SEQUENCES}",
             )
-        parts += [Part(_with_own_seed(request, i), batch_index, i) for i in range(num_sequences)]
-    return parts
+        found.append((request, num_sequences))
+    has_sequences = any(num_sequences > 1 for _, num_sequences in found)
+    return [
+        Part(_with_own_seed(request, i), place if len(items) > 1 else None, i if has_sequences else None, wanted)
+        for place, (request, num_sequences) in enumerate(found)
+        for i in range(num_sequences)
+    ]
 
 
 def _batch(tensors: Tensors) -> list[Tensors]:
@@ -146,7 +112,9 @@ def _batch(tensors: Tensors) -> list[Tensors]:
         return [tensors]
     for name, size in sizes.items():
         if size != batch_size:
-            raise InvalidArgumentError(f"{name} has batch size {size}, other inputs have {batch_size}; make them equal")
+            raise InvalidArgumentError(
+                f"has batch size {size}, other inputs have {batch_size}; make them equal", name, size, batch_size
+            )
     return [{name: tensor[i : i + 1] for name, tensor in tensors.items()} for i in range(batch_size)]
 
 
@@ -159,15 +127,8 @@ def _with_own_seed(request: TextRequest, sequence_index: int) -> TextRequest:
 def _parse_item(
     tensors: Tensors, contract: ModelContract, normalize_log_probs: bool, may_be_padded: bool
 ) -> TextRequest:
-    fields: dict[str, Any] = {}
-    for name, kind in SCALARS.items():
-        value = _scalar(tensors, name, kind, None)
-        if value is not None:
-            fields[name] = value
-    for name in TEXTS:
-        if name in tensors:
-            fields[name] = _single_text(name, tensors[name]) or None
-    fields["stream"] = bool(_scalar(tensors, "stream", bool, False))
+    fields: dict[str, Any] = {"stream": _scalar(tensors, "stream", bool, False)}
+    fields |= {row.name: _value(row, tensors[row.name]) for row in rows(TextRequest) if row.name in tensors}
     end_id = _scalar(tensors, "end_id", int, None)
     if end_id is not None:
         fields["end_ids"] = () if end_id == -1 else (end_id,)
@@ -185,7 +146,7 @@ def _parse_item(
 
 def _apply_trtllm_defaults(fields: dict[str, Any]) -> None:
     if "max_tokens" not in fields:
-        raise InvalidArgumentError("max_tokens is missing, send how many tokens to generate at most")
+        raise InvalidArgumentError("is missing, send how many tokens to generate at most", "max_tokens")
     if fields.get("top_p") == 0.0:
         del fields["top_p"]
     if not fields.get("top_k") and "top_p" not in fields:
@@ -198,16 +159,14 @@ def _read_text(tensors: Tensors, fields: dict[str, Any]) -> None:
     if "input_ids" in tensors:
         fields["token_ids"] = tuple(tensors["input_ids"].reshape(-1).tolist())
     fields["logit_bias"] = _logit_bias(tensors)
-    for name in WORDS:
-        if name in tensors:
-            fields[name] = _words(name, tensors[name])
-    if "embedding_bias_words" in fields:
+    words = fields.get("embedding_bias_words")
+    if words is not None:
         weights = tensors.get("embedding_bias_weights", np.zeros(0, np.float32)).reshape(-1)
-        fields["embedding_bias_words"], fields["embedding_bias_weights"] = _without_empty(
-            fields["embedding_bias_words"], tuple(weights.tolist())
-        )
+        # TensorRT-LLM's clients send one empty word, with or without a weight, to mean "none".
+        fields["embedding_bias_words"] = words if any(words) else ()
+        fields["embedding_bias_weights"] = tuple(weights.tolist()) if any(words) else ()
     elif "embedding_bias_weights" in tensors:
-        raise InvalidArgumentError("embedding_bias_weights was sent without embedding_bias_words, send both")
+        raise InvalidArgumentError("was sent without embedding_bias_words, send both", "embedding_bias_weights")
 
 
 def _logit_bias(tensors: Tensors) -> tuple[tuple[int, float], ...]:
@@ -215,7 +174,10 @@ def _logit_bias(tensors: Tensors) -> tuple[tuple[int, float], ...]:
     ids, biases = (tensors.get(name, empty).reshape(-1).tolist() for name in ("logit_bias_ids", "logit_bias_values"))
     if len(ids) != len(biases):
         raise InvalidArgumentError(
-            f"logit_bias_ids has {len(ids)} entries and logit_bias_values {len(biases)}, send one value for each id"
+            f"has {len(ids)} entries and logit_bias_values {len(biases)}, send one value for each id",
+            "logit_bias_ids",
+            len(ids),
+            len(biases),
         )
     return tuple(zip(map(int, ids), biases, strict=True))
 
@@ -223,13 +185,18 @@ def _logit_bias(tensors: Tensors) -> tuple[tuple[int, float], ...]:
 def _read_token_ids(tensors: Tensors, fields: dict[str, Any], may_be_padded: bool) -> None:
     fields["detokenize"] = False
     if "input_ids" not in tensors:
-        raise InvalidArgumentError("the prompt is missing, send input_ids")
+        raise InvalidArgumentError("is missing, send input_ids", "prompt")
     token_ids = tensors["input_ids"].reshape(-1)
     num_tokens = _scalar(tensors, "input_lengths", int, None)
     if num_tokens is None:
-        raise InvalidArgumentError("input_lengths is missing, send the number of tokens in input_ids")
+        raise InvalidArgumentError("is missing, send the number of tokens in input_ids", "input_lengths")
     if not 0 <= num_tokens <= token_ids.size or (num_tokens < token_ids.size and not may_be_padded):
-        raise InvalidArgumentError(f"input_lengths is {num_tokens}, input_ids has {token_ids.size}; make them equal")
+        raise InvalidArgumentError(
+            f"is {num_tokens}, input_ids has {token_ids.size}; make them equal",
+            "input_lengths",
+            num_tokens,
+            token_ids.size,
+        )
     fields["token_ids"] = tuple(token_ids[:num_tokens].tolist())
     if "stop_words_list" in tensors:
         fields["stop_token_ids"] = _word_list("stop_words_list", tensors["stop_words_list"])
@@ -250,9 +217,13 @@ def _word_list(name: str, tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ..
         if end < 0:
             break
         if not start < end <= len(token_ids):
+            limit = f"{start + 1} to {len(token_ids)}"
             raise InvalidArgumentError(
-                f"{name} has a word that ends at {end}, allowed is {start + 1} to {len(token_ids)}; row 1 holds the "
-                "ends of the words in row 0, then -1"
+                f"has a word that ends at {end}, allowed is {limit}; row 1 holds the ends of the words in row 0, then "
+                "-1",
+                name,
+                end,
+                limit,
             )
         words.append(tuple(token_ids[start:end]))
         start = end
@@ -260,52 +231,52 @@ def _word_list(name: str, tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ..
 
 
 def _refuse_unsupported(tensors: Tensors) -> None:
-    beam_width = _scalar(tensors, "beam_width", int, 1)
-    if beam_width != 1:
-        raise InvalidArgumentError(
-            f"beam_width is {beam_width}, allowed is 1; beam search is not supported with speculation"
-        )
-    decay = _scalar(tensors, "runtime_top_p_decay", float, 1.0)
-    if decay != 1.0:
-        raise InvalidArgumentError(f"runtime_top_p_decay is {decay}, allowed is 1; top_p is constant within a request")
+    for name, kind, why in (
+        ("beam_width", int, "beam search is not supported with speculation"),
+        ("runtime_top_p_decay", float, "top_p is constant within a request"),
+    ):
+        value = _scalar(tensors, name, kind, 1)
+        if value != 1:
+            raise InvalidArgumentError(f"is {value}, allowed is 1; {why}", name, value, 1)
     length_penalty = _scalar(tensors, "length_penalty", float, 1.0)
     if not np.isfinite(length_penalty):
-        raise InvalidArgumentError(f"length_penalty is {length_penalty}, it must be a finite number")
+        raise InvalidArgumentError(
+            f"is {length_penalty}, it must be a finite number", "length_penalty", length_penalty, "finite"
+        )
+
+
+def _value(row: Row, tensor: npt.NDArray[Any]) -> Any:
+    """The value of a row's input, for the field of the same name."""
+    if row.is_list:
+        words = tuple(text_of(row.name, word) for word in tensor.reshape(-1))
+        # Words to bias keep their places: each has a weight.
+        return words if row.name == "embedding_bias_words" else tuple(word for word in words if word)
+    if row.kind is str:
+        return _single_text(row.name, tensor) or None
+    return _scalar({row.name: tensor}, row.name, row.kind, None)
 
 
 def _scalar(tensors: Tensors, name: str, kind: Callable[[Any], Any], default: Any) -> Any:
-    if name not in tensors:
-        return default
-    tensor = tensors[name]
-    if tensor.size != 1:
-        raise InvalidArgumentError(f"{name} has {tensor.size} values for one prompt, allowed is 1")
-    return kind(tensor.reshape(-1)[0])
+    return kind(_single(name, tensors[name], "values for one prompt")) if name in tensors else default
 
 
 def _single_text(name: str, tensor: npt.NDArray[Any], what: str = "texts") -> str:
+    return text_of(name, _single(name, tensor, f"{what} in one item of the batch"))
+
+
+def _single(name: str, tensor: npt.NDArray[Any], what: str) -> Any:
     if tensor.size != 1:
-        raise InvalidArgumentError(f"{name} has {tensor.size} {what} in one item of the batch, allowed is 1")
-    return _text(name, tensor.reshape(-1)[0])
+        raise InvalidArgumentError(f"has {tensor.size} {what}, allowed is 1", name, tensor.size, 1)
+    return tensor.reshape(-1)[0]
 
 
-def _words(name: str, tensor: npt.NDArray[Any]) -> tuple[str, ...]:
-    words = tuple(_text(name, word) for word in tensor.reshape(-1))
-    return words if name == "embedding_bias_words" else tuple(word for word in words if word)
-
-
-def _without_empty(words: tuple[str, ...], weights: tuple[float, ...]) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """TensorRT-LLM's clients send one empty word, with or without a weight, to mean "none"."""
-    if not any(words):
-        return (), ()
-    return words, weights
-
-
-def _text(name: str, value: Any) -> str:
+def text_of(name: str, value: Any) -> str:
+    """The text of an entry of the input name; raises InvalidArgumentError if it is not UTF-8."""
     if isinstance(value, str):
         return value
     try:
         return bytes(value).decode()
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(
-            f"{name} is not valid UTF-8 at byte {error.start}; send text encoded as UTF-8"
+            f"is not valid UTF-8 at byte {error.start}; send text encoded as UTF-8", name, limit="UTF-8"
         ) from error

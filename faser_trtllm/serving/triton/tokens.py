@@ -5,24 +5,19 @@ Our text models need neither. Both answer each request at once and with one resp
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.length_check import LengthCheck
-from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS, MAX_WORDS
-from faser_trtllm.serving.triton.model import parameters_of
-from faser_trtllm.serving.triton.request import error_message, read_tensors
-
-log = logging.getLogger("faser.triton")
+from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORDS, check_words
+from faser_trtllm.serving.triton.request import text_of
 
 Tensors = Mapping[str, npt.NDArray[Any]]
-Answer = Callable[[Tensors], dict[str, npt.NDArray[Any]]]
 
 NOT_TAKEN = ("DECODER_QUERY", "IMAGE_URL", "IMAGE_BYTES", "VIDEO_BYTES", "IMAGES", "PROMPT_TABLE_EXTRA_ID")
 """Inputs for encoder-decoder models, images and prompt tables, which are not supported."""
@@ -46,8 +41,8 @@ class Preprocessor:
         _require(tensors, "QUERY", "REQUEST_OUTPUT_LEN")
         for name in NOT_TAKEN:
             if name in tensors:
-                raise InvalidArgumentError(f"{name} was sent, but only text is supported; leave it out")
-        prompts = [self._prompt(_text("QUERY", query)) for query in tensors["QUERY"].reshape(-1)]
+                raise InvalidArgumentError("was sent, but only text is supported; leave it out", name)
+        prompts = [self._prompt(text_of("QUERY", query)) for query in tensors["QUERY"].reshape(-1)]
         size = len(prompts)
         end_ids = tensors.get("END_ID", np.full((size, 1), self._end_id, np.int32))
         pad_ids = tensors.get("PAD_ID", np.full((size, 1), max(self._end_id, 0), np.int32))
@@ -79,8 +74,7 @@ class Preprocessor:
         lists: list[list[list[int]]] = [[] for _ in range(size)]
         if name in tensors:
             rows = tensors[name].reshape(size, -1)
-            _check_count(name, rows.shape[1], limit)
-            words = [[_word(name, word) for word in row] for row in rows]
+            words = [_words(name, row, limit) for row in rows]
             lists = [[self._encoded(s.format(word)) for word in row if word for s in spellings] for row in words]
         width = max(1, *(sum(map(len, words)) for words in lists), *map(len, lists))
         found = np.zeros((size, 2, width), np.int32)
@@ -98,15 +92,17 @@ class Preprocessor:
         words = tensors["EMBEDDING_BIAS_WORDS"].reshape(size, -1)
         weights = tensors.get("EMBEDDING_BIAS_WEIGHTS", np.zeros((size, 0), np.float32)).reshape(size, -1)
         if words.shape != weights.shape:
+            num_words, num_weights = words.shape[1], weights.shape[1]
             raise InvalidArgumentError(
-                f"EMBEDDING_BIAS_WORDS has {words.shape[1]} entries and EMBEDDING_BIAS_WEIGHTS {weights.shape[1]}, "
-                "send one weight for each word"
+                f"has {num_words} entries and EMBEDDING_BIAS_WEIGHTS {num_weights}, send one weight for each word",
+                "EMBEDDING_BIAS_WORDS",
+                num_words,
+                num_weights,
             )
-        _check_count("EMBEDDING_BIAS_WORDS", words.shape[1], MAX_WORDS)
         biases = np.zeros((size, self._vocab_size), np.float32)
         for bias, row, own in zip(biases, words, weights, strict=True):
-            for word, weight in zip(row, own, strict=True):
-                np.add.at(bias, self._encoded(_word("EMBEDDING_BIAS_WORDS", word)), weight)
+            for word, weight in zip(_words("EMBEDDING_BIAS_WORDS", row, MAX_WORDS), own, strict=True):
+                np.add.at(bias, self._encoded(word), weight)
         return biases
 
 
@@ -124,14 +120,16 @@ class Postprocessor:
         rows = ids.reshape(len(lengths), -1) if lengths.size and ids.size % lengths.size == 0 else None
         if rows is None:
             raise InvalidArgumentError(
-                f"SEQUENCE_LENGTH has {lengths.size} entries for TOKENS_BATCH of shape {list(ids.shape)}; send one "
-                "length for each sequence"
+                f"has {lengths.size} entries for TOKENS_BATCH of shape {list(ids.shape)}; send one length for each "
+                "sequence",
+                "SEQUENCE_LENGTH",
+                lengths.size,
             )
         texts = []
         for row, length in zip(rows, lengths, strict=True):
             if not 0 <= length <= row.size:
                 raise InvalidArgumentError(
-                    f"SEQUENCE_LENGTH is {length}, TOKENS_BATCH has {row.size}; send at most that"
+                    f"is {length}, TOKENS_BATCH has {row.size}; send at most that", "SEQUENCE_LENGTH", length, row.size
                 )
             texts.append(self._text_of(row[:length].tolist()).encode())
         return {"OUTPUT": np.array(texts, dtype=np.object_)}
@@ -140,85 +138,34 @@ class Postprocessor:
         for token in ids:
             if not 0 <= token < self._tokenizer.vocab_size:
                 raise InvalidArgumentError(
-                    f"TOKENS_BATCH holds token id {token}, the tokenizer has ids 0 to {self._tokenizer.vocab_size - 1}"
+                    f"holds token id {token}, the tokenizer has ids 0 to {self._tokenizer.vocab_size - 1}",
+                    "TOKENS_BATCH",
+                    token,
+                    f"0 to {self._tokenizer.vocab_size - 1}",
                 )
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
 
 
-class TokenModel:
-    """One of the two models. api: an EdgeApi."""
-
-    def __init__(self, api: Any, answer: Answer) -> None:
-        self._api = api
-        self._answer = answer
-
-    def execute(self, requests: Sequence[Any]) -> None:
-        """One response per request, with an error of one sentence for each that is refused."""
-        for request in requests:
-            sender = request.get_response_sender()
-            sender.send(self._respond(request), flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-    def end_cancelled(self) -> None:
-        """Nothing to end: requests are answered at once."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _respond(self, request: Any) -> Any:
-        api = self._api
-        try:
-            tensors = self._answer(read_tensors(request))
-        except FaserError as error:
-            return self._error(request, "INVALID_ARG", str(error))
-        except Exception as error:
-            log.exception("a request could not be read")
-            return self._error(request, "INTERNAL", f"the request could not be read: {type(error).__name__}")
-        return api.InferenceResponse([api.Tensor(name, values) for name, values in tensors.items()])
-
-    def _error(self, request: Any, code: str, message: str) -> Any:
-        api = self._api
-        error = api.TritonError(error_message(request, code, message), getattr(api.TritonError, code))
-        return api.InferenceResponse(error=error)
-
-
-def open_token_model(api: Any, args: dict[str, str], tokenizer: Tokenizer, max_seq_len: int) -> TokenModel:
-    """The model of this name with the tokenizer of the engines and the longest sequence that they take."""
-    values = parameters_of(args)
-    if args["model_name"] == "preprocessing":
-        adds = values.get("add_special_tokens", "true").lower() != "false"
-        return TokenModel(api, Preprocessor(tokenizer, tokenizer.vocab_size, max_seq_len, adds).answer)
-    skips = values.get("skip_special_tokens", "true").lower() != "false"
-    return TokenModel(api, Postprocessor(tokenizer, skips).answer)
+def open_token_model(
+    name: str, flag: Callable[[str, bool], bool], tokenizer: Tokenizer, max_seq_len: int
+) -> Preprocessor | Postprocessor:
+    """The model of this name. flag: a parameter of its config.pbtxt. max_seq_len: the engine's."""
+    if name == "preprocessing":
+        return Preprocessor(tokenizer, tokenizer.vocab_size, max_seq_len, flag("add_special_tokens", True))
+    return Postprocessor(tokenizer, flag("skip_special_tokens", True))
 
 
 def _require(tensors: Tensors, *names: str) -> None:
     """Triton only counts inputs: it lets one through in whose place an optional one was sent."""
     for name in names:
         if name not in tensors:
-            raise InvalidArgumentError(f"{name} is missing; send it")
+            raise InvalidArgumentError("is missing; send it", name)
 
 
-def _check_count(name: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise InvalidArgumentError(f"{name} has {count} entries, allowed are at most {limit}")
-
-
-def _word(name: str, value: Any) -> str:
-    word = _text(name, value)
-    if len(word) > MAX_WORD_CHARS:
-        raise InvalidArgumentError(
-            f"{name} holds a word of {len(word)} characters, allowed are at most {MAX_WORD_CHARS}"
-        )
-    return word
-
-
-def _text(name: str, value: Any) -> str:
-    try:
-        return value if isinstance(value, str) else bytes(value).decode()
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(
-            f"{name} is not valid UTF-8 at byte {error.start}; send text encoded as UTF-8"
-        ) from error
+def _words(name: str, row: npt.NDArray[Any], limit: int) -> list[str]:
+    words = [text_of(name, word) for word in row]
+    check_words(name, words, limit)
+    return words
 
 
 def _padded(rows: Sequence[Sequence[int]], pads: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

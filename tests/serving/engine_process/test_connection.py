@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.serving.edge import connection as connection_module
-from faser_trtllm.serving.edge import wire
-from faser_trtllm.serving.edge.connection import EdgeConnection
-from faser_trtllm.serving.edge.wire import FromEdge, ToEdge, WireError
-from tests.support.edge_frames import packed, read_frame
+from faser_trtllm.serving.engine_process import connection as connection_module
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.connection import Connection
+from faser_trtllm.serving.engine_process.wire import FromBackend, ToBackend, WireError
+from tests.support.backend_frames import packed, read_frame
 from tests.support.waiting import PATIENCE_S
+
+
+def nothing(everything):
+    """No responses are due."""
+    return []
 
 
 @pytest.fixture
@@ -24,17 +29,17 @@ def ends():
     ours, theirs = socket.socketpair()
     theirs.settimeout(PATIENCE_S)
     with ours, theirs:
-        yield EdgeConnection(ours), theirs
+        yield Connection(ours), theirs
 
 
-frames = st.lists(st.tuples(st.sampled_from(FromEdge), st.binary(max_size=40)), min_size=1, max_size=6)
+frames = st.lists(st.tuples(st.sampled_from(FromBackend), st.binary(max_size=40)), min_size=1, max_size=6)
 
 
 @given(frames, st.lists(st.integers(1, 60), max_size=8))
 def test_frames_arrive_whole_however_they_were_cut(frames, sizes):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = EdgeConnection(ours)
+        connection = Connection(ours)
         data = b"".join(packed(kind, struct.pack("<I", len(content)) + content) for kind, content in frames)
         found = []
         for size in [*sizes, len(data)]:
@@ -75,17 +80,17 @@ def test_what_came_while_the_socket_was_busy_goes_out_as_one_frame(ends, monkeyp
     connection, theirs = ends
     monkeypatch.setattr(connection_module, "MAX_RESPONSES_BYTES", 100)
     responses = [wire.final_flag(handle) for handle in range(30)]
-    for response in responses:
-        connection.respond(response)
-    connection.send(ToEdge.PONG, b"x")
-    writer = threading.Thread(target=connection.run_writer, args=(lambda everything: None,))
+    due = list(responses)
+    connection.notify()
+    connection.send(ToBackend.PONG, b"x")
+    writer = threading.Thread(target=connection.run_writer, args=(lambda everything: [due.pop(0) for _ in responses],))
     writer.start()
     bodies = []
     while True:
         kind, body = read_frame(theirs)
-        if kind is ToEdge.PONG:
+        if kind is ToBackend.PONG:
             break
-        assert kind is ToEdge.RESPONSES
+        assert kind is ToBackend.RESPONSES
         assert len(body) <= 100
         bodies.append(body)
     assert b"".join(bodies) == b"".join(responses)
@@ -98,15 +103,9 @@ def test_what_came_while_the_socket_was_busy_goes_out_as_one_frame(ends, monkeyp
 
 def test_the_writer_asks_for_what_is_due(ends):
     connection, theirs = ends
-    due = [wire.final_flag(5)]
-
-    def produce(everything):
-        while due:
-            connection.respond(due.pop())
-
-    threading.Thread(target=connection.run_writer, args=(produce,), daemon=True).start()
+    threading.Thread(target=connection.run_writer, args=(lambda everything: [wire.final_flag(5)],), daemon=True).start()
     connection.notify()
-    assert read_frame(theirs) == (ToEdge.RESPONSES, wire.final_flag(5))
+    assert read_frame(theirs) == (ToBackend.RESPONSES, wire.final_flag(5))
     connection.close()
 
 
@@ -117,7 +116,7 @@ def test_a_writer_that_rests_takes_what_is_urgent_at_once_and_the_rest_once_in_t
     def produce(everything):
         asked.put(everything)
         time.sleep(0.01)  # work to rest from
-        connection.respond(wire.final_flag(int(everything)))
+        return [wire.final_flag(int(everything))]
 
     monkeypatch.setattr(connection_module, "_REST_RATIO", 1e6)
     connection.rest_at_most(1000 * PATIENCE_S)
@@ -137,6 +136,7 @@ def test_what_is_not_urgent_goes_out_after_the_longest_rest(ends, monkeypatch):
     def produce(everything):
         asked.put(everything)
         time.sleep(0.01)
+        return []
 
     monkeypatch.setattr(connection_module, "_REST_RATIO", 1e9)
     connection.rest_at_most(0.05)
@@ -147,30 +147,29 @@ def test_what_is_not_urgent_goes_out_after_the_longest_rest(ends, monkeypatch):
     connection.close()
 
 
-def test_a_lost_edge_ends_the_writer(ends):
+def test_a_lost_backend_ends_the_writer(ends):
     connection, theirs = ends
-    writer = threading.Thread(target=connection.run_writer, args=(lambda everything: None,))
+    writer = threading.Thread(target=connection.run_writer, args=(lambda everything: [wire.final_flag(1)],))
     writer.start()
     theirs.close()
-    connection.respond(wire.final_flag(1))
-    connection.respond(wire.final_flag(2))
+    connection.notify()
     writer.join(PATIENCE_S)
     assert not writer.is_alive()
 
 
 def test_a_socket_that_fails_is_in_the_log(caplog):
     ours, theirs = socket.socketpair()
-    connection = EdgeConnection(ours)
+    connection = Connection(ours)
     ours.setblocking(False)
-    connection.send(ToEdge.DRAINING, bytes(8 << 20))
+    connection.send(ToBackend.DRAINING, bytes(8 << 20))
     with ours, theirs:
-        connection.run_writer(lambda everything: None)
+        connection.run_writer(nothing)
     assert "nothing more can be sent to the Triton backend" in caplog.text
 
 
 def test_a_backend_that_hangs_up_is_no_error(ends, caplog):
     connection, backend = ends
     backend.close()
-    connection.send(ToEdge.DRAINING, bytes(8 << 20))
-    connection.run_writer(lambda everything: None)
+    connection.send(ToBackend.DRAINING, bytes(8 << 20))
+    connection.run_writer(nothing)
     assert not caplog.text

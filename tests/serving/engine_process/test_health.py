@@ -82,7 +82,7 @@ def test_a_crash_in_native_code_leaves_its_stacks_in_the_log(serve):
     os.kill(server.engine_pid(), signal.SIGSEGV)
     wait_restarted(server, 1)
     assert "Segmentation fault" in server.output()
-    assert "edge/process.py" in server.output(), "the stacks of its threads"
+    assert "engine_process/main.py" in server.output(), "the stacks of its threads"
     assert f"the engine process ended with status -{int(signal.SIGSEGV)}" in server.output()
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.serving.edge import wire
-from faser_trtllm.serving.edge.wire import BYTES, Body, InputTensor, WireError
-from tests.support.edge_frames import DTYPES, content_of, read_responses, request_body, texts_array
+from faser_trtllm.errors import InvalidArgumentError, UnavailableError
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.wire import BYTES, Body, InputTensor, WireError
+from tests.support.backend_frames import DTYPES, Refusal, content_of, read_responses, request_body, texts_array
 
 texts = st.text(max_size=20)
 arrays = st.one_of(
@@ -27,7 +27,6 @@ arrays = st.one_of(
 requests = st.tuples(
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**64 - 1),
-    st.booleans(),
     texts,
     st.lists(st.sampled_from(["text_output", "output_ids", "finish_reason"]), unique=True),
     st.lists(st.tuples(texts, arrays), max_size=3),
@@ -36,11 +35,11 @@ requests = st.tuples(
 
 @given(requests)
 def test_a_request_arrives_as_it_was_sent(fields):
-    model, handle, wants_code, request_id, outputs, inputs = fields
+    model, handle, request_id, outputs, inputs = fields
     frame = wire.read_request(Body(memoryview(request_body(*fields))))
-    assert (frame.model, frame.handle, frame.wants_error_code) == (model, handle, wants_code)
+    assert (frame.model, frame.handle) == (model, handle)
     assert (frame.request_id, frame.outputs.decode().split()) == (request_id, outputs)
-    assert [tensor.name() for tensor in frame.inputs] == [name for name, _ in inputs]
+    assert [tensor.name for tensor in frame.inputs] == [name for name, _ in inputs]
     for tensor, (_, array) in zip(frame.inputs, inputs, strict=True):
         found = tensor.as_numpy()
         assert found.dtype == array.dtype
@@ -81,8 +80,12 @@ def test_responses_say_what_was_put_in(items, message):
         body += wire.response(handle, tensors, is_final)
         named = {f"o{place}": (*content_of(array), array.shape) for place, array in enumerate(outputs)}
         expected.append((handle, is_final, {n: (number, s, c) for n, (number, c, s) in named.items()}, None))
-    body += wire.error_response(7, "UNAVAILABLE", message) + wire.final_flag(8)
-    expected += [(7, True, {}, (4, message)), (8, True, {}, None)]
+    about_field = InvalidArgumentError("is -1, allowed is 0", field="top_k", value=-1, limit=0)
+    body += wire.error_response(7, UnavailableError(message), {}) + wire.final_flag(8)
+    body += wire.error_response(9, about_field, {"top_k": "runtime_top_k"})
+    expected += [(7, True, {}, Refusal(4, message)), (8, True, {}, None)]
+    sentence = "runtime_top_k is -1, allowed is 0"
+    expected += [(9, True, {}, Refusal(3, sentence, "runtime_top_k", "-1", "0"))]
     assert read_responses(body) == expected
 
 

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.serving.client import GrpcClient, generate_http
 from faser_trtllm.serving.launch.control import GRPC_HEADER, HEADER, RESTRICTED_APIS, control_key, restriction
-from faser_trtllm.serving.worker.process import command_line
+from faser_trtllm.serving.launch.process import command_line
 from tests.support.checkpoints import write_tokenizer
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S

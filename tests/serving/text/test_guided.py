@@ -139,7 +139,7 @@ def test_a_wrong_guide_is_the_request_s_only_output(case, guide, code, message):
     case.compiler.gate.set()
     case.submit("r", guide)
     output = case.last("r")
-    assert (output.finish_reason, output.error_code, output.error) == ("error", code, message)
+    assert (output.finish_reason, output.error.code, str(output.error)) == ("error", code, message)
     assert len(case.outputs["r"]) == 1
     assert not case.executor.submitted
 
@@ -148,7 +148,7 @@ def test_an_executor_that_refuses_late_is_heard(case):
     case.submit("r", "a+")
     case.executor.drain(0)
     case.compiler.gate.set()
-    assert case.last("r").error_code == "UNAVAILABLE"
+    assert case.last("r").error.code == "UNAVAILABLE"
 
 
 def test_waiting_for_a_guide_counts_for_the_timeout(case):
@@ -177,5 +177,5 @@ def test_a_server_without_the_package_says_what_to_install(tokenizer, monkeypatc
     case.generator = TextGenerator(case.executor, tokenizer)
     case.submit("r", "a+")
     output = case.last("r")
-    assert output.error_code == "INVALID_ARG"
-    assert "run pip install -c constraints.txt '.[guided]'" in output.error
+    assert output.error.code == "INVALID_ARG"
+    assert "run pip install -c constraints.txt '.[guided]'" in str(output.error)

@@ -13,7 +13,6 @@ from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
 from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import examples
-from tests.support.fake_engine import EchoExecutor
 from tests.support.scripted_text import ScriptExecutor, cut, joined, run
 from tests.support.sentencepiece import sentencepiece_backend
 
@@ -138,11 +137,11 @@ def test_errors_and_timeouts_are_sentences(tokenizer):
     TextGenerator(executor, tokenizer).submit("r", TextRequest(text="a", timeout_ms=50), outputs.append)
     assert executor.timeout_s == 0.05
     executor.sink(RequestOutput(executor.request, (), FinishReason.TIMEOUT))
-    assert "in the queue" in outputs[-1].error
-    assert "50" in outputs[-1].error
+    assert "in the queue" in str(outputs[-1].error)
+    assert "50" in str(outputs[-1].error)
     executor.request.error = "the target's logits are not finite"
     executor.sink(RequestOutput(executor.request, (), FinishReason.ERROR))
-    assert outputs[-1].error == "the target's logits are not finite"
+    assert str(outputs[-1].error) == "the target's logits are not finite"
 
 
 def params_of(tokenizer, **fields) -> SamplingParams:
@@ -184,7 +183,7 @@ BAD = [
     ({"text": None, "token_ids": (1, 320)}, "token id 320"),
     ({"text": None, "token_ids": (-1,)}, "token id -1"),
     ({"text": None, "token_ids": (1,) * 512}, "512 tokens, the engine takes at most 511"),
-    ({"text": "a" * 1_000_000}, "text_input has 1000000 characters"),
+    ({"text": "a" * 1_000_000}, "the prompt has 1000000 characters"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"min_tokens": 17}, "min_tokens is 17"),
     ({"temperature": float("nan")}, "temperature is nan"),
@@ -221,15 +220,3 @@ def test_an_empty_text_with_bos_is_a_prompt(tmp_path):
     executor = ScriptExecutor()
     TextGenerator(executor, Tokenizer.load(tmp_path)).submit("r", TextRequest(text=""), print)
     assert executor.request.prompt_len == 1
-
-
-def test_generate_yields_until_the_end_and_cancels_when_left(tokenizer):
-    executor = EchoExecutor()
-    executor.start()
-    generator = TextGenerator(executor, tokenizer)
-    outputs = list(generator.generate(TextRequest(text="abc", max_tokens=6)))
-    assert joined(outputs)[0] == "abcabc"
-    running = generator.generate(TextRequest(text="abc", max_tokens=500))
-    next(running)
-    running.close()
-    assert executor.stats()["num_requests"] == 0
