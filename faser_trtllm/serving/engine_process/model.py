@@ -1,0 +1,92 @@
+"""A Triton model as the engine process serves it: its configuration, contract and metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faser_trtllm.config import ServiceConfig, load_service_config
+from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.serving.engine_process.metrics import ModelMetrics
+from faser_trtllm.serving.engine_process.wire import OpenFrame
+from faser_trtllm.serving.launch.run_dir import RUN_DIR_VARIABLE, STARTUP_ERROR_FILE
+from faser_trtllm.serving.triton.contract import ModelContract
+from faser_trtllm.serving.triton.request import Part, parse_request
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One of the models of triton/contract.py. cancel: ends a request of the executor by its id."""
+
+    number: int
+    contract: ModelContract
+    is_decoupled: bool
+    normalize_log_probs: bool
+    metrics: ModelMetrics
+    cancel: Callable[[str], None]
+
+    def parse(self, tensors: Mapping[str, Any]) -> list[Part]:
+        """The sequences that a request asks for; raises InvalidArgumentError."""
+        canonical = self.contract.canonical(tensors)
+        parts = parse_request(canonical, self.contract, normalize_log_probs=self.normalize_log_probs)
+        if not self.is_decoupled:  # such a model sends exactly one response
+            if any(part.request.stream for part in parts):
+                what = "is true: Streaming is only supported in decoupled mode."
+                raise InvalidArgumentError(what, field="stream", value=True, limit=False)
+            if len(parts) > 1:
+                raise InvalidArgumentError(
+                    f"the request asks for {len(parts)} sequences, allowed is 1 as the model is not decoupled; "
+                    "send one request for each"
+                )
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a model's config.pbtxt says. parameters: by name."""
+
+    is_decoupled: bool
+    parameters: Mapping[str, str]
+
+    @staticmethod
+    def of(frame: OpenFrame) -> ModelConfig:
+        config = json.loads(frame.config_json)
+        parameters = config.get("parameters", {})
+        return ModelConfig(
+            is_decoupled=config.get("model_transaction_policy", {}).get("decoupled", True),
+            parameters={name: parameter.get("string_value", "") for name, parameter in parameters.items()},
+        )
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self.parameters.get(name, str(default)).lower() == "true"
+
+
+def load_model_config(frame: OpenFrame) -> ServiceConfig:
+    """Settings from FASER_CONFIG, a model parameter or 1/faser.yaml, in this order; FASER_ENGINE_DIR sets engine_dir.
+
+    A model without its own faser.yaml uses that of the model `faser` next to it, so that both share one engine process.
+    Raises InvalidArgumentError.
+    """
+    values = ModelConfig.of(frame).parameters
+    model_dir = Path(frame.repository)
+    files = (path / frame.version / "faser.yaml" for path in (model_dir, model_dir.parent / "faser"))
+    own_file = next((path for path in files if path.exists()), None)
+    path = os.environ.get("FASER_CONFIG") or values.get("config") or own_file
+    engine_dir = os.environ.get("FASER_ENGINE_DIR") or values.get("engine_dir") or None
+    config = load_service_config(Path(path) if path else None, {"engine_dir": engine_dir})
+    if not config.engine_dir:
+        raise InvalidArgumentError(
+            "engine_dir is not set; set it in faser.yaml, as a model parameter or in FASER_ENGINE_DIR"
+        )
+    return config
+
+
+def note_start_error(message: str) -> None:
+    """Leave the reason why a model could not be opened to `faser serve`."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir:
+        Path(run_dir, STARTUP_ERROR_FILE).write_text(message)

@@ -1,0 +1,118 @@
+"""A client's request, from its frame to its final response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.request import FinishReason
+from faser_trtllm.errors import CancelledError, FaserError
+from faser_trtllm.serving.engine_process import wire
+from faser_trtllm.serving.engine_process.model import ServedModel
+from faser_trtllm.serving.engine_process.wire import RequestFrame
+from faser_trtllm.serving.text.request import TextOutput
+from faser_trtllm.serving.text.stream import PreparedText, TextStream
+from faser_trtllm.serving.triton.reply import output_tensors
+from faser_trtllm.serving.triton.request import Part
+
+if TYPE_CHECKING:
+    from faser_trtllm.serving.engine_process.outbox import Outbox
+
+
+class OpenRequest(TextStream):
+    """One sequence of a client's request: the executor's sink for its tokens, and the maker of its responses.
+
+    The executor's thread calls it, any thread may fail, cancel and stop it; the rest runs under the outbox's lock.
+    siblings: all sequences of the client's request, itself included; empty once the final response was made. The Triton
+    backend forgets the request with that response, so nothing follows it. is_urgent: what is due should not wait.
+    num_put, num_converted: outputs that the outbox received of it, and those whose text was made.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedText,
+        part: Part,
+        frame: RequestFrame,
+        model: ServedModel,
+        siblings: list[OpenRequest],
+        outbox: Outbox,
+        on_end: Callable[[int], None],
+    ) -> None:
+        """on_end: receives the handle once the final response was made."""
+        super().__init__(prepared)
+        self.handle = frame.handle
+        self.client_id = frame.request_id
+        self.id = f"{frame.handle}.{len(siblings)}"  # in the executor
+        self.model = model
+        self.siblings = siblings
+        self.is_urgent = True
+        self.num_put = self.num_converted = self.num_due_bytes = 0
+        self._part = part
+        self._outputs = wire.output_names(frame.outputs) & model.contract.outputs
+        self._outbox = outbox
+        self._on_end = on_end
+        self._is_cancelled = self._is_stopped = self._is_ended = False
+
+    def __call__(self, output: RequestOutput) -> bool:
+        """Take a step's tokens, as the executor's sink; True if a stop word has ended the request."""
+        return self.is_done or self._outbox.put(self, output)
+
+    def fail(self, error: FaserError) -> None:
+        """End the client's request with an error, after the outputs that it has."""
+        self._outbox.fail(self, error)
+
+    def cancel(self) -> None:
+        """The client has cancelled: only the final response is still sent."""
+        self._is_cancelled = True
+        self.model.cancel(self.id)
+
+    def stop(self) -> None:
+        """End it with the output that it has so far, which is no error."""
+        self._is_stopped = True
+        self.model.cancel(self.id)
+
+    def responses(self) -> list[bytes]:
+        """The responses (wire.py) of all that is due."""
+        output = self.take()
+        error = self._error_of(output)
+        if output.is_final:
+            self.model.metrics.ended(output.finish_reason if error is None else None, error)
+        if not self.siblings:
+            return []
+        if error is not None:
+            before = [self._response(output, is_final=False)] if output.token_ids or output.text else []
+            return [*before, self.refuse(error)]
+        self._is_ended |= output.is_final
+        is_last = all(sibling._is_ended for sibling in self.siblings)
+        if self._is_cancelled and not is_last:
+            return []
+        response = self._response(output, is_last)
+        if is_last:
+            self._close()
+        return [response]
+
+    def refuse(self, error: FaserError) -> bytes:
+        """The final response of a client's request that fails, whose other sequences end as well."""
+        for sibling in self.siblings:
+            sibling.model.cancel(sibling.id)
+        self._close()
+        return wire.error_response(self.handle, error, self.model.contract.names)
+
+    def _close(self) -> None:
+        self.siblings.clear()
+        self._on_end(self.handle)
+
+    def _error_of(self, output: TextOutput) -> FaserError | None:
+        """The error that the client gets in place of an end; a deadline that passed after the first token is none."""
+        reason = output.finish_reason
+        if reason == FinishReason.CANCELLED.value and not self._is_stopped:
+            return CancelledError("the request was cancelled")
+        if reason == FinishReason.TIMEOUT.value and output.statistics and output.statistics.num_output_tokens:
+            return None
+        return output.error
+
+    def _response(self, output: TextOutput, is_final: bool) -> bytes:
+        tensors = output_tensors(self.model.contract, self._part, output, self.log_probs_so_far)
+        outputs = [wire.output_tensor(name, array) for name, array in tensors.items() if name in self._outputs]
+        return wire.response(self.handle, outputs, is_final)

@@ -1,0 +1,240 @@
+"""The output of one request as text: the executor's tokens in, text outputs out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from faser_trtllm.core.plan import RequestOutput
+from faser_trtllm.core.request import FinishReason, Request, RequestStats, Top
+from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.errors import CancelledError, FaserError, UnavailableError
+from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.text.request import ContextLogProbs, Statistics, TextOutput, TextRequest, TopLogProbs
+from faser_trtllm.serving.text.stopping import StoppingText, StoppingTokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedText:
+    """A text request that was checked and tokenized.
+
+    tokens_per_block: KV cache blocks of the engine. stream_interval: steps between two outputs of a stream; the first
+    and the last output are due at once.
+    """
+
+    request: TextRequest
+    prompt: Sequence[int]
+    params: SamplingParams
+    tokenizer: Tokenizer
+    tokens_per_block: int
+    stream_interval: int = 1
+
+    @property
+    def prompt_text(self) -> str:
+        return self.request.text if self.request.text is not None else self.tokenizer.decode(self.prompt)
+
+
+class TextStream:
+    """Tokens that push() adds come out of take() as text, all that was added since the last call.
+
+    One thread at a time may call it. is_due: there is something to take. is_done: the stream takes no more tokens,
+    since a stop word was found or the text could not be made. may_stop: text may end the request. needs_stats: push()
+    reads the statistics before the end too. num_bytes: an estimate of the memory that waits in it.
+    """
+
+    def __init__(self, prepared: PreparedText) -> None:
+        request = prepared.request
+        self.prepared = prepared
+        self.is_due = self.is_done = False
+        self.may_stop = any(request.stop_words) or any(request.stop_token_ids)
+        self.needs_stats = self.may_stop or request.return_statistics or request.return_is_draft
+        self.num_bytes = 0
+        self._stopping: StoppingText | StoppingTokens
+        if request.detokenize:
+            detokenizer = IncrementalDetokenizer(prepared.tokenizer, before=prepared.prompt)
+            self._stopping = StoppingText(detokenizer, request.stop_words, request.min_tokens)
+        else:
+            self._stopping = StoppingTokens(request.stop_token_ids, request.min_tokens)
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._num_steps_held = prepared.stream_interval
+        self._num_output_tokens = 0
+        self._num_sent_tokens = 0
+        self._lacks_context = request.return_context_log_probs
+        self._is_draft: list[bool] = []
+        self._num_accepted_tokens = 0
+        self._reason: FinishReason | None = None
+        self._error: FaserError | None = None
+        self._progress: tuple[Request, RequestStats] | None = None  # as of the latest push()
+
+    def push(self, output: RequestOutput, stats: RequestStats) -> bool:
+        """Add the tokens of a step; True if the request ends here, by a stop word or because the text cannot be made.
+
+        stats: the request's when the output was committed.
+        """
+        if self.is_done:
+            return True
+        try:
+            self._push(output, stats)
+        except Exception as error:
+            log.exception("the text of a request could not be made; the request ends")
+            self.end(FaserError(f"the text could not be made: {type(error).__name__}; see the server's log"))
+        return self.is_done
+
+    def end(self, error: FaserError, *, drop: bool = False) -> None:
+        """End the request with an error, or as cancelled; does nothing if it has ended.
+
+        drop: without the output that waits to be taken, even if that is the request's end.
+        """
+        if self._reason is not None and not drop:
+            return
+        self._reason = FinishReason.CANCELLED if isinstance(error, CancelledError) else FinishReason.ERROR
+        self._error = error
+        if drop or not self.prepared.request.stream:
+            self._pieces, self._token_ids, self.num_bytes = [], [], 0
+        self._num_output_tokens = self._num_sent_tokens + len(self._token_ids)
+        self.is_due = self.is_done = True
+
+    @property
+    def has_end(self) -> bool:
+        """The next output is the last."""
+        return self._reason is not None
+
+    @property
+    def log_probs_so_far(self) -> Sequence[float]:
+        """The log probs of all tokens that were taken."""
+        return () if self._progress is None else self._progress[0].output_log_probs[: self._num_sent_tokens]
+
+    def take(self) -> TextOutput:
+        """Everything that was pushed since the last call; with a finish reason if it is the last output."""
+        request, error = self.prepared.request, self._error
+        text, token_ids = "".join(self._pieces), tuple(self._token_ids)
+        is_draft = tuple(self._is_draft[self._num_sent_tokens : self._num_output_tokens])
+        kept = self._take_kept_rows()
+        self._pieces, self._token_ids, self.num_bytes = [], [], 0
+        self.is_due, self._num_steps_held = False, 0
+        if self._reason is None:
+            statistics = self._statistics() if request.return_statistics else None
+            return TextOutput(text, token_ids, statistics=statistics, is_draft=is_draft, **kept)
+        repeats_prompt = request.detokenize and not request.stream and not request.exclude_input_in_output
+        return TextOutput(
+            self.prepared.prompt_text + text if repeats_prompt and error is None else text,
+            token_ids,
+            finish_reason=self._reason.value,
+            statistics=self._statistics(),
+            error=self._error_of_end(),
+            is_draft=is_draft,
+            **kept,
+        )
+
+    def _push(self, output: RequestOutput, stats: RequestStats) -> None:
+        request = self.prepared.request
+        num_new = len(output.new_token_ids)
+        self._progress = output.request, stats
+        if request.return_is_draft:  # a step's accepted drafts are the first of its tokens
+            num_drafts = min(stats.num_accepted_tokens - self._num_accepted_tokens, num_new)
+            self._num_accepted_tokens = stats.num_accepted_tokens
+            self._is_draft += [True] * num_drafts + [False] * (num_new - num_drafts)
+        stopped = self._stopping.push(output.new_token_ids)
+        reason = output.finish_reason
+        if reason is not None and not stopped:
+            stopped = self._stopping.finish()
+        text, token_ids = self._stopping.take()
+        if text:
+            self._pieces.append(text)
+        self._token_ids += token_ids
+        self._num_output_tokens += len(token_ids)
+        self._num_steps_held += 1
+        self.num_bytes += 4 * len(text) + 36 * len(
+            token_ids
+        )  # a character has up to 4 bytes, a number 36 with its place
+        if output.request.keeps_rows and num_new:
+            self.num_bytes += num_new * _row_bytes(output.request)
+        if stopped or reason is not None:
+            self._reason = FinishReason.STOP if stopped or reason is None else reason
+            self.is_due, self.is_done = True, stopped
+        elif request.stream and self._num_steps_held >= self.prepared.stream_interval:
+            self.is_due = bool(self._pieces or (self._token_ids and not request.detokenize))
+
+    def _take_kept_rows(self) -> dict[str, Any]:
+        """Log probs and logits of the tokens taken now, and once those of the prompt, as fields of TextOutput."""
+        first, end = self._num_sent_tokens, self._num_output_tokens
+        self._num_sent_tokens = end
+        if self._progress is None:
+            return {}
+        request, _ = self._progress
+        kept: dict[str, Any] = {}
+        if request.keeps_rows:
+            kept["log_probs"] = tuple(request.output_log_probs[first:end])
+            kept["tops"] = _tops(request.output_tops[first:end])
+            kept["logits"] = b"".join(row.tobytes() for row in request.output_logits[first:end])
+        if self._lacks_context and not request.lacks_context_log_probs:
+            self._lacks_context = False
+            prompt: list[int] = request.tokens[: request.prompt_len].tolist()
+            tops = _tops(request.context_tops)
+            kept["context"] = ContextLogProbs(tuple(prompt), tuple(request.context_log_probs), tops)
+        return kept
+
+    def _statistics(self) -> Statistics:
+        if self._progress is None:  # it ended before it reached the executor
+            return Statistics(len(self.prepared.prompt), 0, 0, 0, 0, 0, 0)
+        request, stats = self._progress
+        block = self.prepared.tokens_per_block
+
+        def since_arrival_ms(time_s: float | None) -> float | None:
+            return None if time_s is None else round(1e3 * (time_s - request.arrival_s), 3)
+
+        def in_ns(time_s: float | None) -> int | None:
+            return None if time_s is None else round(1e9 * time_s)
+
+        num_blocks = -(-stats.num_tokens // block) if stats.num_steps else 0
+        num_reused_blocks = stats.num_cached_tokens // block
+        return Statistics(
+            num_input_tokens=request.prompt_len,
+            num_output_tokens=self._num_output_tokens,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
+            num_pruned_rows=stats.num_pruned_rows,
+            num_cached_tokens=stats.num_cached_tokens,
+            num_steps=stats.num_steps,
+            queue_ms=since_arrival_ms(stats.first_scheduled_s),
+            ttft_ms=since_arrival_ms(stats.first_token_s),
+            total_ms=since_arrival_ms(stats.last_token_s),
+            num_reused_blocks=num_reused_blocks,
+            num_new_blocks=max(0, num_blocks - num_reused_blocks),
+            arrival_time_ns=round(1e9 * request.arrival_s),
+            first_scheduled_time_ns=in_ns(stats.first_scheduled_s),
+            first_token_time_ns=in_ns(stats.first_token_s),
+            last_token_time_ns=in_ns(stats.last_token_s),
+            is_synthetic=stats.is_synthetic,
+        )
+
+    def _error_of_end(self) -> FaserError | None:
+        if self._error is not None or self._progress is None:
+            return None if self._reason is FinishReason.CANCELLED else self._error
+        request, stats = self._progress
+        if self._reason is FinishReason.ERROR:
+            return FaserError(request.error or "the engine failed on this request; send it again")
+        if self._reason is FinishReason.TIMEOUT:
+            where = "in the queue" if stats.first_scheduled_s is None else "while it ran"
+            limit = f"timeout_ms is {self.prepared.request.timeout_ms:g}"
+            return UnavailableError(f"the request timed out {where}, {limit}; try again later or raise it")
+        return None
+
+
+def _row_bytes(request: Request) -> int:
+    """What a token's kept log prob, most probable tokens and logits take, roughly."""
+    arrays = [*request.output_logits[:1], *(array for top in request.output_tops[:1] for array in top)]
+    return 36 + sum(array.nbytes for array in arrays)
+
+
+def _tops(tops: Sequence[Top]) -> TopLogProbs:
+    return TopLogProbs(
+        b"".join(ids.tobytes() for ids, _ in tops), b"".join(logs.astype(np.float32).tobytes() for _, logs in tops)
+    )
