@@ -17,10 +17,10 @@ from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.device import CudaGpu, Gpu
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.modes import GpuModes
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
+from faser_trtllm.engine.modes import Modes
 from faser_trtllm.engine.opening import OpenedEngines
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.rope import rope_frequencies
@@ -75,7 +75,8 @@ def open_engines(
         target.capture_graphs((gpu.whole, gpu.pair.target) if overlap else (gpu.whole,))
         draft.capture_graphs((gpu.whole, gpu.pair.draft) if overlap else (gpu.whole,))
     partitions = {ALL: gpu.whole} | ({"verify": gpu.pair.target, "draft": gpu.pair.draft} if overlap else {})
-    return OpenedEngines(target, draft, GpuModes(gpu.whole, gpu.pair, target, draft).enter, sampler, partitions)
+    modes = Modes(target, draft, gpu.whole, lambda: (gpu.pair.target, gpu.pair.draft))
+    return OpenedEngines(target, draft, modes.enter, sampler, partitions)
 
 
 def _open(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from pathlib import Path
 
 from faser_trtllm.engine.cpu.engine import CpuEngine
-from faser_trtllm.engine.cpu.partitions import Partitions
+from faser_trtllm.engine.modes import Modes
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, cpu_sampler
 from faser_trtllm.errors import ConfigError
+from faser_trtllm.partition.core_set import CoreSet
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
@@ -19,8 +21,17 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
     draft = _open(request.engines.draft_path, request, stack) if request.drafting else None
     if draft is not None and draft.spec.is_head:
         draft.attach(target)
-    partitions = Partitions(core_set, target, draft, core_set.num_threads, stack)
-    return OpenedEngines(target, draft, partitions.enter, cpu_sampler(request), copy_kv=target.copy_kv)
+
+    @functools.cache
+    def shares() -> tuple[CoreSet, CoreSet]:
+        """The draft gets one core, the target the others, or the same one if it is the only one: the operating system
+        then time-slices the two."""
+        target_cores = stack.enter_context(CoreSet(None, max(1, core_set.num_threads - 1)))
+        return target_cores, stack.enter_context(CoreSet(None, 1))
+
+    return OpenedEngines(
+        target, draft, Modes(target, draft, core_set, shares).enter, cpu_sampler(request), copy_kv=target.copy_kv
+    )
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:

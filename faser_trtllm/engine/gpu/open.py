@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from faser_trtllm.core.cost_table import ALL
-from faser_trtllm.engine.gpu.modes import GpuModes
+from faser_trtllm.engine.modes import Modes
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
     partitions = {ALL: gpu.whole}
     if drafting:
         partitions |= {"draft": gpu.pair.draft, "verify": gpu.pair.target}
-    enter_mode = GpuModes(gpu.whole, gpu.pair, target, draft).enter
+    enter_mode = Modes(target, draft, gpu.whole, lambda: (gpu.pair.target, gpu.pair.draft)).enter
     copy_kv = target.copy_kv if target.spec.max_num_branches else None
     return OpenedEngines(target, draft, enter_mode, sampler, partitions, copy_kv)
 
