@@ -13,6 +13,7 @@ from faser_trtllm.core.request import Request
 from faser_trtllm.native import SEEDED
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows
+from faser_trtllm.ops.probs import NO_FILTERS
 from faser_trtllm.sampling.rejection import RejectionSampler
 
 _NOTHING = KeptRows()
@@ -102,7 +103,7 @@ def _entries(asking: Sequence[Kept], sampling: SamplingArray) -> SamplingArray:
     temperatures = np.repeat([one.request.params.log_prob_temperature for one in asking], counts)
     entries["mode"][~keeps_filters] = SEEDED  # any but greedy, whose distribution is all at the argmax
     entries["temperature"][~keeps_filters] = temperatures[~keeps_filters]
-    for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+    for name, off in NO_FILTERS.items():
         entries[name][~keeps_filters] = off
     return entries
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm import native
 from faser_trtllm.core.request import Top
 from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int32Array, SamplingArray
-from faser_trtllm.ops.probs import RowStatus, edited_logits, next_token_probs
+from faser_trtllm.ops.probs import RowStatus, edited_logits, has_filters, next_token_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def token_log_probs(logits: Float32Array, vocab_size: int, asked: TokenRows) -> 
         found = probs[ids].astype(np.float64)
         with np.errstate(divide="ignore"):
             logs = np.log(found)
-        if not found.all() and not _is_filtered(asked.sampling[i]):
+        if not found.all() and not has_filters(asked.sampling[i]):
             # Too small for a float32: the logits still tell such tokens apart.
             scaled = _scaled_logits(asked.sampling, i, row, position)
             ids = np.append(_best(scaled, num_top), asked.token_ids[i])
@@ -92,11 +91,6 @@ def _best(scores: npt.NDArray[Any], num: int) -> npt.NDArray[np.int64]:
     least = np.partition(scores, scores.size - num)[scores.size - num]
     near = np.flatnonzero(scores >= least)
     return near[np.argsort(-scores[near], kind="stable")][:num]
-
-
-def _is_filtered(entry: np.void) -> bool:
-    """Whether probability 0 may mean that a token was ruled out."""
-    return bool(entry["mode"] == native.GREEDY or entry["top_k"] > 0 or entry["top_p"] < 1 or entry["min_p"] > 0)
 
 
 def _scaled_logits(sampling: SamplingArray, slot: int, row: Float32Array, position: int) -> Float64Array:

@@ -23,6 +23,15 @@ _LARGEST = np.finfo(np.float32).max
 _F = np.float32
 
 
+NO_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The filters of a sampling entry (SAMPLING_DTYPE), as they are where every token is kept."""
+
+
+def has_filters(entry: np.void) -> bool:
+    """Some tokens may have probability 0 because others are more probable."""
+    return bool(entry["mode"] == native.GREEDY or any(entry[name] != off for name, off in NO_FILTERS.items()))
+
+
 class RowStatus(enum.IntEnum):
     """Whether a row of logits gives a distribution."""
 

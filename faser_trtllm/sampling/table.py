@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.request import Request
+from faser_trtllm.core.sampling_params import SamplingFields
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of
+from faser_trtllm.ops.probs import NO_FILTERS
 from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
 from faser_trtllm.sampling.guided_masks import GuidedMasks
+
+_PLAIN_FIELDS = [field.name for field in fields(SamplingFields) if field.name in (SAMPLING_DTYPE.names or ())]
 
 
 def random_key() -> int:
@@ -52,20 +57,16 @@ class SamplingTable:
         mode = request.sampling_mode
         kept: list[npt.NDArray[Any]] = [request.tokens, request.draft_margins, request.draft_candidates]
         kept += [request.draft_sources, request.draft_runners_up]
-        entry: dict[str, Any] = {
+        entry: dict[str, Any] = NO_FILTERS | {
+            name: value for name in _PLAIN_FIELDS if (value := getattr(params, name)) is not None
+        }
+        entry |= {
             "tokens": address_of(request.tokens, np.int32),
             "draft_margins": address_of(request.draft_margins, np.float32),
             "draft_sources": address_of(request.draft_sources, np.int8),
             "prompt_len": request.prompt_len,
-            "min_tokens": params.min_tokens,
             "mode": mode,
-            "top_k": params.top_k or 0,
             "temperature": params.effective_temperature,
-            "top_p": 1.0 if params.top_p is None else params.top_p,
-            "min_p": params.min_p or 0.0,
-            "repetition_penalty": params.repetition_penalty,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
             "num_end_ids": len(params.end_ids),
             "num_bias": len(params.logit_bias),
             "num_bad_words": len(params.bad_words),

@@ -56,7 +56,7 @@ __device__ Verdict judge(const Sampling& s, const Row<T>& row, int32_t position,
     return {kRowOk, token, token == draft};
   }
   make_probs(s, row, &probs, shared);
-  // A min_p above 1 leaves no token.
+  // A filter beyond its limits leaves no token.
   constexpr Verdict kNothingToDraw = {kRowRefused, -1, 0};
   const uint64_t index = static_cast<uint64_t>(position);
   const auto p = [&](int32_t v) { return probs.probability(row[v], v); };

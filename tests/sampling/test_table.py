@@ -46,6 +46,18 @@ def test_the_dtype_is_the_header_s_structure():
         assert dtype.base.kind == {"c_float": "f", "c_int": "i", "c_long_Array_2": "i"}.get(kind.__name__, "u"), name
 
 
+def test_a_sampling_parameter_is_named_in_few_files():
+    """Its row, the records that carry it, what applies it, and the models' configurations; nothing passes it on."""
+    root = HEADER.parents[2]
+    suffixes = {".py", ".h", ".cpp", ".inl", ".cu", ".cuh", ".pbtxt"}
+    files = [
+        path for folder in ("faser_trtllm", "plugins", "triton_model_repo") for path in (root / folder).rglob("*.*")
+    ]
+    named = [path for path in files if path.suffix in suffixes and re.search(r"\bmin_p\b", path.read_text())]
+    assert root / "faser_trtllm/core/sampling_params.py" in named
+    assert len(named) <= 12, "\n".join(map(str, sorted(named)))
+
+
 def request(prompt=(1, 2, 3), **params):
     return Request("r", prompt, SamplingParams(**params), max_seq_len=64, max_draft_len=4)
 

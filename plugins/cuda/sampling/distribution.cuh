@@ -21,11 +21,11 @@ struct RowShared {
 template <typename T>
 __device__ void make_probs(const Sampling& s, const Row<T>& row, RowProbs* probs, RowShared* shared) {
   probs->inv_temperature = inverse_temperature(s.temperature);
-  probs->min_p = 0.0f;
+  probs->floor = 0.0f;
   probs->cut = 0;
   if (s.top_k > 0 && s.top_k < row.n) tighten(row, s.top_k, 1.0f, probs, &shared->filter);
   if (s.top_p < 1.0f) tighten(row, 0, s.top_p, probs, &shared->filter);
-  probs->min_p = s.min_p;  // the largest weight is exactly 1, so that min_p itself is the floor
+  probs->floor = s.min_p;  // the largest weight is exactly 1
   const int shift = weight_shift(row.n);
   uint64_t mass = 0;
   for_each_entry(row, [&](int32_t id, float value) { mass += fixed_of(probs->kept_weight(value, id), shift); });

@@ -126,13 +126,13 @@ __host__ __device__ inline uint64_t drawn_mass(uint64_t uniform_bits, uint64_t t
 struct RowProbs {
   float max;
   float inv_temperature;
-  float min_p;
+  float floor;   // smaller weights are dropped
   uint64_t cut;  // rank of the last entry kept by top_k and top_p
   float scale;   // probability = weight * scale
 
   __host__ __device__ float depth(float x) const { return -multiply_rn(add_rn(x, -max), inv_temperature); }
 
-  // The weight of an entry before min_p.
+  // The weight of an entry before the floor.
   __host__ __device__ float weight(float x, int32_t id) const {
     if (rank_of(x, id) < cut) return 0.0f;
     return exp_non_positive(-depth(x));
@@ -140,7 +140,7 @@ struct RowProbs {
 
   __host__ __device__ float kept_weight(float x, int32_t id) const {
     const float w = weight(x, id);
-    return w < min_p ? 0.0f : w;
+    return w < floor ? 0.0f : w;
   }
 
   __host__ __device__ float probability(float x, int32_t id) const { return multiply_rn(kept_weight(x, id), scale); }
