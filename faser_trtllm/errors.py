@@ -19,9 +19,9 @@ class FaserError(Exception):
 
     code = "INTERNAL"
 
-    def __init__(self, message: str, *, field: str | None = None, value: object = None, limit: object = None) -> None:
+    def __init__(self, message: str, field: str | None = None, value: object = None, limit: object = None) -> None:
         """message: the sentence, or with a field what follows the field's name: "is -1, allowed is 0 to 2"."""
-        self._message = message
+        self.message = message
         self.field = field
         self.value = None if value is None else _short(str(value))
         self.limit = None if limit is None else str(limit)
@@ -30,8 +30,8 @@ class FaserError(Exception):
     def sentence(self, names: Mapping[str, str]) -> str:
         """The message with the field's name in names, where a client knows the field by another."""
         if self.field is None:
-            return self._message
-        return f"{names.get(self.field) or _SPOKEN.get(self.field, self.field)} {self._message}"
+            return self.message
+        return f"{names.get(self.field) or _SPOKEN.get(self.field, self.field)} {self.message}"
 
 
 class InvalidArgumentError(FaserError):

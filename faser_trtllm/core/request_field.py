@@ -43,14 +43,15 @@ class Bounds:
             return f"more than {self.low:g} and at most {self.high:g}"
         return f"{self.low:g} to {'less than ' if self.below_high else ''}{self.high:g}"
 
+    def hold(self, value: float) -> bool:
+        """True for a value inside; false for NaN."""
+        above = self.low < value if self.above_low else self.low <= value
+        return above and (value < self.high if self.below_high else value <= self.high)
+
     def check(self, field: str, value: float) -> None:
         """Raise InvalidArgumentError if value, that of the field, is outside."""
-        above = self.low < value if self.above_low else self.low <= value
-        below = value < self.high if self.below_high else value <= self.high
-        if not (above and below):  # also catches NaN, which compares false
-            raise InvalidArgumentError(
-                f"is {value}, allowed is {self.limit}", field=field, value=value, limit=self.limit
-            )
+        if not self.hold(value):
+            raise InvalidArgumentError(f"is {value}, allowed is {self.limit}", field, value, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Row:
     """One request field.
 
     name: of the field, and of the input of our Triton models. kind: the type of its value, of one entry where it
-    is_list. bounds: of a number. openai: OpenAI's name of it, None where that door does not take it; openai_bounds:
+    is_list. bounds: of a number. openai: OpenAI's name of it, "" where that door does not take it; openai_bounds:
     that door's, where they are narrower. trtllm: its name in TensorRT-LLM's model `tensorrt_llm`, and older_name in
     TensorRT-LLM up to 0.18, where they differ.
     """
@@ -69,10 +70,10 @@ class Row:
     default: Any
     help: str
     bounds: Bounds | None
-    openai: str | None
+    openai: str
     openai_bounds: Bounds | None
-    trtllm: str | None
-    older_name: str | None
+    trtllm: str
+    older_name: str
 
     @property
     def dtype(self) -> str:
@@ -87,10 +88,10 @@ def param(
     help: str,
     *,
     bounds: Bounds | None = None,
-    openai: str | None = None,
+    openai: str = "",
     openai_bounds: Bounds | None = None,
-    trtllm: str | None = None,
-    older_name: str | None = None,
+    trtllm: str = "",
+    older_name: str = "",
 ) -> T:
     """A dataclass's field that is a row of the table; see Row."""
     row = {

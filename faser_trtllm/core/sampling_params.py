@@ -56,8 +56,7 @@ class SamplingFields:
     )
     temperature: float | None = param(
         None,
-        "divides the logits; 0 (and anything below 0.001) takes the most probable token. Not given it is 1 if `top_k` "
-        "is above 1 or a filter of probabilities is given, else 0",
+        "divides the logits; 0, and anything below 0.001, takes the most probable token",
         bounds=Bounds(0.0, 100.0, words="0 (greedy) to 100"),
         openai="temperature",
         openai_bounds=Bounds(0.0, 2.0),
@@ -189,24 +188,24 @@ class SamplingParams(SamplingFields):
         if self.min_tokens > self.max_tokens:
             raise InvalidArgumentError(
                 f"is {self.min_tokens}, allowed is 0 to max_tokens",
-                field="min_tokens",
-                value=self.min_tokens,
-                limit=f"0 to {self.max_tokens}",
+                "min_tokens",
+                self.min_tokens,
+                f"0 to {self.max_tokens}",
             )
         if self.num_top_log_probs and not (self.return_log_probs or self.return_context_log_probs):
             raise InvalidArgumentError(
                 f"is {self.num_top_log_probs} without log probs that they stand beside; send return_log_probs or "
                 "return_context_log_probs too",
-                field="num_top_log_probs",
-                value=self.num_top_log_probs,
-                limit=0,
+                "num_top_log_probs",
+                self.num_top_log_probs,
+                0,
             )
         check_token_ids("end_id", self.end_ids, vocab_size)
         check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         for word in self.bad_words:
             if not word:
                 raise InvalidArgumentError(
-                    "holds an empty word, each needs at least one token", field="bad_words", value="", limit="1 token"
+                    "holds an empty word, each needs at least one token", "bad_words", "", "1 token"
                 )
             check_token_ids("bad_words", word, vocab_size)
         check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
@@ -214,19 +213,14 @@ class SamplingParams(SamplingFields):
         for token, value in self.logit_bias:
             if not math.isfinite(value):
                 raise InvalidArgumentError(
-                    f"of token {token} is {value}, it must be a finite number",
-                    field="logit_bias",
-                    value=value,
-                    limit="finite",
+                    f"of token {token} is {value}, it must be a finite number", "logit_bias", value, "finite"
                 )
 
 
 def check_count(field: str, count: int, limit: int) -> None:
     """Raise InvalidArgumentError if a field has more entries than limit."""
     if count > limit:
-        raise InvalidArgumentError(
-            f"has {count} entries, allowed are at most {limit}", field=field, value=count, limit=limit
-        )
+        raise InvalidArgumentError(f"has {count} entries, allowed are at most {limit}", field, count, limit)
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
@@ -237,7 +231,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
         if not 0 <= token < vocab_size:
             raise InvalidArgumentError(
                 f"holds token id {token}, the vocabulary has ids 0 to {vocab_size - 1}",
-                field=field,
-                value=token,
-                limit=f"0 to {vocab_size - 1}",
+                field,
+                token,
+                f"0 to {vocab_size - 1}",
             )

@@ -28,19 +28,19 @@ def check_request(
         if name not in drafters:
             raise InvalidArgumentError(
                 f"has {name[:64]!r}, this server drafts with {' and '.join(drafters)}; name those or leave it out",
-                field="drafters",
-                value=name,
-                limit=", ".join(drafters),
+                "drafters",
+                name,
+                ", ".join(drafters),
             )
     num_tokens = len(prompt_token_ids)
     if num_tokens == 0:
-        raise InvalidArgumentError("is empty, it needs at least one token", field="prompt", value=0, limit="1 token")
+        raise InvalidArgumentError("is empty, it needs at least one token", "prompt", 0, "1 token")
     if num_tokens >= max_seq_len:
         raise InvalidArgumentError(
             f"has {num_tokens} tokens, the engine takes at most {max_seq_len - 1} "
             f"(max_seq_len {max_seq_len} with one token of output); shorten the prompt",
-            field="prompt_tokens",
-            value=num_tokens,
-            limit=max_seq_len - 1,
+            "prompt_tokens",
+            num_tokens,
+            max_seq_len - 1,
         )
     check_token_ids("prompt", prompt_token_ids, vocab_size)

@@ -68,7 +68,7 @@ class GuideCompiler:
         def compile_spec(spec: GuideSpec) -> Guide:
             matcher, error = compile_source(tokenizer, probe.check(spec))
             if error:
-                raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {error}", field=GUIDE_FIELD)
+                raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {error}", GUIDE_FIELD)
             return Grammar(matcher, eos_tokens)
 
         return compile_spec

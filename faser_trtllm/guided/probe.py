@@ -38,11 +38,11 @@ class Probe:
         if answer is None:
             raise InvalidArgumentError(
                 f"takes more than {self._timeout_s:g} s or {MAX_MEMORY_BYTES >> 30} GiB to compile; simplify it",
-                field=GUIDE_FIELD,
+                GUIDE_FIELD,
                 limit=f"{self._timeout_s:g} s",
             )
         if answer["error"]:
-            raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {answer['error']}", field=GUIDE_FIELD)
+            raise InvalidArgumentError(f"is not a valid {spec.guide_type}: {answer['error']}", GUIDE_FIELD)
         source: str = answer["source"]
         return source
 

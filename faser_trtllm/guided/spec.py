@@ -29,30 +29,29 @@ def guide_spec(guide_type: str | None, guide: str | None) -> GuideSpec | None:
             raise InvalidArgumentError(
                 "was sent without guided_decoding_guide_type, which says what it is; send one of "
                 f"{', '.join(GUIDE_TYPES)}",
-                field=GUIDE_FIELD,
+                GUIDE_FIELD,
             )
         return None
     if guide_type not in GUIDE_TYPES:
         raise InvalidArgumentError(
             f"is {guide_type[:40]}, allowed are {', '.join(GUIDE_TYPES)}",
-            field="guided_decoding_guide_type",
-            value=guide_type,
-            limit=", ".join(GUIDE_TYPES),
+            "guided_decoding_guide_type",
+            guide_type,
+            ", ".join(GUIDE_TYPES),
         )
     guide = guide or ""
     if guide_type == "json" and guide:
         raise InvalidArgumentError(
-            "was sent with the type json, which is any JSON; leave it out or use json_schema",
-            field=GUIDE_FIELD,
+            "was sent with the type json, which is any JSON; leave it out or use json_schema", GUIDE_FIELD
         )
     if guide_type != "json" and not guide:
-        raise InvalidArgumentError(f"is missing, the type {guide_type} needs one", field=GUIDE_FIELD)
+        raise InvalidArgumentError(f"is missing, the type {guide_type} needs one", GUIDE_FIELD)
     num_bytes = len(guide.encode(errors="replace"))
     if num_bytes > MAX_GUIDE_BYTES:
         raise InvalidArgumentError(
             f"has {num_bytes} bytes, allowed are at most {MAX_GUIDE_BYTES}; shorten it",
-            field=GUIDE_FIELD,
-            value=num_bytes,
-            limit=MAX_GUIDE_BYTES,
+            GUIDE_FIELD,
+            num_bytes,
+            MAX_GUIDE_BYTES,
         )
     return GuideSpec(guide_type, guide)

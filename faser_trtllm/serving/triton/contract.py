@@ -39,7 +39,7 @@ INPUTS: Mapping[str, str] = {
 }
 """Inputs of the model `faser` that have an effect, and Triton's type of each."""
 
-ALIASES = {row.older_name: row.name for row in _ROWS if row.older_name is not None}
+ALIASES = {row.older_name: row.name for row in _ROWS if row.older_name}
 ALIASES["return_kv_cache_reuse_stats"] = "return_perf_metrics"
 """Input names of older clients (TensorRT-LLM up to 0.18) and their current names."""
 
@@ -178,7 +178,7 @@ TENSORRT_LLM = ModelContract(
     renames={
         "streaming": "stream",
         "len_penalty": "length_penalty",
-        **{row.trtllm: row.name for row in _ROWS if row.trtllm is not None},
+        **{row.trtllm: row.name for row in _ROWS if row.trtllm},
     },
 )
 TOKEN_MODELS = ("preprocessing", "postprocessing")

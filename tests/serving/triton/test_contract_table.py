@@ -11,8 +11,8 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.client import INPUT_DTYPES
-from faser_trtllm.serving.triton.contract import ALIASES, MODELS, REFUSED, WITHOUT_EFFECT
-from faser_trtllm.serving.triton.request import SCALARS, TEXTS, WORDS, RequestedStats, parse_request
+from faser_trtllm.serving.triton.contract import ALIASES, INPUTS, MODELS, REFUSED, WITHOUT_EFFECT
+from faser_trtllm.serving.triton.request import parse_request
 from tests.support.triton_server import ROOT
 
 REPOSITORY = ROOT / "triton_model_repo"
@@ -228,10 +228,8 @@ def test_our_own_model_takes_what_ensemble_takes():
     assert set(outputs) - set(core) == added
 
 
-SPECIAL = {"text_input", "input_ids", "input_lengths", "stream", "stop", "end_id", "beam_width", "num_return_sequences"}
-SPECIAL |= {"embedding_bias_weights", "stop_words_list", "bad_words_list", "embedding_bias", "runtime_top_p_decay"}
-SPECIAL |= {"logit_bias_ids", "logit_bias_values"}
-SPECIAL |= set(RequestedStats.__slots__) - {"acceptance"} | {f"return_{name}" for name in RequestedStats.__slots__}
+OF_TOKENS = ("input_lengths", "stop_words_list", "bad_words_list", "embedding_bias", "runtime_top_p_decay")
+"""Inputs that only `tensorrt_llm` has."""
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -239,7 +237,7 @@ def test_every_input_is_read_or_refused_or_said_to_have_no_effect(model):
     contract = MODELS[model]
     for name in declared(config_of(model).input):
         ours = contract.renames.get(name) or ALIASES.get(name, name)
-        kinds = [ours in {*SCALARS, *WORDS, *TEXTS, *SPECIAL}, name in REFUSED, ours in WITHOUT_EFFECT]
+        kinds = [ours in {*INPUTS, *OF_TOKENS}, name in REFUSED, ours in WITHOUT_EFFECT]
         assert sum(kinds) == 1, (name, kinds)
 
 
@@ -328,7 +326,7 @@ def test_missing_inputs_are_named(model, name, message):
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         parse_checked(tensors, contract)
     if name == "request_output_len":
-        assert contract.client_message(str(caught.value)).startswith("request_output_len is missing")
+        assert caught.value.sentence(contract.names).startswith("request_output_len is missing")
 
 
 def test_an_input_under_two_names_is_refused():
