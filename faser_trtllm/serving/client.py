@@ -9,7 +9,7 @@ import json
 import queue
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -17,57 +17,35 @@ from typing import Any
 
 import numpy as np
 
-from faser_trtllm.errors import FaserError
+from faser_trtllm.errors import FaserError, InvalidArgumentError
+from faser_trtllm.serving.triton.contract import INPUTS
 
 MODEL_NAME = "faser"
 
-INPUT_DTYPES = {
-    "text_input": "BYTES",
-    "input_ids": "INT32",
-    "max_tokens": "INT32",
-    "min_tokens": "INT32",
-    "stream": "BOOL",
-    "exclude_input_in_output": "BOOL",
-    "temperature": "FP32",
-    "top_k": "INT32",
-    "top_p": "FP32",
-    "min_p": "FP32",
-    "seed": "UINT64",
-    "repetition_penalty": "FP32",
-    "presence_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "stop_words": "BYTES",
-    "bad_words": "BYTES",
-    "embedding_bias_words": "BYTES",
-    "embedding_bias_weights": "FP32",
-    "logit_bias_ids": "INT32",
-    "logit_bias_values": "FP32",
-    "end_id": "INT32",
-    "pad_id": "INT32",
-    "beam_width": "INT32",
-    "num_return_sequences": "INT32",
-    "num_draft_tokens": "INT32",
-    "drafters": "BYTES",
-    "return_num_input_tokens": "BOOL",
-    "return_num_output_tokens": "BOOL",
-    "return_log_probs": "BOOL",
-    "return_context_log_probs": "BOOL",
-    "num_top_log_probs": "INT32",
-    "return_generation_logits": "BOOL",
-    "return_is_draft": "BOOL",
-    "return_perf_metrics": "BOOL",
-    "stop": "BOOL",
-    "priority": "FP32",
-    "timeout_ms": "FP32",
-    "guided_decoding_guide_type": "BYTES",
-    "guided_decoding_guide": "BYTES",
-}
+INPUT_DTYPES = {**INPUTS, "pad_id": "INT32"}
+"""Inputs of the model `faser` and Triton's type of each."""
+
+
+Top = Sequence[tuple[int, float]]
+"""The most probable tokens of a place and their log probs, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Of a prompt: its tokens, the log probs of all but the first, and the most probable tokens there, or none."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    tops: Sequence[Top]
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response; the counts are None in all but a sequence's last. log_probs and is_draft (the draft model proposed
-    the token): of token_ids, if asked for."""
+    """One response: new text of a sequence and its tokens.
+
+    The counts are None where they were not sent, as in all but a sequence's last. log_probs, tops, is_draft (the draft
+    model proposed the token): of token_ids, if asked for. context: with the first response, if asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -80,6 +58,9 @@ class Response:
     sequence_index: int = 0
     log_probs: tuple[float, ...] = ()
     is_draft: tuple[bool, ...] = ()
+    num_cached_tokens: int | None = None
+    tops: Sequence[Top] = ()
+    context: Context | None = None
 
     @property
     def is_final(self) -> bool:
@@ -87,11 +68,32 @@ class Response:
 
 
 class ResponseError(FaserError):
-    """The server answered with an error; the message is the server's."""
+    """The server answered with an error. code: Triton's status, "UNKNOWN" where the server does not say.
 
-    def __init__(self, message: str, code: str = "UNKNOWN") -> None:
-        super().__init__(message)
+    field, value, limit: of the model's errors about a field, where the client asked for them (gRPC does).
+    """
+
+    def __init__(self, message: str, code: str = "UNKNOWN", **about: Any) -> None:
+        super().__init__(message, **about)
         self.code = code
+
+
+def response_error(details: str, code: str = "UNKNOWN") -> ResponseError:
+    """The error that a request with the parameter error_codes got: JSON from a model, a sentence from Triton itself.
+
+    code: of a sentence.
+    """
+    try:
+        record = json.loads(details)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        return ResponseError(" ".join(details.split()) or "the server gave no reason", code)
+    about = {name: record.get(name) for name in ("field", "value", "limit")}
+    message = record["message"]
+    if about["field"] is not None:
+        message = message.removeprefix(FaserError("", about["field"]).sentence({}))
+    return ResponseError(message, record["code"], **about)
 
 
 class GrpcClient:
@@ -121,22 +123,19 @@ class GrpcClient:
 
     def send(self, text: str | None = None, **fields: Any) -> str:
         """Send a request without waiting for its answer, and give its id. fields: inputs of the model `faser`."""
-        inputs = []
-        for name, value in _with_text(text, fields).items():
-            array = to_tensor(name, value)
-            inputs.append(self._grpc.InferInput(name, list(array.shape), INPUT_DTYPES[name]))
-            inputs[-1].set_data_from_numpy(array)
+        inputs = [infer_input(self._grpc, name, value) for name, value in _with_text(text, fields).items()]
         self._num_requests += 1
         request_id = str(self._num_requests)
-        self._client.async_stream_infer(MODEL_NAME, inputs, request_id=request_id)
+        asked = {"error_codes": True}
+        self._client.async_stream_infer(MODEL_NAME, inputs, request_id=request_id, parameters=asked)
         return request_id
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Response]:
         """The next response of any request, and the request's id; raises ResponseError, or queue.Empty."""
         result, error = self._answers.get(timeout=timeout_s)
         if error is not None:
-            raise ResponseError(error.message(), str(error.status() or "UNKNOWN").removeprefix("StatusCode."))
-        return result.get_response().id, _response_of(result.as_numpy)
+            raise response_error(error.message(), str(error.status() or "UNKNOWN").removeprefix("StatusCode."))
+        return result.get_response().id, response_of(result.as_numpy)
 
     def stream(self, text: str | None = None, timeout_s: float = 60.0, **fields: Any) -> Iterator[Response]:
         """Send one request and give its responses as they come; no other request may be open."""
@@ -161,6 +160,14 @@ def generate_http(url: str, text: str | None = None, timeout_s: float = 60.0, **
     """One answer of generate; not streamed."""
     with _post(f"{url}/v2/models/{MODEL_NAME}/generate", _body(text, fields), timeout_s) as answer:
         return _response_of_json(json.load(answer))
+
+
+def infer_input(grpcclient: Any, name: str, value: Any) -> Any:
+    """An input of the model `faser` for a request of grpcclient, of batch size 1; raises as to_tensor."""
+    array = to_tensor(name, value)
+    found = grpcclient.InferInput(name, list(array.shape), INPUT_DTYPES[name])
+    found.set_data_from_numpy(array)
+    return found
 
 
 def _put(answers: queue.SimpleQueue[tuple[Any, Any]], result: Any, error: Any) -> None:
@@ -193,7 +200,12 @@ def _message_of(body: bytes) -> str:
 
 
 def to_tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """The value of an input of the model `faser` as an array of shape [1, n]: batch 1 and the values."""
+    """The value of an input of the model `faser` as an array of shape [1, n]: batch 1 and the values.
+
+    Raises InvalidArgumentError for a name that is none.
+    """
+    if name not in INPUT_DTYPES:
+        raise InvalidArgumentError("is no input of the model faser; leave it out", name)
     values = value if isinstance(value, list | tuple | np.ndarray) else [value]
     if INPUT_DTYPES[name] == "BYTES":
         encoded = [item.encode() if isinstance(item, str) else item for item in values]
@@ -202,15 +214,31 @@ def to_tensor(name: str, value: Any) -> np.ndarray[Any, Any]:
     return np.array([values], dtype=kinds[INPUT_DTYPES[name]])
 
 
-def _response_of(get: Any) -> Response:
+def response_of(get: Any) -> Response:
+    """The response whose output tensors get(name) gives, None for one that was not sent."""
+
     def number(name: str) -> int | None:
         array = get(name)
         return None if array is None else int(array.reshape(-1)[0])
 
-    reason, log_probs, is_draft = get("finish_reason"), get("output_log_probs"), get("output_is_draft")
+    def values(name: str) -> tuple[Any, ...]:
+        array = get(name)
+        return () if array is None else tuple(array.reshape(-1).tolist())
+
+    def tops(name: str) -> list[Top]:
+        ids, log_probs = get(f"{name}_top_ids"), get(f"{name}_top_log_probs")
+        if ids is None:
+            return []
+        places = zip(ids[0, 0].tolist(), log_probs[0, 0].tolist(), strict=True)
+        return [list(zip(*place, strict=True)) for place in places]
+
+    context = None
+    if get("context_ids") is not None:
+        context = Context(values("context_ids"), values("context_log_probs"), tops("context"))
+    reason = get("finish_reason")
     return Response(
         text=get("text_output").reshape(-1)[0].decode(),
-        token_ids=tuple(get("output_ids").reshape(-1).tolist()),
+        token_ids=values("output_ids"),
         finish_reason=None if reason is None else reason.reshape(-1)[0].decode(),
         num_input_tokens=number("num_input_tokens"),
         num_output_tokens=number("num_output_tokens"),
@@ -218,8 +246,11 @@ def _response_of(get: Any) -> Response:
         num_accepted_tokens=number("total_accepted_draft_tokens"),
         batch_index=number("batch_index") or 0,
         sequence_index=number("sequence_index") or 0,
-        log_probs=() if log_probs is None else tuple(log_probs.reshape(-1).tolist()),
-        is_draft=() if is_draft is None else tuple(is_draft.reshape(-1).tolist()),
+        log_probs=values("output_log_probs"),
+        is_draft=values("output_is_draft"),
+        num_cached_tokens=number("num_cached_tokens"),
+        tops=tops("output"),
+        context=context,
     )
 
 

@@ -14,10 +14,11 @@ import pytest
 from faser_trtllm.bench.serve.options import Objectives
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.summary import summarize_load
+from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.observe.view import make_view
-from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_completion
+from faser_trtllm.serving.text.finish_reason import spell_finish
 from faser_trtllm.trtllm.convert.synthetic import FORCED_ACCEPTANCE
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.scrapes import STATS, rendered, scrape
@@ -69,7 +70,7 @@ def test_faser_top_says_so_in_its_title(marked: bool) -> None:
 def test_openai_answers_carry_it_as_the_system_fingerprint(marked: bool) -> None:
     request = parse_completion({"model": "faser", "prompt": "a"}, ServedModel("faser"))
     reply = Reply(request, "faser", None)
-    delta = Delta("b", (1,), (), "length", 1, 1, is_synthetic=marked)
+    delta = Response("b", (1,), spell_finish("length", marked), 1, 1)
     expected = "synthetic_acceptance" if marked else None
     assert [chunk.get("system_fingerprint") for chunk in reply.chunks(0, delta)] == [expected]
     whole = Reply(request, "faser", None)

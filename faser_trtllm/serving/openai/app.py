@@ -22,10 +22,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from faser_trtllm.errors import FaserError, UnavailableError
-from faser_trtllm.serving.openai.error import ModelError, RequestError, error_object, status_of
+from faser_trtllm.serving.client import Response as Delta
+from faser_trtllm.serving.client import ResponseError
+from faser_trtllm.serving.openai.error import RequestError, error_object, status_of
 from faser_trtllm.serving.openai.fields import parse_object
 from faser_trtllm.serving.openai.generation import Generation
-from faser_trtllm.serving.openai.model import Delta, Model
+from faser_trtllm.serving.openai.model import Model
 from faser_trtllm.serving.openai.reply import LAST_EVENT, Reply, encode, event
 from faser_trtllm.serving.openai.request import (
     GenerationRequest,
@@ -176,7 +178,7 @@ class _Endpoint:
                     return
                 async for index, delta in generation.deltas():
                     await _spelled(reply.add, index, delta)
-        except ModelError as error:
+        except ResponseError as error:
             raise request.named(error) from error
         await writer.respond(_json(reply.whole()))
 

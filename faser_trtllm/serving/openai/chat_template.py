@@ -103,7 +103,7 @@ class ChatTemplate:
                 num_chars += len(piece)
                 if num_chars > MAX_PROMPT_CHARS:
                     raise RequestError(
-                        f"the prompt has more than {MAX_PROMPT_CHARS} characters; shorten the messages", "messages"
+                        f"has more than {MAX_PROMPT_CHARS} characters; shorten the messages", "prompt", param="messages"
                     )
                 pieces.append(piece)
         except RequestError:
@@ -111,7 +111,9 @@ class ChatTemplate:
         except SecurityError as error:
             raise ConfigError(f"the chat template does what the sandbox forbids: {_one_line(error)}") from error
         except Exception as error:  # a template may raise anything on unexpected messages
-            raise RequestError(f"the chat template refuses the messages: {_one_line(error)}", "messages") from error
+            raise RequestError(
+                f"the chat template refuses the messages: {_one_line(error)}", param="messages"
+            ) from error
         return "".join(pieces)
 
 

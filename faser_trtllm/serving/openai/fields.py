@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from faser_trtllm.core.request_field import MAX_INT32, Bounds, Row
 from faser_trtllm.serving.openai.error import RequestError
 
 _MAX_SHOWN_CHARS = 60
@@ -45,29 +45,34 @@ class Fields:
         """The raw value, None if absent."""
         return self._values.get(name)
 
-    def number(self, name: str, low: float, high: float) -> float | None:
-        """A number from low to high."""
-        value = self.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestError(f"{name} is {shown(value)}, it must be a number from {low:g} to {high:g}", name)
-        if not low <= value <= high:  # false for huge integers too, before they are made floats
-            raise RequestError(f"{name} is {shown(value)}, allowed is {low:g} to {high:g}", name)
-        return float(value)
+    def row(self, row: Row) -> Any:
+        """The value of a row of the table of request fields, under its name at this door."""
+        if row.kind is str:
+            return self.text(row.openai)
+        assert row.openai_bounds is not None
+        return self.number(row.openai, row.openai_bounds, row.kind)
 
-    def integer(self, name: str, low: int, high: int) -> int | None:
-        """A whole number from low to high."""
+    def number(self, name: str, bounds: Bounds, kind: type = float) -> Any:
+        """A number within bounds. kind: float, or int for a whole one."""
         value = self.get(name)
         if value is None:
             return None
-        if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise RequestError(f"{name} is {shown(value)}, it must be a whole number from {low} to {high}", name)
-        if not low <= value <= high:
-            raise RequestError(f"{name} is {shown(value)}, allowed is {low} to {high}", name)
-        return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and isinstance(value, float)):
+            noun = "a whole number" if kind is int else "a number"
+            raise RequestError(
+                f"is {shown(value)}, it must be {noun}, allowed is {bounds.limit}", name, limit=bounds.limit
+            )
+        if not bounds.hold(value):  # false for huge integers too, before they are made floats
+            what = shown(value)
+            raise RequestError(f"is {what}, allowed is {bounds.limit}", name, value=what, limit=bounds.limit)
+        return kind(value)
+
+    def integer(self, name: str, low: int, high: int = MAX_INT32) -> int | None:
+        """A whole number from low to high."""
+        found: int | None = self.number(name, Bounds(low, high), int)
+        return found
 
     def flag(self, name: str) -> bool:
         """true or false; false if absent."""
@@ -75,7 +80,7 @@ class Fields:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise RequestError(f"{name} is {shown(value)}, it must be true or false", name)
+            raise RequestError(f"is {shown(value)}, it must be true or false", name)
         return value
 
     def text(self, name: str) -> str | None:
@@ -86,12 +91,12 @@ class Fields:
 def checked_text(name: str, value: Any) -> str:
     """value, if it is a string that UTF-8 can encode."""
     if not isinstance(value, str):
-        raise RequestError(f"{name} is {kind_of(value)}, it must be a string", name)
+        raise RequestError(f"is {kind_of(value)}, it must be a string", name)
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"{name} has half of a surrogate pair at character {error.start}; send whole characters", name
+            f"has half of a surrogate pair at character {error.start}; send whole characters", name
         ) from error
     return value
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from faser_trtllm.serving.openai.model import Delta
+from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.request import GenerationRequest
 
 _MAX_WAITING_DELTAS = 64
@@ -18,7 +18,7 @@ class DeltaSource(Protocol):
 
     def generate(
         self, request_id: str, prompt: str | Sequence[int], inputs: Mapping[str, Any]
-    ) -> AsyncIterator[Delta]: ...
+    ) -> AsyncIterator[Response]: ...
 
 
 class Generation:
@@ -29,7 +29,7 @@ class Generation:
         self._request_id = request_id
         self._sequences = request.sequences()
         # Bounded: a client that does not read blocks its own gRPC streams and does not fill this process's memory.
-        self._deltas: asyncio.Queue[tuple[int, Delta | Exception]] = asyncio.Queue(_MAX_WAITING_DELTAS)
+        self._deltas: asyncio.Queue[tuple[int, Response | Exception]] = asyncio.Queue(_MAX_WAITING_DELTAS)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Generation:
@@ -43,7 +43,7 @@ class Generation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncIterator[tuple[int, Response]]:
         """Yield (index of the sequence, delta) until all sequences have ended; raises the first error."""
         num_open = len(self._sequences)
         while num_open:

@@ -19,7 +19,7 @@ _FORMATS = "text, json_object, json_schema"
 
 def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
     """The field with the constraints and the two guide inputs of the Triton model, None and {} without any; raises
-    RequestError."""
+    InvalidArgumentError."""
     named = {f"guided_{name}": name for name in _TYPES if f"guided_{name}" in fields}
     guides = {field: _guide(field, name, fields.get(field)) for field, name in named.items()}
     if "response_format" in fields:
@@ -30,31 +30,32 @@ def guide_inputs(fields: Fields) -> tuple[str | None, dict[str, str]]:
     if not guides:
         return None, {}
     if len(guides) > 1:
-        raise RequestError(f"{' and '.join(sorted(guides))} were sent; send one of them", min(guides))
+        raise RequestError(f"and {' and '.join(sorted(guides)[1:])} were sent; send one of them", min(guides))
     ((field, (guide_type, guide)),) = guides.items()
     try:
         guide_spec(guide_type, guide)
     except InvalidArgumentError as error:
-        raise RequestError(str(error).replace("guided_decoding_guide", field, 1), field) from error
+        raise InvalidArgumentError(error.message, field, error.value, error.limit) from None
     return field, {"guided_decoding_guide_type": guide_type, "guided_decoding_guide": guide}
 
 
 def _response_format(value: Any) -> tuple[str, str] | None:
     if not isinstance(value, dict):
-        raise RequestError(f"response_format is {kind_of(value)}, it must be an object with a type", "response_format")
+        raise RequestError(f"is {kind_of(value)}, it must be an object with a type", "response_format")
     kind = value.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return "json_schema", _ANY_OBJECT
     if kind != "json_schema":
-        raise RequestError(f"response_format.type is {shown(kind)}, allowed are {_FORMATS}", "response_format")
+        raise RequestError(f"is {shown(kind)}, allowed are {_FORMATS}", "response_format.type", param="response_format")
     described = value.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
         raise RequestError(
-            f"response_format.json_schema.schema is {kind_of(schema)}, it must be an object: the JSON schema",
-            "response_format",
+            f"is {kind_of(schema)}, it must be an object: the JSON schema",
+            "response_format.json_schema.schema",
+            param="response_format",
         )
     return "json_schema", json.dumps(schema)
 
@@ -64,8 +65,7 @@ def _structured_outputs(value: Any) -> tuple[str, str]:
     given = [name for name, entry in value.items() if entry not in (None, False)] if isinstance(value, dict) else []
     if len(given) != 1 or given[0] not in names:
         raise RequestError(
-            f"structured_outputs is {shown(value)}, it must be an object with one of {', '.join(names)}",
-            "structured_outputs",
+            f"is {shown(value)}, it must be an object with one of {', '.join(names)}", "structured_outputs"
         )
     (name,) = given
     if name == "json_object":
@@ -78,9 +78,9 @@ def _guide(field: str, name: str, value: Any) -> tuple[str, str]:
         return _TYPES[name], json.dumps(value)
     if name == "choice":
         if not isinstance(value, list) or not value:
-            raise RequestError(f"{field} is {kind_of(value)}, it must be a list of at least one text", field)
+            raise RequestError(f"is {kind_of(value)}, it must be a list of at least one text", field)
         texts = [checked_text(field, text) for text in value]
         if "" in texts:
-            raise RequestError(f"{field} holds an empty text; leave it out", field)
+            raise RequestError("holds an empty text; leave it out", field)
         return _TYPES[name], "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in texts)
     return _TYPES[name], checked_text(field, value)

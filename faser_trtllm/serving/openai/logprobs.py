@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
-from faser_trtllm.serving.openai.model import Context, Delta, Top
+from faser_trtllm.serving.client import Context, Response, Top
 
 _MAX_PROMPT_END_CHARS = 256
 _MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
@@ -51,7 +51,7 @@ class Logprobs:
         self._offset = len(text)
         return found
 
-    def of_output(self, delta: Delta) -> list[Entry]:
+    def of_output(self, delta: Response) -> list[Entry]:
         return self._read(self._detokenizer, delta.token_ids, delta.log_probs, delta.tops)
 
     def spell(self, entries: Sequence[Entry]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import uuid
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
+from faser_trtllm.serving.client import Response
 from faser_trtllm.serving.openai.error import RequestError
 from faser_trtllm.serving.openai.logprobs import Entry, Logprobs
-from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.request import GenerationRequest, Prompt
-from faser_trtllm.serving.text.finish_reason import SYNTHETIC
+from faser_trtllm.serving.text.finish_reason import SYNTHETIC, read_finish
 
 MAX_LOGPROBS = 1 << 20  # of a whole answer, alternatives counted: about 200 MB while it is put together
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "timeout": "length"}
@@ -34,7 +34,7 @@ class Reply:
         choices = [choice.whole(index) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
 
-    def add(self, index: int, delta: Delta) -> None:
+    def add(self, index: int, delta: Response) -> None:
         """Add a delta to the whole answer; raises RequestError if it becomes too large."""
         self._note(delta)
         if self._request.logprobs is not None:
@@ -42,7 +42,7 @@ class Reply:
             self._num_logprobs += num_tokens * (1 + self._request.logprobs)
             if self._num_logprobs > MAX_LOGPROBS:
                 raise RequestError(
-                    f"logprobs of this answer are more than {MAX_LOGPROBS}, alternatives counted; send fewer prompts, "
+                    f"of this answer are more than {MAX_LOGPROBS}, alternatives counted; send fewer prompts, "
                     "lower logprobs, or stream",
                     "logprobs",
                 )
@@ -57,7 +57,7 @@ class Reply:
             for index in range(len(self._choices))
         ]
 
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, delta: Response) -> list[dict[str, Any]]:
         """The chunks of a delta; empty if it adds nothing visible yet."""
         self._note(delta)
         return [self._chunk([piece]) for piece in self._choices[index].chunks(index, delta)]
@@ -66,8 +66,8 @@ class Reply:
         """The chunk after all deltas: the usage, if requested."""
         return [self._chunk([]) | {"usage": self._usage()}] if self._request.include_usage else []
 
-    def _note(self, delta: Delta) -> None:
-        if delta.is_synthetic:
+    def _note(self, delta: Response) -> None:
+        if read_finish(delta.finish_reason or "")[1]:
             self._head["system_fingerprint"] = SYNTHETIC
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class _Choice:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Response) -> None:
         text, entries = self._added(delta)
         self._texts.append(text)
         self._entries += entries
@@ -122,7 +122,7 @@ class _Choice:
             return {"message": {"role": "assistant", "content": text, "refusal": None}, **rest}
         return {"text": text, **rest}
 
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, delta: Response) -> list[dict[str, Any]]:
         self._count(delta)
         text, entries = self._added(delta)
         logprobs = None if self._logprobs is None or not entries else self._logprobs.spell(entries)
@@ -136,7 +136,7 @@ class _Choice:
             pieces.append(_chat_chunk(index, {}, None, self._finish_reason))
         return pieces
 
-    def _added(self, delta: Delta) -> tuple[str, list[Entry]]:
+    def _added(self, delta: Response) -> tuple[str, list[Entry]]:
         """The text and the tokens that a delta adds to the answer: the prompt's come before the first."""
         text, entries = "", []
         if self._prompt is not None:
@@ -155,14 +155,14 @@ class _Choice:
         detokenizer = IncrementalDetokenizer(self._tokenizer)
         return detokenizer.push(prompt) + detokenizer.finish()
 
-    def _count(self, delta: Delta) -> None:
+    def _count(self, delta: Response) -> None:
         if delta.finish_reason is not None:
-            reason = "length" if self._only_prompt else delta.finish_reason
+            reason = "length" if self._only_prompt else read_finish(delta.finish_reason)[0]
             self._finish_reason = _FINISH_REASONS.get(reason, "stop")
         if delta.finish_reason is not None or delta.num_output_tokens:
-            self.num_input_tokens = delta.num_input_tokens
-            self.num_output_tokens = 0 if self._only_prompt else delta.num_output_tokens
-            self.num_cached_tokens = delta.num_cached_tokens
+            self.num_input_tokens = delta.num_input_tokens or 0
+            self.num_output_tokens = 0 if self._only_prompt else delta.num_output_tokens or 0
+            self.num_cached_tokens = delta.num_cached_tokens or 0
 
 
 def encode(value: Any) -> bytes:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS
+from faser_trtllm.core.request_field import MAX_INT32, Bounds, rows
+from faser_trtllm.core.sampling_params import MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, check_count
+from faser_trtllm.errors import FaserError
 from faser_trtllm.models.tokenizer import Tokenizer
-from faser_trtllm.serving.openai.error import ModelError, RequestError, named
+from faser_trtllm.serving.client import ResponseError
+from faser_trtllm.serving.openai.error import RequestError, status_of
 from faser_trtllm.serving.openai.fields import Fields, checked_text, kind_of, shown
 from faser_trtllm.serving.openai.guide import guide_inputs
-from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS
+from faser_trtllm.serving.text.request import MAX_STOP_WORDS, MAX_WORD_CHARS, TextRequest
 from faser_trtllm.serving.triton.request import MAX_RETURN_SEQUENCES, SEED_STEP
 
 if TYPE_CHECKING:
@@ -22,19 +25,15 @@ MAX_SEQUENCES = 128
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 1024
 DEFAULT_MAX_TOKENS = 16
-_MAX_INT32 = 2**31 - 1
-
 Prompt = str | tuple[int, ...]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
+_ROWS = tuple(row for row in rows(TextRequest) if row.openai)
 _COMMON = frozenset(
     (
-        *("model", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "logprobs"),
-        *("presence_penalty", "frequency_penalty", "logit_bias"),
-        # Not OpenAI's; named as in vLLM, or as the inputs of the Triton model.
-        *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "num_draft_tokens", "timeout_ms"),
-        "drafters",  # with commas between them
+        *(row.openai for row in _ROWS),
+        *("model", "n", "stream", "stream_options", "logprobs", "logit_bias", "ignore_eos"),
         *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     )
 )
@@ -43,6 +42,9 @@ _CHAT = _COMMON | {
     *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions"),
     *("function_call", "modalities", "audio", "web_search_options", "reasoning_effort", "verbosity"),
 }
+_NAMES = {row.name: row.openai for row in _ROWS} | {"text_input": "prompt", "input_ids": "prompt"}
+"""Fields of the Triton model and what they are called here."""
+
 _IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 )
@@ -97,9 +99,21 @@ class GenerationRequest:
     only_prompt: bool = False
     guide_field: str | None = None
 
-    def named(self, error: ModelError) -> ModelError:
-        """The model's error with the names of this request's fields."""
-        return named(error, _COMPLETION | _CHAT, guide_field=self.guide_field, is_chat=self.is_chat)
+    def named(self, error: ResponseError) -> FaserError:
+        """The model's error with the names of this request's fields, if it is about one of them."""
+        if status_of(error) != 400 or error.field is None:
+            return error
+        names = _NAMES | {"guided_decoding_guide": self.guide_field or "guided_decoding_guide"}
+        field = names.get(error.field, error.field)
+        sentence, reason = error.sentence(names), None
+        if field == "prompt_tokens":
+            # The words of OpenAI's own message, since clients such as litellm look for them and not for the code.
+            length = int(error.limit or 0) + 1  # with a token of output
+            sentence = f"this model's maximum context length is {length} tokens: {sentence}"
+            field, reason = "prompt", "context_length_exceeded"
+        if self.is_chat and field == "prompt":
+            field = "messages"
+        return RequestError(sentence, param=field if field in _COMPLETION | _CHAT else None, reason=reason)
 
     def sequences(self) -> list[tuple[Prompt, Mapping[str, Any]]]:
         """Prompt and inputs of each choice, by index.
@@ -115,42 +129,40 @@ class GenerationRequest:
 
 
 def parse_completion(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
-    """A body of /v1/completions; raises RequestError."""
+    """A body of /v1/completions; raises InvalidArgumentError."""
     fields = _checked_fields(values, _COMPLETION, model)
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOG_PROBS)
     prompts = _prompts(fields.get("prompt"))
     echo = fields.flag("echo")
     if echo and model.tokenizer is None and not all(isinstance(prompt, str) for prompt in prompts):
-        raise RequestError("echo of token ids needs the tokenizer's files; start the server with --engine_dir", "echo")
-    max_tokens = fields.integer("max_tokens", 0 if echo else 1, _MAX_INT32)
+        raise RequestError("of token ids needs the tokenizer's files; start the server with --engine_dir", "echo")
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1)
     if max_tokens is None:
         max_tokens = DEFAULT_MAX_TOKENS
     return _request(fields, model, prompts, max_tokens, logprobs, is_chat=False, echo=echo)
 
 
 def parse_chat(values: Mapping[str, Any], model: ServedModel) -> GenerationRequest:
-    """A body of /v1/chat/completions; raises RequestError. May take long for long messages."""
+    """A body of /v1/chat/completions; raises InvalidArgumentError. May take long for long messages."""
     fields = _checked_fields(values, _CHAT, model)
     logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOG_PROBS) or 0
     if logprobs and not fields.flag("logprobs"):
-        raise RequestError(f"top_logprobs is {logprobs} without logprobs; set logprobs to true", "top_logprobs")
+        raise RequestError(f"is {logprobs} without logprobs; set logprobs to true", "top_logprobs")
     _check_tools(fields)
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields]
-    limits = [fields.integer(name, 1, _MAX_INT32) for name in names]
+    limits = [fields.integer(name, 1) for name in names]
     if len(set(limits)) > 1:
-        raise RequestError(
-            f"max_tokens is {limits[0]} and max_completion_tokens {limits[1]}; send one of them", "max_tokens"
-        )
+        raise RequestError(f"is {limits[0]} and max_completion_tokens {limits[1]}; send one of them", "max_tokens")
     messages = _messages(fields.get("messages"))
     if model.chat_template is None:
         raise RequestError(
             f"model {model.name} has no chat template; start the server with --engine_dir and --chat_template, or use "
             "/v1/completions",
-            "messages",
+            param="messages",
         )
     prompt = tuple(model.chat_template.encode(messages))
     if not prompt:
-        raise RequestError("messages render to an empty prompt; send a message with content", "messages")
+        raise RequestError("render to an empty prompt; send a message with content", "messages")
     max_tokens = limits[0] if limits else model.max_seq_len
     wanted = logprobs if fields.flag("logprobs") else None
     return _request(fields, model, (prompt,), max_tokens or DEFAULT_MAX_TOKENS, wanted, is_chat=True)
@@ -160,10 +172,10 @@ def _check_tools(fields: Fields) -> None:
     """Tools are for a client's bookkeeping only: with tool_choice none the model answers in text, as it does here."""
     tools, choice = fields.get("tools"), fields.get("tool_choice")
     if tools and not isinstance(tools, list):
-        raise RequestError(f"tools is {kind_of(tools)}, it must be a list", "tools")
+        raise RequestError(f"is {kind_of(tools)}, it must be a list", "tools")
     if tools and choice != "none":
         raise RequestError(
-            f"tools was sent with tool_choice {shown(choice or 'auto')}, allowed is none: the model calls no tools; "
+            f"was sent with tool_choice {shown(choice or 'auto')}, allowed is none: the model calls no tools; "
             "describe the answer with response_format instead",
             "tools",
         )
@@ -175,13 +187,13 @@ def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: Ser
         if name in _IGNORED:
             continue
         if name not in known:
-            raise RequestError(f"{shown(name)} is not a field of this request; leave it out", name[:100])
+            raise RequestError(f"{shown(name)} is not a field of this request; leave it out", param=name[:100])
         harmless, why = _REFUSED.get(name, (None, ""))
         if harmless is not None and fields.get(name) not in harmless:
-            raise RequestError(f"{name} was sent, but {why}; leave it out", name)
+            raise RequestError(f"was sent, but {why}; leave it out", name)
     asked = fields.text("model")
     if asked is None:
-        raise RequestError(f"model is missing, send {model.name}", "model")
+        raise RequestError(f"is missing, send {model.name}", "model")
     if asked != model.name:
         raise unknown_model(asked, model.name)
     return fields
@@ -189,7 +201,7 @@ def _checked_fields(values: Mapping[str, Any], known: frozenset[str], model: Ser
 
 def unknown_model(name: str, served: str) -> RequestError:
     return RequestError(
-        f"model {shown(name)} does not exist, this server has {served}", "model", status=404, reason="model_not_found"
+        f"{shown(name)} does not exist, this server has {served}", "model", status=404, reason="model_not_found"
     )
 
 
@@ -203,24 +215,25 @@ def _request(
     echo: bool = False,
 ) -> GenerationRequest:
     if logprobs is not None and model.tokenizer is None:
-        raise RequestError("logprobs needs the tokenizer's files; start the server with --engine_dir", "logprobs")
+        raise RequestError("needs the tokenizer's files; start the server with --engine_dir", "logprobs")
     num_choices = fields.integer("n", 1, MAX_RETURN_SEQUENCES) or 1
     if fields.get("best_of") is not None and fields.integer("best_of", 1, MAX_RETURN_SEQUENCES) != num_choices:
-        raise RequestError(f"best_of is {shown(fields.get('best_of'))}, allowed is the value of n", "best_of")
+        raise RequestError(f"is {shown(fields.get('best_of'))}, allowed is the value of n", "best_of")
     if len(prompts) * num_choices > MAX_SEQUENCES:
         raise RequestError(
-            f"{len(prompts)} prompts with n {num_choices} are {len(prompts) * num_choices} sequences, allowed are at "
-            f"most {MAX_SEQUENCES}; send several requests",
+            f"is {num_choices} with {len(prompts)} prompts, which are {len(prompts) * num_choices} sequences, allowed "
+            f"are at most {MAX_SEQUENCES}; send several requests",
             "n",
         )
     stream = fields.flag("stream")
     include_usage, usage_per_chunk = _usage_options(fields, stream)
-    seed = fields.integer("seed", -(2**63), 2**64 - 1)
     guide_field, guide = guide_inputs(fields)
+    inputs = _inputs(fields, max(1, max_tokens))
+    seed = inputs.pop("seed", None)
     return GenerationRequest(
         prompts=prompts,
         num_choices=num_choices,
-        inputs=_inputs(fields, max(1, max_tokens))
+        inputs=inputs
         | guide
         | {"stream": stream, "exclude_input_in_output": True}
         | _log_prob_inputs(logprobs, echo, max_tokens)
@@ -250,25 +263,13 @@ def _log_prob_inputs(logprobs: int | None, echo: bool, max_tokens: int) -> dict[
 
 def _inputs(fields: Fields, max_tokens: int) -> dict[str, Any]:
     """The Triton model's sampling inputs. OpenAI samples at temperature 1 unless told otherwise, the model does not."""
-    temperature = fields.number("temperature", 0.0, 2.0)
-    optional = {
-        "top_p": fields.number("top_p", 0.0, 1.0),
-        "min_p": fields.number("min_p", 0.0, 1.0),
-        "top_k": fields.integer("top_k", -1, _MAX_INT32),
-        "min_tokens": fields.integer("min_tokens", 0, _MAX_INT32),
-        "presence_penalty": fields.number("presence_penalty", -2.0, 2.0),
-        "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
-        "repetition_penalty": fields.number("repetition_penalty", 0.0, 100.0),
-        "num_draft_tokens": fields.integer("num_draft_tokens", 0, _MAX_INT32),
-        "drafters": fields.text("drafters"),
-        "timeout_ms": fields.number("timeout_ms", 1.0, 86_400_000.0),
-        "stop_words": _stop(fields.get("stop")) or None,
-        "end_id": -1 if fields.flag("ignore_eos") else None,
-    }
-    if optional["top_k"] == -1:  # vLLM's spelling of "off"
-        optional["top_k"] = 0
-    inputs = {name: value for name, value in optional.items() if value is not None} | _logit_bias(fields)
-    return inputs | {"max_tokens": max_tokens, "temperature": 1.0 if temperature is None else temperature}
+    found = {row.name: fields.row(row) for row in _ROWS if not row.is_list and row.name != "max_tokens"}
+    if found["top_k"] == -1:  # vLLM's spelling of "off"
+        found["top_k"] = 0
+    found["stop_words"] = _stop(fields.get("stop")) or None
+    found["end_id"] = -1 if fields.flag("ignore_eos") else None
+    given = {name: value for name, value in found.items() if value is not None} | _logit_bias(fields)
+    return {"temperature": 1.0, **given, "max_tokens": max_tokens}
 
 
 def _logit_bias(fields: Fields) -> dict[str, Any]:
@@ -276,21 +277,16 @@ def _logit_bias(fields: Fields) -> dict[str, Any]:
     if not value:
         return {}
     if not isinstance(value, dict):
-        raise RequestError(
-            f"logit_bias is {kind_of(value)}, it must be an object of token ids and biases", "logit_bias"
-        )
-    if len(value) > MAX_LOGIT_BIAS:
-        raise RequestError(f"logit_bias has {len(value)} entries, allowed are at most {MAX_LOGIT_BIAS}", "logit_bias")
-    biases = Fields(value)
+        raise RequestError(f"is {kind_of(value)}, it must be an object of token ids and biases", "logit_bias")
+    check_count("logit_bias", len(value), MAX_LOGIT_BIAS)
     for token in value:
         if not (token.isascii() and token.isdigit() and len(token) <= 9):
-            raise RequestError(f"logit_bias has the key {shown(token)}, it must be a token id", "logit_bias")
-    ids = [int(token) for token in biases.names()]
-    try:
-        values = [biases.number(token, -100.0, 100.0) for token in biases.names()]
-    except RequestError as error:
-        raise RequestError(f"logit_bias of token {error}", "logit_bias") from error
-    return {"logit_bias_ids": ids, "logit_bias_values": values} if ids else {}
+            raise RequestError(f"has the key {shown(token)}, it must be a token id", "logit_bias")
+    biases = Fields({f"logit_bias[{token}]": bias for token, bias in value.items()})
+    return {
+        "logit_bias_ids": [int(token) for token, bias in value.items() if bias is not None],
+        "logit_bias_values": [biases.number(name, Bounds(-100.0, 100.0)) for name in biases.names()],
+    }
 
 
 def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
@@ -299,13 +295,13 @@ def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     if options is None:
         return False, False
     if not isinstance(options, dict):
-        raise RequestError(f"stream_options is {kind_of(options)}, it must be an object", "stream_options")
+        raise RequestError(f"is {kind_of(options)}, it must be an object", "stream_options")
     if not stream:
-        raise RequestError("stream_options was sent without stream; set stream or leave it out", "stream_options")
+        raise RequestError("was sent without stream; set stream or leave it out", "stream_options")
     for name in options:
         if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
             raise RequestError(
-                f"stream_options has {shown(name)}, allowed are include_usage and continuous_usage_stats",
+                f"has {shown(name)}, allowed are include_usage and continuous_usage_stats",
                 "stream_options",
             )
     flags = Fields({f"stream_options.{name}": value for name, value in options.items()})
@@ -317,27 +313,25 @@ def _stop(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     words = value if isinstance(value, list) else [value]
-    if len(words) > MAX_STOP_WORDS:
-        raise RequestError(f"stop has {len(words)} entries, allowed are at most {MAX_STOP_WORDS}", "stop")
+    check_count("stop", len(words), MAX_STOP_WORDS)
     for word in words:
         if len(checked_text("stop", word)) > MAX_WORD_CHARS:
-            raise RequestError(f"stop has {len(word)} characters, allowed are at most {MAX_WORD_CHARS}", "stop")
+            raise RequestError(f"has {len(word)} characters, allowed are at most {MAX_WORD_CHARS}", "stop")
         if not word:
-            raise RequestError("stop holds an empty string; leave it out", "stop")
+            raise RequestError("holds an empty string; leave it out", "stop")
     return tuple(words)
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     if value is None:
-        raise RequestError("prompt is missing, send a text or token ids", "prompt")
+        raise RequestError("is missing, send a text or token ids", "prompt")
     if isinstance(value, str):
         return (_prompt(value),)
     if not isinstance(value, list) or not value:
-        raise RequestError("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
+        raise RequestError("must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
     if _is_ids(value):
         return (_prompt(value),)
-    if len(value) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(value)} entries, allowed are at most {MAX_PROMPTS}", "prompt")
+    check_count("prompt", len(value), MAX_PROMPTS)
     return tuple(_prompt(entry) for entry in value)
 
 
@@ -346,10 +340,10 @@ def _prompt(value: Any) -> Prompt:
         return value
     if isinstance(value, list) and value and _is_ids(value):
         for token in value:
-            if not 0 <= token <= _MAX_INT32:
-                raise RequestError(f"prompt holds token id {shown(token)}, allowed is 0 or more", "prompt")
+            if not 0 <= token <= MAX_INT32:
+                raise RequestError(f"holds token id {shown(token)}, allowed is 0 or more", "prompt")
         return tuple(value)
-    raise RequestError("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
+    raise RequestError("must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
 
 
 def _is_ids(value: list[Any]) -> bool:
@@ -358,24 +352,23 @@ def _is_ids(value: list[Any]) -> bool:
 
 def _messages(value: Any) -> list[dict[str, str]]:
     if value is None:
-        raise RequestError("messages is missing, send a list of messages", "messages")
+        raise RequestError("is missing, send a list of messages", "messages")
     if not isinstance(value, list) or not value:
-        raise RequestError("messages must be a list of at least one message", "messages")
-    if len(value) > MAX_MESSAGES:
-        raise RequestError(f"messages has {len(value)} entries, allowed are at most {MAX_MESSAGES}", "messages")
+        raise RequestError("must be a list of at least one message", "messages")
+    check_count("messages", len(value), MAX_MESSAGES)
     return [_message(f"messages[{i}]", message) for i, message in enumerate(value)]
 
 
 def _message(where: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise RequestError(f"{where} is {kind_of(value)}, it must be an object with role and content", "messages")
+        raise RequestError(f"is {kind_of(value)}, it must be an object with role and content", where)
     fields = Fields(value)
     role = fields.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(f"{where}.role is {shown(role)}, allowed are {', '.join(_ROLES)}", "messages")
+        raise RequestError(f"is {shown(role)}, allowed are {', '.join(_ROLES)}", f"{where}.role")
     for name in ("tool_calls", "function_call", "audio"):
         if fields.get(name):
-            raise RequestError(f"{where}.{name} was sent, but only text is supported; leave it out", "messages")
+            raise RequestError("was sent, but only text is supported; leave it out", f"{where}.{name}")
     message = {"role": _ROLES[role], "content": _content(f"{where}.content", fields.get("content"))}
     if "name" in fields:
         message["name"] = checked_text(f"{where}.name", fields.get("name"))
@@ -386,14 +379,11 @@ def _content(where: str, value: Any) -> str:
     if isinstance(value, str):
         return checked_text(where, value)
     if not isinstance(value, list) or not value or len(value) > MAX_CONTENT_PARTS:
-        raise RequestError(
-            f"{where} is {kind_of(value)}, it must be a text or 1 to {MAX_CONTENT_PARTS} text parts",
-            "messages",
-        )
+        raise RequestError(f"is {kind_of(value)}, it must be a text or 1 to {MAX_CONTENT_PARTS} text parts", where)
     texts = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
-            raise RequestError(f"{where} has a part of type {shown(kind)}, allowed is text", "messages")
+            raise RequestError(f"has a part of type {shown(kind)}, allowed is text", where)
         texts.append(checked_text(where, part.get("text")))
     return "".join(texts)

@@ -6,10 +6,9 @@ import json
 import pytest
 
 from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.client import Response, ResponseError
 from faser_trtllm.serving.openai import app as app_module
 from faser_trtllm.serving.openai.app import Service, build_app
-from faser_trtllm.serving.openai.error import ModelError
-from faser_trtllm.serving.openai.model import Delta
 from faser_trtllm.serving.openai.request import ServedModel
 
 ASK = {"model": "faser", "prompt": "a"}
@@ -37,7 +36,7 @@ class FakeModel:
                     raise self.error
                 self.num_given += 1
                 last = i == self.num_deltas - 1
-                yield Delta(f"<{i}>", (i,), (), "length" if last else None, 1, self.num_deltas)
+                yield Response(f"<{i}>", (i,), "length" if last else None, 1, self.num_deltas)
             await asyncio.sleep(0)
         finally:
             self.num_open -= 1
@@ -128,10 +127,10 @@ def test_a_client_that_does_not_read_holds_up_the_model():
     ("error", "status"),
     [
         (UnavailableError("the Triton server cannot be reached"), 503),
-        (ModelError("the queue is full", "UNAVAILABLE"), 503),
-        (ModelError("top_p is 0", "INVALID_ARGUMENT"), 400),
-        (ModelError("too late", "DEADLINE_EXCEEDED"), 504),
-        (ModelError("the engine failed", "INTERNAL"), 500),
+        (ResponseError("the queue is full", "UNAVAILABLE"), 503),
+        (ResponseError("top_p is 0", "INVALID_ARGUMENT"), 400),
+        (ResponseError("too late", "DEADLINE_EXCEEDED"), 504),
+        (ResponseError("the engine failed", "INTERNAL"), 500),
         (RuntimeError("a secret"), 500),
     ],
 )
@@ -152,7 +151,7 @@ def test_what_fails_before_the_first_token_has_its_status(error, status, stream)
 def test_what_fails_later_is_the_stream_s_last_event():
     async def scenario():
         model = FakeModel(
-            num_deltas=100, fails_at=2, error=ModelError("the engine ended", "UNAVAILABLE"), fails_for="-1"
+            num_deltas=100, fails_at=2, error=ResponseError("the engine ended", "UNAVAILABLE"), fails_for="-1"
         )
         return model, await Client(model, ASK | {"n": 2, "stream": True}).run()
 

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from faser_trtllm.errors import ConfigError
+from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.client import Context, Response, response_error
 from faser_trtllm.serving.openai.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
-from faser_trtllm.serving.openai.error import ModelError, RequestError, error_object
+from faser_trtllm.serving.openai.error import RequestError, error_object
 from faser_trtllm.serving.openai.fields import parse_object
-from faser_trtllm.serving.openai.model import Context, Delta
 from faser_trtllm.serving.openai.reply import Reply
 from faser_trtllm.serving.openai.request import ServedModel, parse_chat, parse_completion
 from faser_trtllm.serving.triton.request import SEED_STEP
@@ -110,25 +110,25 @@ BAD_COMPLETIONS = [
     ({"model": None}, "model is missing, send faser"),
     ({"model": "gpt-4"}, 'model "gpt-4" does not exist'),
     ({"max_token": 5}, '"max_token" is not a field'),
-    ({"max_tokens": 0}, "max_tokens is 0, allowed is 1 to"),
+    ({"max_tokens": 0}, "max_tokens is 0, allowed is 1 or more"),
     ({"max_tokens": 1.5}, "whole number"),
     ({"max_tokens": "5"}, "whole number"),
     ({"max_tokens": True}, "whole number"),
     ({"temperature": 2.1}, "temperature is 2.1, allowed is 0 to 2"),
-    ({"temperature": "hot"}, "must be a number"),
+    ({"temperature": "hot"}, "must be a number, allowed is 0 to 2"),
     ({"temperature": 10**400}, "temperature is a number of more than 70 digits"),
-    ({"top_p": -0.1}, "top_p is -0.1"),
+    ({"top_p": -0.1}, "top_p is -0.1, allowed is more than 0 and at most 1"),
     ({"presence_penalty": 3}, "presence_penalty is 3, allowed is -2 to 2"),
     ({"n": 65}, "n is 65, allowed is 1 to 64"),
     ({"n": 0}, "n is 0"),
     ({"best_of": 2}, "best_of is 2, allowed is the value of n"),
-    ({"max_tokens": -1, "echo": True}, "max_tokens is -1, allowed is 0 to"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens is -1, allowed is 0 or more"),
     ({"logprobs": 21}, "logprobs is 21, allowed is 0 to 20"),
     ({"logprobs": -1}, "logprobs is -1, allowed is 0 to 20"),
-    ({"logprobs": True}, "logprobs is true, it must be a whole number from 0 to 20"),
+    ({"logprobs": True}, "logprobs is true, it must be a whole number, allowed is 0 to 20"),
     ({"echo": "yes"}, 'echo is "yes", it must be true or false'),
     ({"suffix": "x"}, "suffix was sent"),
-    ({"logit_bias": {"1": 101}}, "logit_bias of token 1 is 101, allowed is -100 to 100"),
+    ({"logit_bias": {"1": 101}}, "logit_bias[1] is 101, allowed is -100 to 100"),
     ({"logit_bias": {"-1": 1}}, 'logit_bias has the key "-1", it must be a token id'),
     ({"logit_bias": {"a": 1}}, 'logit_bias has the key "a"'),
     ({"logit_bias": [1]}, "logit_bias is an array, it must be an object"),
@@ -148,35 +148,50 @@ BAD_COMPLETIONS = [
 
 @pytest.mark.parametrize(("fields", "message"), BAD_COMPLETIONS)
 def test_bad_completions_get_one_sentence(served, fields, message):
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(InvalidArgumentError) as caught:
         completion(served, **fields)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     error = error_object(caught.value)["error"]
     assert error["type"] == "invalid_request_error"
-    assert error["param"]
+    assert error["param"].partition(".")[0] in fields
 
 
-TOO_LONG = "this model's maximum context length is 64 tokens: the prompt has 64 tokens, the engine takes at most 63"
+def model_error(message, code="INVALID_ARG", **about):
+    """An error of the Triton model as its clients get it."""
+    error = FaserError(message, **about)
+    record = {"code": code, "field": error.field, "value": error.value, "limit": error.limit, "message": str(error)}
+    return response_error(json.dumps({name: value for name, value in record.items() if value is not None}))
+
+
+TOO_LONG = "has 64 tokens, the engine takes at most 63 (max_seq_len 64 with one token of output); shorten the prompt"
+TOO_LONG_HERE = f"this model's maximum context length is 64 tokens: the prompt {TOO_LONG}"
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "params"),
+    ("error", "message", "params", "reason"),
     [
-        ("top_p is 0.0, allowed is more than 0 and at most 1", "INVALID_ARG", ("top_p", "top_p")),
-        ("the prompt holds token id 320", "INVALID_ARG", ("prompt", "messages")),
-        (TOO_LONG, "INVALID_ARG", ("prompt", "messages")),
-        ("bad_words has 2000 entries", "INVALID_ARG", (None, None)),
-        ("the model did not open", "INVALID_ARG", (None, None)),
-        ("timeout_ms ended the request", "UNAVAILABLE", (None, None)),
+        (model_error("is 0, allowed is 1", field="top_p"), "top_p is 0, allowed is 1", ("top_p", "top_p"), None),
+        (model_error("holds a", field="prompt"), "the prompt holds a", ("prompt", "messages"), None),
+        (model_error("is not UTF-8", field="text_input"), "prompt is not UTF-8", ("prompt", "messages"), None),
+        (model_error("has 65 entries", field="stop_words"), "stop has 65 entries", ("stop", "stop"), None),
+        (
+            model_error(TOO_LONG, field="prompt_tokens", value=64, limit=63),
+            TOO_LONG_HERE,
+            ("prompt", "messages"),
+            "context_length_exceeded",
+        ),
+        (model_error("has 2000 entries", field="bad_words"), "bad_words has 2000 entries", (None, None), None),
+        (model_error("the model did not open"), "the model did not open", (None, None), None),
+        (model_error("ended it", "UNAVAILABLE", field="timeout_ms"), "timeout_ms ended it", (None, None), None),
     ],
 )
-def test_an_error_of_the_model_names_the_field(served, message, code, params):
+def test_an_error_of_the_model_names_the_field(served, error, message, params, reason):
     asked = completion(served), chat(served)
-    errors = [request.named(ModelError(message, code, "a reason")) for request in asked]
-    assert tuple(error_object(error)["error"]["param"] for error in errors) == params
-    assert {(str(error), error.code, error.reason) for error in errors} == {(message, code, "a reason")}
+    errors = [error_object(request.named(error))["error"] for request in asked]
+    assert tuple(error["param"] for error in errors) == params
+    assert {(error["message"], error["code"]) for error in errors} == {(message, reason)}
 
 
 @pytest.mark.parametrize(
@@ -188,9 +203,19 @@ def test_an_error_of_the_model_names_the_field(served, message, code, params):
     ],
 )
 def test_a_guide_that_the_model_refuses_has_the_name_of_its_field(served, fields, name):
-    refused = ModelError("guided_decoding_guide is not a valid json_schema: x", "INVALID_ARG")
+    refused = model_error("is not a valid json_schema: x", field="guided_decoding_guide")
     error = error_object(chat(served, **fields).named(refused))["error"]
     assert (error["message"], error["param"]) == (f"{name} is not a valid json_schema: x", name)
+
+
+def test_errors_of_triton_itself_are_sentences_that_can_be_sent_again():
+    for details, message in [
+        ("unexpected\n input", "unexpected input"),
+        ("[1]", "[1]"),
+        ("", "the server gave no reason"),
+    ]:
+        error = response_error(details, "UNAVAILABLE")
+        assert (str(error), error.code, error.field) == (message, "UNAVAILABLE", None)
 
 
 BAD_CHATS = [
@@ -230,7 +255,7 @@ BAD_CHATS = [
 
 @pytest.mark.parametrize(("fields", "message"), BAD_CHATS)
 def test_bad_chats_get_one_sentence(served, fields, message):
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(InvalidArgumentError) as caught:
         chat(served, **fields)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -395,8 +420,8 @@ def test_texts_and_bytes_of_tokens_add_up_to_the_output(served, tokenizer):
     request = chat(served, logprobs=True)
     reply = Reply(request, "faser", tokenizer)
     for token in ids[:-1]:
-        reply.add(0, Delta("", (token,), (-0.5,)))
-    reply.add(0, Delta(text, ids[-1:], (float("-inf"),), "length", 3, len(ids)))
+        reply.add(0, Response("", (token,), log_probs=(-0.5,)))
+    reply.add(0, Response(text, ids[-1:], "length", 3, len(ids), log_probs=(float("-inf"),)))
     (choice,) = reply.whole()["choices"]
     content = choice["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == choice["message"]["content"] == text
@@ -414,7 +439,7 @@ def test_tokens_have_the_text_that_they_add_to_the_prompt(sent_as):
     sent = prompt if sent_as is str else tokenizer.encode(prompt)
     reply = Reply(completion(ServedModel("faser", tokenizer), prompt=sent, logprobs=1), "faser", tokenizer)
     tops = [[(token, -0.5)] for token in ids]
-    reply.add(0, Delta(" the inner", tuple(ids), (-0.5,) * len(ids), "length", 3, len(ids), tops=tops))
+    reply.add(0, Response(" the inner", tuple(ids), "length", 3, len(ids), log_probs=(-0.5,) * len(ids), tops=tops))
     (choice,) = reply.whole()["choices"]
     assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
     assert choice["logprobs"]["top_logprobs"][0] == {" the": -0.5}
@@ -427,7 +452,7 @@ def test_alternatives_have_the_text_that_they_would_add(served, tokenizer):
     (other,) = tokenizer.encode("a")
     end = tokenizer.token_id(END_OF_TEXT)
     tops = [[(first, -0.5), (end, -1.0)], [(second, -0.1), (other, -2.0)], [(first, -1.0), (second, -2.0)]]
-    delta = Delta("éa", (first, second, other), (-0.5, -0.1, -3.0), "length", 3, 3, tops=tops)
+    delta = Response("éa", (first, second, other), "length", 3, 3, log_probs=(-0.5, -0.1, -3.0), tops=tops)
     reply = Reply(completion(served, logprobs=2), "faser", tokenizer)
     reply.add(0, delta)
     found = reply.whole()["choices"][0]["logprobs"]
@@ -452,7 +477,8 @@ def test_an_echo_begins_with_the_prompt_s_tokens(served, tokenizer, stream, max_
     ids = tokenizer.encode(prompt)
     context = Context(tuple(ids), tuple(-float(place) for place in range(1, len(ids))), ())
     (token,) = tokenizer.encode("b")
-    deltas = [Delta("b", (token,), (-9.0,), context=context), Delta("b", (token,), (-8.0,), "stop", len(ids), 2)]
+    deltas = [Response("b", (token,), log_probs=(-9.0,), context=context)]
+    deltas.append(Response("b", (token,), "stop", len(ids), 2, log_probs=(-8.0,)))
     for sent in (prompt, ids):
         fields = {"prompt": sent, "echo": True, "logprobs": 0, "max_tokens": max_tokens, "stream": stream}
         reply = Reply(completion(served, **fields), "faser", tokenizer)
@@ -481,7 +507,7 @@ def test_what_follows_an_echo_is_placed_behind_the_prompt_as_it_was_sent(served,
     context = Context(tuple(tokenizer.encode("a b")), (-1.0,) * (len(tokenizer.encode("a b")) - 1), ())
     (token,) = tokenizer.encode("c")
     reply = Reply(completion(served, prompt="a  b", echo=True, logprobs=0), "faser", tokenizer)
-    reply.add(0, Delta("c", (token,), (-1.0,), "length", 3, 1, context=context))
+    reply.add(0, Response("c", (token,), "length", 3, 1, log_probs=(-1.0,), context=context))
     (choice,) = reply.whole()["choices"]
     assert choice["text"] == "a  bc"
     assert choice["logprobs"]["text_offset"][-1] == 4
@@ -492,7 +518,7 @@ def test_an_answer_of_too_many_log_probs_is_refused_before_it_fills_the_memory(s
     (token,) = tokenizer.encode("a")
     tops = [[(token, -0.5), (token + 1, -1.0)]] * 2
     context = Context((token,) * 3, (-0.5,) * 2, tops)
-    delta = Delta("a", (token,), (-0.5,), tops=tops[:1], context=context)
+    delta = Response("a", (token,), log_probs=(-0.5,), tops=tops[:1], context=context)
     reply = Reply(completion(served, prompt=["aaa"] * 2, echo=True, logprobs=2), "faser", tokenizer)
     reply.add(0, delta)
     with pytest.raises(

@@ -245,7 +245,7 @@ BAD = [
     (ASK | {"prompt": "ab" * 600}, 400, "tokens, the engine takes at most 511", "prompt"),
     (ASK | {"prompt": "ab" * 600, "stream": True}, 400, "tokens, the engine takes at most 511", "prompt"),
     (ASK | {"prompt": [320]}, 400, "prompt holds token id 320", "prompt"),
-    (ASK | {"top_p": 0}, 400, "top_p is 0.0", "top_p"),
+    (ASK | {"top_p": 0}, 400, "top_p is 0, allowed is more than 0", "top_p"),
     (ASK | {"min_tokens": 3}, 400, "min_tokens is 3", "min_tokens"),
     (ASK | {"logit_bias": {"320": 1}}, 400, "logit_bias holds token id 320", "logit_bias"),
     (ASK | {"guided_regex": "("}, 400, "guided_regex is not a valid regex", "guided_regex"),
