@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import datetime
+import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.errors import InvalidArgumentError
-
-TIME_COLUMNS = ("arrival_s", "TIMESTAMP")
-INPUT_COLUMNS = ("num_input_tokens", "ContextTokens")
-OUTPUT_COLUMNS = ("num_output_tokens", "GeneratedTokens")
-"""Columns of a trace: our names, and those of the Azure LLM inference traces."""
+from faser_trtllm.planner.load.trace import read_trace
 
 
 @dataclass(frozen=True)
@@ -59,67 +53,21 @@ def square_bursts(
     return _at(np.interp(unit, edges, edges_s))
 
 
-def read_trace(path: Path, num_requests: int | None = None, time_scale: float = 1.0) -> tuple[Arrival, ...]:
-    """Arrivals of a CSV file with a header, sorted by time, the first at 0; gaps are multiplied by time_scale.
+def trace_arrivals(path: Path, num_requests: int | None = None, time_scale: float = 1.0) -> tuple[Arrival, ...]:
+    """Arrivals of a trace, sorted by time, the first at 0; gaps are multiplied by time_scale.
 
-    Columns: arrival_s in seconds or TIMESTAMP as a date and time; num_input_tokens or ContextTokens, num_output_tokens
-    or GeneratedTokens, either may be missing. num_requests: maximum number to read. Raises InvalidArgumentError.
+    num_requests: maximum number to read. InvalidArgumentError for a file without arrivals, or with requests of nothing.
     """
-    try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or ()
-            time_column = _column(columns, TIME_COLUMNS)
-            if time_column is None:
-                raise InvalidArgumentError(
-                    f"trace {path.name} has no column {' or '.join(TIME_COLUMNS)}; add one to its header"
-                )
-            lengths = [_column(columns, INPUT_COLUMNS), _column(columns, OUTPUT_COLUMNS)]
-            arrivals: list[Arrival] = []
-            for row in reader:
-                if num_requests is not None and len(arrivals) == num_requests:
-                    break
-                where = f"trace {path.name} line {reader.line_num}"
-                num_input, num_output = (None if name is None else _length(where, name, row[name]) for name in lengths)
-                arrivals.append(Arrival(_seconds(where, time_column, row[time_column]), num_input, num_output))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is not a CSV file in UTF-8"
-        raise InvalidArgumentError(f"trace {path.name} cannot be read: {reason}") from error
-    if not arrivals:
-        raise InvalidArgumentError(f"trace {path.name} has no arrivals; add at least one line behind the header")
-    arrivals.sort(key=lambda arrival: arrival.arrival_s)
-    first_s = arrivals[0].arrival_s
-    return tuple(
-        Arrival((a.arrival_s - first_s) * time_scale, a.num_input_tokens, a.num_output_tokens) for a in arrivals
-    )
+    rows = sorted(itertools.islice(read_trace(path), num_requests), key=lambda row: row.at_s)
+    if not rows:
+        raise InvalidArgumentError(f"trace {path.name} has no arrivals; add at least one line after the header")
+    for row in rows:
+        for name, tokens in (("input", row.num_input_tokens), ("output", row.num_output_tokens)):
+            if tokens == 0:
+                raise InvalidArgumentError(f"{row.where}: the {name} is 0 tokens long, it must be 1 or more")
+    first_s = rows[0].at_s
+    return tuple(Arrival((r.at_s - first_s) * time_scale, r.num_input_tokens, r.num_output_tokens) for r in rows)
 
 
 def _at(times_s: npt.NDArray[np.float64]) -> tuple[Arrival, ...]:
     return tuple(Arrival(float(time_s)) for time_s in times_s)
-
-
-def _column(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    return next((name for name in names if name in columns), None)
-
-
-def _seconds(where: str, name: str, text: str | None) -> float:
-    """Seconds, or a date and time whose fraction may have more digits than datetime supports."""
-    try:
-        seconds = float(text or "")
-    except ValueError:
-        head, _, fraction = (text or "").partition(".")
-        digits = fraction.partition("+")[0].rstrip("Z")
-        try:
-            moment = datetime.datetime.fromisoformat(head).replace(tzinfo=datetime.timezone.utc)
-            seconds = moment.timestamp() + (float(f"0.{digits}") if digits else 0.0)
-        except ValueError:
-            seconds = math.nan
-    if not math.isfinite(seconds):
-        raise InvalidArgumentError(f"{where}: {name} is {text!r}, it must be seconds or a date and time")
-    return seconds
-
-
-def _length(where: str, name: str, text: str | None) -> int:
-    if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text) < 2**31:
-        raise InvalidArgumentError(f"{where}: {name} is {text!r}, it must be a whole number of 1 or more")
-    return int(text)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from faser_trtllm.bench.environment import describe_environment
-from faser_trtllm.bench.serve.arrivals import Arrival, gamma, poisson, read_trace, square_bursts
+from faser_trtllm.bench.serve.arrivals import Arrival, gamma, poisson, square_bursts, trace_arrivals
 from faser_trtllm.bench.serve.cpu_use import CpuMeter
 from faser_trtllm.bench.serve.generator import run_closed, run_open
 from faser_trtllm.bench.serve.in_process import InProcess
@@ -57,7 +57,7 @@ def draw_arrivals(options: ServeBenchOptions) -> tuple[Arrival, ...]:
     """num_requests arrivals, or fewer from a short trace."""
     count, rate = options.num_requests, options.request_rate
     if options.trace is not None:
-        return read_trace(options.trace, count, options.time_scale)
+        return trace_arrivals(options.trace, count, options.time_scale)
     if options.arrivals == "gamma":
         return gamma(count, rate, options.burstiness, options.seed)
     if options.arrivals == "bursts":

@@ -1,8 +1,7 @@
-"""Requests as they arrive: from a seeded generator with the statistics of public traces, or from a CSV file."""
+"""Requests as they arrive: from a seeded generator with the statistics of public traces, or from a trace."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.planner.load.trace import OUTPUTS, PROMPTS, missing_column, read_trace
 
 SWING = 35.0  # highest over lowest rate of a day (FASER, arXiv 2604.20503, of Azure's trace)
 BURST_S = 10.0  # a rate holds so long
 BURSTINESS = 0.5  # coefficient of variation of the rate between such stretches, a gamma variable (BurstGPT's model)
 AHEAD = 1024  # lengths are drawn in blocks of so many
-TIMES = ("at_s", "timestamp", "arrival_time", "time")
-PROMPTS = ("prompt_len", "contexttokens", "request tokens", "input_tokens", "input_length")
-OUTPUTS = ("output_len", "generatedtokens", "response tokens", "output_tokens", "output_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,32 +97,23 @@ def generated_arrivals(
 
 
 def read_arrivals(path: Path, max_prompt: int = 4096, max_output: int = 1024) -> Iterator[Arrival]:
-    """A CSV file, read as it is needed, sorted by time: seconds (or ISO timestamps, as Azure's), prompt tokens, output
-    tokens, in columns named as Azure's and BurstGPT's traces have them or at_s, prompt_len, output_len.
+    """A trace that is sorted by time, read as it is needed.
 
     Rows without output are left out; longer prompts and outputs are cut. InvalidArgumentError names the line.
     """
-    try:
-        with path.open(newline="") as file:
-            rows = csv.DictReader(file)
-            names = {name.strip().lower(): name for name in rows.fieldnames or ()}
-            at, prompt, output = (_column(path, names, choices) for choices in (TIMES, PROMPTS, OUTPUTS))
-            first_s, last_s = None, 0.0
-            for row in rows:
-                try:
-                    seconds, num_prompt, num_output = _seconds(row[at]), int(row[prompt]), int(row[output])
-                except (TypeError, ValueError) as error:
-                    raise InvalidArgumentError(f"{path.name} line {rows.line_num}: {error}; mend the line") from None
-                first_s = seconds if first_s is None else first_s
-                if seconds - first_s < last_s:
-                    raise InvalidArgumentError(
-                        f"{path.name} line {rows.line_num} is earlier than the one before; sort the file by {at}"
-                    )
-                last_s = seconds - first_s
-                if num_output > 0:
-                    yield Arrival(last_s, min(max(1, num_prompt), max_prompt), min(num_output, max_output))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidArgumentError(f"the trace {path.name} cannot be read: {error}") from error
+    first_s: float | None = None
+    last_s = 0.0
+    for row in read_trace(path):
+        for tokens, known in ((row.num_input_tokens, PROMPTS), (row.num_output_tokens, OUTPUTS)):
+            if tokens is None:
+                raise missing_column(path, known)
+        first_s = row.at_s if first_s is None else first_s
+        if row.at_s - first_s < last_s:
+            raise InvalidArgumentError(f"{row.where} is earlier than the one before; sort the file by time")
+        last_s = row.at_s - first_s
+        if row.num_output_tokens:
+            prompt_len = min(max(1, row.num_input_tokens or 0), max_prompt)
+            yield Arrival(last_s, prompt_len, min(row.num_output_tokens, max_output))
 
 
 def _rates(mean_rate: float, swing: float) -> tuple[float, float]:
@@ -133,19 +121,3 @@ def _rates(mean_rate: float, swing: float) -> tuple[float, float]:
     level = 0.5 - 0.5 * np.cos(2.0 * np.pi * (np.arange(1000) + 0.5) / 1000)
     lowest = mean_rate / float(np.mean(swing**level))
     return lowest, lowest * swing
-
-
-def _column(path: Path, names: dict[str, str], choices: tuple[str, ...]) -> str:
-    for choice in choices:
-        if choice in names:
-            return names[choice]
-    raise InvalidArgumentError(f"{path.name} has no column {choices[0]} (nor {', '.join(choices[1:])}); name one so")
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        from datetime import datetime
-
-        return datetime.fromisoformat(text.strip()[:26]).timestamp()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faser_trtllm.bench.serve.arrivals import Arrival, gamma, poisson, read_trace, square_bursts
+from faser_trtllm.bench.serve.arrivals import Arrival, gamma, poisson, square_bursts, trace_arrivals
 from faser_trtllm.errors import InvalidArgumentError
 
 
@@ -58,52 +58,21 @@ def write(directory: Path, text: str) -> Path:
     return directory / "trace.csv"
 
 
-def test_a_trace_in_our_columns_is_sorted_scaled_and_starts_at_zero(tmp_path: Path) -> None:
+def test_a_trace_is_sorted_scaled_and_starts_at_zero(tmp_path: Path) -> None:
     path = write(tmp_path, "num_output_tokens,arrival_s,num_input_tokens\n7,12.5,30\n8,10,40\n9,11,50\n")
-    assert read_trace(path) == (Arrival(0.0, 40, 8), Arrival(1.0, 50, 9), Arrival(2.5, 30, 7))
-    assert [a.arrival_s for a in read_trace(path, time_scale=0.5)] == [0.0, 0.5, 1.25]
-    assert read_trace(path, num_requests=1) == (Arrival(0.0, 30, 7),)
-
-
-def test_an_azure_trace_over_midnight(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 23:59:59.9000000,4808,10\n2023-11-17 00:00:00.4000000,3180,8\n2024-05-10 00:00:01,110,27\n",
-    )
-    arrivals = read_trace(path, 2)
-    assert arrivals[1].arrival_s == pytest.approx(0.5, abs=1e-6)
-    assert (arrivals[0].num_input_tokens, arrivals[1].num_output_tokens) == (4808, 8)
-
-
-def test_a_trace_of_times_only_leaves_lengths_open(tmp_path: Path) -> None:
-    assert read_trace(write(tmp_path, "arrival_s\n0\n3\n"))[1] == Arrival(3.0, None, None)
+    assert trace_arrivals(path) == (Arrival(0.0, 40, 8), Arrival(1.0, 50, 9), Arrival(2.5, 30, 7))
+    assert [a.arrival_s for a in trace_arrivals(path, time_scale=0.5)] == [0.0, 0.5, 1.25]
+    assert trace_arrivals(path, num_requests=1) == (Arrival(0.0, 30, 7),)
+    assert trace_arrivals(write(tmp_path, "arrival_s\n0\n3\n"))[1] == Arrival(3.0, None, None)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "trace trace.csv has no column arrival_s or TIMESTAMP; add one to its header"),
-        ("when\n1\n", "has no column arrival_s or TIMESTAMP"),
         ("arrival_s\n", "trace trace.csv has no arrivals"),
-        ("arrival_s\n1\nsoon\n", "trace trace.csv line 3: arrival_s is 'soon', it must be seconds or a date and time"),
-        ("arrival_s\nnan\n", "line 2: arrival_s is 'nan'"),
-        ("TIMESTAMP\n2023-11-16 25:00:00\n", "TIMESTAMP is '2023-11-16 25:00:00'"),
-        ("arrival_s,num_input_tokens\n1,0\n", "num_input_tokens is '0', it must be a whole number of 1 or more"),
-        ("arrival_s,num_output_tokens\n1,2.5\n", "num_output_tokens is '2.5'"),
-        ("arrival_s,num_output_tokens\n1\n", "num_output_tokens is None"),
+        ("arrival_s,num_input_tokens\n1,0\n", "line 2: the input is 0 tokens long, it must be 1 or more"),
     ],
 )
-def test_a_bad_trace_is_told_by_its_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
-        read_trace(write(tmp_path, text))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_trace_that_is_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"trace gone\.csv cannot be read: No such file"):
-        read_trace(tmp_path / "gone.csv")
-    (tmp_path / "trace.csv").write_bytes(b"arrival_s\n\xff\n")
-    with pytest.raises(InvalidArgumentError, match="it is not a CSV file in UTF-8"):
-        read_trace(tmp_path / "trace.csv")
+def test_a_trace_of_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        trace_arrivals(write(tmp_path, text))
