@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from faser_trtllm.commands.options import EngineDirOption
 from faser_trtllm.config import BRANCHES, DEFAULT_SPECULATION, DRAFTERS, SPELLINGS, ExecutorConfig, parse
+from faser_trtllm.core.request_field import rows
+from faser_trtllm.core.sampling_params import SamplingFields
 from faser_trtllm.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from faser_trtllm.engine.opening import Interpretation
 
+DEFAULT_MAX_TOKENS = 64
 _MAX_PATH_CHARS = 4096
 EXAMPLES = 'Example: faser generate --engine_dir engines/built/demo --prompt "def fibonacci(n):" --max_tokens 64 --json'
 
 
+def _with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each sampling parameter that clients of every door have, instead of its keywords
+    **sampling."""
+    signature = inspect.signature(command, eval_str=True)
+    options = [
+        inspect.Parameter(
+            row.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=DEFAULT_MAX_TOKENS if row.name == "max_tokens" else row.default,
+            annotation=Annotated[row.kind | None, typer.Option(f"--{row.name}", help=row.help.replace("`", ""))],
+        )
+        for row in rows(SamplingFields)
+        if row.openai
+    ]
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return command
+
+
+@_with_sampling_options
 def generate(
     engine_dir: EngineDirOption,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="may be given several times")] = None,
@@ -28,14 +53,6 @@ def generate(
         Path | None,
         typer.Option("--prompt_file", help="one prompt per line; JSON strings if the line starts with a quote"),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max_tokens")] = 64,
-    min_tokens: Annotated[int, typer.Option("--min_tokens")] = 0,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy")] = None,
-    top_k: Annotated[int | None, typer.Option("--top_k")] = None,
-    top_p: Annotated[float | None, typer.Option("--top_p")] = None,
-    min_p: Annotated[float | None, typer.Option("--min_p")] = None,
-    seed: Annotated[int | None, typer.Option("--seed")] = None,
-    repetition_penalty: Annotated[float, typer.Option("--repetition_penalty")] = 1.0,
     stop_words: Annotated[list[str] | None, typer.Option("--stop_words", help="may be given several times")] = None,
     guided_json: Annotated[
         str | None, typer.Option("--guided_json", help="a JSON schema, or a file that holds one: the output follows it")
@@ -46,7 +63,6 @@ def generate(
     speculation: Annotated[str, typer.Option("--speculation", help=SPELLINGS)] = DEFAULT_SPECULATION,
     drafters: Annotated[str | None, typer.Option("--drafters", help=DRAFTERS)] = None,
     num_branches: Annotated[int, typer.Option("--num_branches", help=BRANCHES)] = 0,
-    num_draft_tokens: Annotated[int | None, typer.Option("--num_draft_tokens", help="0 turns speculation off")] = None,
     num_threads: Annotated[int | None, typer.Option("--num_threads", help="default: all cores")] = None,
     quantization: Annotated[
         str,
@@ -70,6 +86,7 @@ def generate(
         typer.Option("--draft_checkpoint_dir", help="for --interpret: the draft that the engine was built from"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per prompt")] = False,
+    **sampling: Any,
 ) -> None:
     """Generate text without a server; all prompts run as one batch."""
     from faser_trtllm.executor.factory import open_executor
@@ -91,19 +108,7 @@ def generate(
         },
     )
     config = with_forced_acceptance(config, os.environ)
-    fields = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "repetition_penalty": repetition_penalty,
-        "stop_words": tuple(stop_words or ()),
-        "num_draft_tokens": num_draft_tokens,
-        **read_guide(guided_json, guided_regex),
-    }
+    fields = {**sampling, "stop_words": tuple(stop_words or ()), **read_guide(guided_json, guided_regex)}
     interpretation = _interpretation(interpret, checkpoint_dir, draft_checkpoint_dir)
     ensure_profile(engine_dir, config)
     with open_executor(engine_dir, config, interpretation=interpretation) as executor:

@@ -11,20 +11,12 @@ from typing import Any
 import numpy as np
 
 from faser_trtllm.core.plan import RequestOutput
-from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.core.request_field import rows
+from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-)
+_ELSEWHERE = ("max_tokens", "min_tokens", "num_draft_tokens")  # in stop_conditions and extra_args
+_SAMPLING = {row.name for row in rows(SamplingFields) if row.openai} - {*_ELSEWHERE} | {"logit_bias"}
 _NEUTRAL = {  # unsupported sampling options and the values that have no effect
     "n": (1,),
     "best_of": (1,),
@@ -40,8 +32,9 @@ def read_token_ids(request: Mapping[str, Any]) -> list[int]:
     value = request.get("token_ids")
     if isinstance(value, bytes | bytearray | memoryview):
         if memoryview(value).nbytes % 4:
+            num_bytes = memoryview(value).nbytes
             raise InvalidArgumentError(
-                f"token_ids has {memoryview(value).nbytes} bytes, it must be a multiple of 4 (int32)"
+                f"has {num_bytes} bytes, it must be a multiple of 4 (int32)", "token_ids", num_bytes
             )
         return list(np.frombuffer(value, "<i4").tolist())
     return list(value or ())
@@ -55,12 +48,13 @@ def read_params(request: Mapping[str, Any], max_seq_len: int, eos_token_ids: tup
     """
     for name in _FOREIGN:
         if request.get(name):
-            raise InvalidArgumentError(f"{name} was sent, but this engine serves text only, and prefill with decode")
+            raise InvalidArgumentError("was sent, but this engine serves text only, and prefill with decode", name)
     options = {name: value for name, value in _part(request, "sampling_options").items() if value is not None}
     fields: dict[str, Any] = {name: options.pop(name) for name in _SAMPLING if name in options}
     for name, value in options.items():
         if value not in _NEUTRAL.get(name, ()) and value not in ({}, []):
-            raise InvalidArgumentError(f"sampling_options has {name} {value!r}, which is not supported; leave it out")
+            what = f"has {name} {value!r}, which is not supported; leave it out"
+            raise InvalidArgumentError(what, "sampling_options", value)
     fields.setdefault("temperature", 1.0)
     if fields.get("top_k") == -1:  # vLLM's spelling of "off"
         fields["top_k"] = 0
@@ -102,7 +96,7 @@ def make_chunk(output: RequestOutput, num_sent_tokens: int) -> dict[str, Any]:
 def _part(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = request.get(name) or {}
     if not isinstance(part, Mapping):
-        raise InvalidArgumentError(f"{name} is {part!r}, it must be an object")
+        raise InvalidArgumentError(f"is {part!r}, it must be an object", name, part)
     return part
 
 
@@ -116,13 +110,15 @@ def _end_ids(request: Mapping[str, Any], stop: Mapping[str, Any], eos_token_ids:
 
 def _wants_log_probs(output_options: Mapping[str, Any]) -> bool:
     if output_options.get("prompt_logprobs") is not None:
-        raise InvalidArgumentError("output_options has prompt_logprobs, which is not supported; leave it out")
+        raise InvalidArgumentError("has prompt_logprobs, which is not supported; leave it out", "output_options")
     wanted = output_options.get("logprobs")
     if wanted is None:
         return False
     if int(wanted) > 1:  # Dynamo sends 1 for "logprobs: true"
         raise InvalidArgumentError(
-            f"output_options has logprobs {wanted}, allowed are 0 and 1: only the chosen token has one; lower "
-            "top_logprobs"
+            f"has logprobs {wanted}, allowed are 0 and 1: only the chosen token has one; lower top_logprobs",
+            "output_options",
+            wanted,
+            1,
         )
     return True
