@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser_trtllm.bench.prompts import HELD_OUT_STRIDE, draw_prompts, library_files
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.profiling.prompts import HELD_OUT_STRIDE, draw_prompts, library_files
 
 COMPLETION_PROMPT, EDIT_PROMPT = 96, 320  # tokens
 FUNCTION_TOKENS = (90, 200)  # of a function that is edited

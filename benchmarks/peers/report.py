@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faser_trtllm.bench.stats import Agreement, Summary, paired_ratio, summarize
+from benchmarks.agreement import Agreement
+from faser_trtllm.bench.stats import Summary, paired_ratio, summarize
 
 FASER = "faser"
 OFF = "off"

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agreement import agreement, first_difference
 from benchmarks.peers import contestant as contestants
 from benchmarks.peers.contestant import Contestant, Workplace
 from benchmarks.peers.markdown import render_markdown
@@ -25,10 +26,9 @@ from benchmarks.peers.report import (
 )
 from benchmarks.peers.worker_process import WorkerError
 from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
-from faser_trtllm.bench.prompts import PromptSet, draw_prompts
-from faser_trtllm.bench.stats import agreement, first_difference
 from faser_trtllm.errors import CheckpointError, install
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.profiling.prompts import PromptSet, draw_prompts
 
 STEP_REPEATS = 30
 Progress = Callable[[str], None]

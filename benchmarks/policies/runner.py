@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agreement import first_difference
 from benchmarks.policies.bound import adaptivity_bound
 from benchmarks.policies.drive import DriveResult
 from benchmarks.policies.markdown import render_markdown
@@ -23,8 +24,6 @@ from benchmarks.policies.report import BURSTY, Calibration, Case, PolicyBenchRep
 from benchmarks.policies.systems import System, open_system
 from benchmarks.policies.workload import Job, Workload, bursty, closed_loop, draw_jobs
 from faser_trtllm.bench.environment import CpuMeter, describe_environment, portable
-from faser_trtllm.bench.prompts import PromptSet, draw_prompts
-from faser_trtllm.bench.stats import first_difference
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import FaserError
@@ -32,6 +31,7 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.profiling.options import ProfileOptions
 from faser_trtllm.profiling.profile import profile_engine_dir
+from faser_trtllm.profiling.prompts import PromptSet, draw_prompts
 
 NUM_PROMPTS = 48
 JSON_FILE = "policies.json"

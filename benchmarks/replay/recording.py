@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.bench.prompts import draw_prompts
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
@@ -25,6 +24,7 @@ from faser_trtllm.executor.executor import Sink
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.partition.core_set import CoreSet
+from faser_trtllm.profiling.prompts import draw_prompts
 from faser_trtllm.sampling.table import SamplingTable
 
 NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUT = 48, 128, 192  # as in `faser bench gpu`

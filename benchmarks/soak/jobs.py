@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from faser_trtllm.bench.prompts import draw_prompts
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.profiling.prompts import draw_prompts
 from faser_trtllm.serving.text.offline import generate_all
 
 NUM_PROMPTS = 24

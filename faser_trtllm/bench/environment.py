@@ -55,13 +55,15 @@ class CpuMeter:
 
     def _read(self) -> tuple[float, float, float, float]:
         """Seconds of all cores: total, busy, stolen, and used by this process and its ended children."""
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        user, nice, system, idle, iowait, irq, softirq, steal = (
-            int(field) / os.sysconf("SC_CLK_TCK") for field in fields
-        )
-        busy = user + nice + system + irq + softirq
-        own = sum(os.times()[:4])
-        return busy + idle + iowait + steal, busy, steal, own
+        return (*core_seconds(), sum(os.times()[:4]))
+
+
+def core_seconds() -> tuple[float, float, float]:
+    """Seconds of all cores since the machine started: total, busy, and stolen by other virtual machines."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    user, nice, system, idle, iowait, irq, softirq, steal = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields)
+    busy = user + nice + system + irq + softirq
+    return busy + idle + iowait + steal, busy, steal
 
 
 def _cpu_name() -> str:

@@ -1,8 +1,8 @@
-"""Medians, paired ratios and agreement."""
+"""Medians and paired ratios."""
 
 import pytest
 
-from faser_trtllm.bench.stats import Agreement, agreement, first_difference, paired_ratio, summarize
+from faser_trtllm.bench.stats import paired_ratio, summarize
 
 
 def test_summary_is_median_and_range() -> None:
@@ -24,29 +24,6 @@ def test_ratio_of_medians_is_not_the_median_of_ratios() -> None:
 def test_rounds_must_match() -> None:
     with pytest.raises(ValueError, match="2 rounds against 1"):
         paired_ratio([1.0, 2.0], [1.0])
-
-
-def test_agreement_counts_the_common_prefix() -> None:
-    found = agreement([[1, 2, 3, 4], [1, 2, 9, 4]], [[1, 2, 3, 4], [1, 2, 3, 4]])
-    assert found == Agreement(num_identical=1, num_sequences=2, prefix_share=0.75)
-
-
-def test_shorter_output_does_not_agree() -> None:
-    assert agreement([[1, 2]], [[1, 2, 3, 4]]) == Agreement(0, 1, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "where"),
-    [
-        ([[1, 2], [3, 4]], None),
-        ([[1, 2], [3, 5]], (1, 1)),
-        ([[0, 2], [3, 5]], (0, 0)),
-        ([[1, 2], [3]], (1, 1)),
-        ([[1, 2], [3, 4, 5]], (1, 2)),
-    ],
-)
-def test_first_difference(outputs: list[list[int]], where: tuple[int, int] | None) -> None:
-    assert first_difference(outputs, [[1, 2], [3, 4]]) == where
 
 
 def test_a_summary_in_words() -> None:

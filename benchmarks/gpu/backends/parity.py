@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.agreement import first_difference
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.exactness import Difference, record_differences, tokens_of
 from benchmarks.gpu.models.pair import OpenPair
 from benchmarks.gpu.models.prompts import bench_prompts, max_tokens
 from benchmarks.policies.workload import Job
-from faser_trtllm.bench.stats import first_difference
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import Float32Array

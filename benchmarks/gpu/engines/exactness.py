@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.agreement import first_difference
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernels.rows import AcceptCase
 from benchmarks.gpu.models.cuda_engines import PairLimits
@@ -23,7 +24,6 @@ from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len
 from benchmarks.policies.drive import drive
 from benchmarks.policies.workload import Job, closed_loop
 from faser_trtllm import native
-from faser_trtllm.bench.stats import first_difference
 from faser_trtllm.core.batch import BatchBuilder
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.ops.arrays import Float32Array

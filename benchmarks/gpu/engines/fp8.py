@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.agreement import common_prefix
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.exactness import greedy, policy_of, tokens_of
 from benchmarks.gpu.engines.steps import time_step
@@ -17,7 +18,6 @@ from benchmarks.gpu.models.probe import PairProbe
 from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len
 from benchmarks.gpu.skipped import Skipped
 from benchmarks.policies.workload import Job
-from faser_trtllm.bench.stats import common_prefix
 from faser_trtllm.builder.plan_file import arch_capability
 from faser_trtllm.config import Quantization
 from faser_trtllm.core.sampling_params import SamplingParams

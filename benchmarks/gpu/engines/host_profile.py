@@ -15,8 +15,8 @@ from benchmarks.gpu.models.cuda_engines import PairLimits
 from benchmarks.gpu.models.pair import Pair, open_pair
 from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len
 from benchmarks.policies.drive import drive
-from faser_trtllm.bench.prompts import PromptSet
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.profiling.prompts import PromptSet
 
 LOAD, DRY_LOAD = 64, 2
 SPELLINGS = ("off", "fixed:4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models.prompts import max_tokens
 from benchmarks.policies.workload import JOBS_PER_STREAM, Workload, closed_loop, draw_jobs
-from faser_trtllm.bench.prompts import PromptSet
+from faser_trtllm.profiling.prompts import PromptSet
 
 TEMPERATURE, SAMPLED_SHARE = 0.8, 0.5
 MIN_JOBS = 8

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.agreement import agreement
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models.cuda_engines import PairLimits
 from benchmarks.gpu.models.enlarge import EnlargedWeights, shape_named
@@ -16,7 +17,6 @@ from benchmarks.gpu.options import DRAFT_OF
 from benchmarks.gpu.skipped import Skipped
 from benchmarks.policies.drive import drive
 from benchmarks.policies.workload import Job, closed_loop
-from faser_trtllm.bench.stats import agreement
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError, install
 from faser_trtllm.models.config import ModelConfig, load_model_config

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
+from benchmarks.agreement import agreement
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engines.costs import table_of
 from benchmarks.gpu.engines.jobs import WORDS, measured_load, warm_up_load
@@ -23,11 +24,11 @@ from benchmarks.policies.stopwatch import Stopwatch
 from benchmarks.policies.systems import System
 from benchmarks.policies.watch import StepWitness
 from benchmarks.policies.workload import Workload
-from faser_trtllm.bench.prompts import PromptSet
-from faser_trtllm.bench.stats import agreement, summarize
+from faser_trtllm.bench.stats import summarize
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.errors import FaserError
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.profiling.prompts import PromptSet
 
 # Overlap alone: the same drafts as fixed:K, verified while drafting.
 OVERLAPPED = {f"fixed:4 {mode}": f"fixed:4,mode={mode}" for mode in ("draft_ahead", "ping_pong")}

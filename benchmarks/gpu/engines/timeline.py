@@ -14,9 +14,9 @@ from benchmarks.gpu.models.pair import Pair, open_pair
 from benchmarks.gpu.models.prompts import bench_prompts, max_tokens, prompt_len
 from benchmarks.policies.drive import drive
 from benchmarks.policies.options import OFF, POLICIES
-from faser_trtllm.bench.prompts import PromptSet
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.policy.registry import make_policy
+from faser_trtllm.profiling.prompts import PromptSet
 
 LOADS, DRY_LOADS = (64, 16, 4, 256), (2,)
 LONGER = 2  # outputs than the other sections', so that some steps of a full batch only decode

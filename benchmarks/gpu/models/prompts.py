@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.gpu.bench import Bench
-from faser_trtllm.bench.prompts import PromptSet, draw_prompts
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.profiling.prompts import PromptSet, draw_prompts
 
 NUM_PROMPTS, DRY_NUM_PROMPTS = 48, 3
 DRY_PROMPT_LEN = 12

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from faser_trtllm.bench.environment import MAX_FOREIGN_SHARE
+from faser_trtllm.bench.environment import MAX_FOREIGN_SHARE, core_seconds
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,6 @@ class CpuMeter:
 
     def _read(self) -> tuple[float, float, float, float]:
         """Seconds of all cores: total, busy or stolen, used by this process, used by the service."""
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        user, nice, system, idle, iowait, irq, softirq, steal = (
-            int(field) / os.sysconf("SC_CLK_TCK") for field in fields
-        )
-        busy = user + nice + system + irq + softirq + steal
+        total, busy, steal = core_seconds()
         service = self._service_cpu_s() if self._service_cpu_s is not None else 0.0
-        return busy + idle + iowait, busy, time.process_time(), service
+        return total, busy + steal, time.process_time(), service

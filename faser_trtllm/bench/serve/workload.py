@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faser_trtllm.bench.prompts import draw_prompts
 from faser_trtllm.bench.serve.arrivals import Arrival
+from faser_trtllm.profiling.prompts import draw_prompts
 
 
 @dataclass(frozen=True)

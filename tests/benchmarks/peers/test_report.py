@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.agreement import Agreement
 from benchmarks.peers.report import Absence, BenchReport, CaseResult, Exactness, Form, StepResult
-from faser_trtllm.bench.stats import Agreement
 
 ALIKE = Agreement(8, 8, 1.0)
 

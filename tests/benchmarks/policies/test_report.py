@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.policies.best_rival import ratio_to_best
 from benchmarks.policies.report import (
     Case,
     PolicyBenchReport,
@@ -14,7 +15,6 @@ from benchmarks.policies.report import (
     geometric_mean,
     percentile,
 )
-from faser_trtllm.bench.stats import ratio_to_best
 
 RATES = {
     "concurrency 1": {"off": 100, "fixed:2": 150, "fixed:4": 200, "schedule": 190, "price": 198},

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from faser_trtllm.bench.prompts import HELD_OUT_STRIDE, draw_prompts, library_files
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.profiling.prompts import HELD_OUT_STRIDE, draw_prompts, library_files
 
 
 def encode(text: str) -> list[int]:
