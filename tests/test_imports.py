@@ -171,9 +171,12 @@ def test_a_cycle_is_found(tmp_path: Path, first: str, second: str) -> None:
     assert cycle.count(" imports ") == 2
 
 
-def test_a_drawer_belongs_to_its_room(tmp_path: Path) -> None:
-    files = {"part/room/a.py": "import pkg.part.room.drawer.b\n", "part/room/drawer/b.py": "import pkg.part.room.a\n"}
+def test_a_drawer_may_import_of_its_room_what_does_not_import_it(tmp_path: Path) -> None:
+    files = {"part/room/a.py": "import pkg.part.room.drawer.b\n", "part/room/drawer/b.py": "import pkg.part.room.c\n"}
+    files |= {"part/room/c.py": "import pkg.part.room.d\n", "part/room/d.py": ""}
     assert cycles(make(tmp_path, files)) == []
+    files["part/room/d.py"] = "import pkg.part.room.a\n"
+    assert cycles(make(tmp_path, files)) == ["part.room.drawer imports part.room.a, which imports part.room.drawer"]
 
 
 def test_a_crowd_is_found(tmp_path: Path) -> None:

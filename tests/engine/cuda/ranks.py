@@ -57,7 +57,7 @@ def rank_pids(leader: int) -> list[int]:
     """The processes of the ranks behind a leader, by rank."""
     tasks = Path(f"/proc/{leader}/task")
     pids = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    return [pid for pid in sorted(pids) if b"parallel.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in sorted(pids) if b"cuda.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def has_ended(pid: int) -> bool:

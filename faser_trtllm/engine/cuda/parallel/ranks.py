@@ -27,7 +27,7 @@ from faser_trtllm.errors import ConfigError, FaserError
 
 CLOSE_TIMEOUT_S = 10.0  # after which a rank that does not end is killed
 NOTICE_TIMEOUT_S = 1.0  # until the end of a rank is noticed whose collective has failed here
-PROGRAM = "faser_trtllm.engine.cuda.parallel.follower"
+PROGRAM = "faser_trtllm.engine.cuda.follower"
 
 Layout = tuple[tuple[str, int], ...]
 """The partitions that the target runs on, with their SMs: the same on all ranks."""
