@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.soak.jobs import Cancellation, Plan, Planner
 from benchmarks.soak.ledger import Answer, Ending, Ledger
-from faser_trtllm.serving.client import INPUT_DTYPES, MODEL_NAME, ResponseError, stream_http, to_tensor
+from faser_trtllm.serving.client import MODEL_NAME, ResponseError, infer_input, stream_http
 
 WORKERS_PER_CONNECTION = 8
 _PAUSE_S = 0.1  # after a refusal while the engine child is down
@@ -172,9 +172,5 @@ async def _requests(fields: Mapping[str, Any], is_stopped: asyncio.Future[bool])
 def _grpc_request(fields: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     import tritonclient.grpc as grpcclient
 
-    inputs = []
-    for name, value in fields.items():
-        array = to_tensor(name, value)
-        inputs.append(grpcclient.InferInput(name, list(array.shape), INPUT_DTYPES[name]))
-        inputs[-1].set_data_from_numpy(array)
+    inputs = [infer_input(grpcclient, name, value) for name, value in fields.items()]
     return {"model_name": MODEL_NAME, "inputs": inputs, "request_id": request_id}

@@ -11,14 +11,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.workload import ServeJob
 from faser_trtllm.errors import UnavailableError
+from faser_trtllm.serving.client import MODEL_NAME, infer_input
 from faser_trtllm.serving.text.finish_reason import read_finish
 
-MODEL_NAME = "faser"
 _LEAD_S = 0.1  # between creating the tasks and the first arrival
 
 
@@ -159,23 +157,13 @@ async def _until_stopped(request: dict[str, Any], is_stopped: asyncio.Future[boo
 
     yield request
     if await is_stopped:
-        stop = grpcclient.InferInput("stop", [1, 1], "BOOL")
-        stop.set_data_from_numpy(np.ones((1, 1), np.bool_))
-        yield {**request, "inputs": [*request["inputs"], stop]}
+        yield {**request, "inputs": [*request["inputs"], infer_input(grpcclient, "stop", True)]}
 
 
 def _request(grpcclient: Any, number: int, job: ServeJob, temperature: float) -> dict[str, Any]:
-    values = {
-        "input_ids": ("INT32", np.array([job.prompt], np.int32)),
-        "max_tokens": ("INT32", np.array([[job.max_tokens]], np.int32)),
-        "temperature": ("FP32", np.array([[temperature]], np.float32)),
-        "end_id": ("INT32", np.array([[-1]], np.int32)),
-        "stream": ("BOOL", np.array([[True]])),
-    }
-    inputs = []
-    for name, (dtype, array) in values.items():
-        inputs.append(grpcclient.InferInput(name, list(array.shape), dtype))
-        inputs[-1].set_data_from_numpy(array)
+    fields = {"input_ids": job.prompt, "max_tokens": job.max_tokens, "temperature": temperature}
+    fields |= {"end_id": -1, "stream": True}
+    inputs = [infer_input(grpcclient, name, value) for name, value in fields.items()]
     return {"model_name": MODEL_NAME, "inputs": inputs, "request_id": str(number + 1)}
 
 

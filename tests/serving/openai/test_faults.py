@@ -42,7 +42,7 @@ async def serve_some(codes: Counter[str]) -> None:
 
 
 def test_triton_outlives_errors_of_many_streams_and_their_codes_arrive(server):
-    """Refused requests, cancelled ones and those of a killed engine, mixed; see error_codes in triton_request.py."""
+    """Refused requests, cancelled ones and those of a killed engine, mixed; as the parameter error_codes has them."""
     codes: Counter[str] = Counter()
     sentences: set[str] = set()
 
