@@ -52,11 +52,11 @@ class Backend:
         texts = b"".join(map(packed_text, (name, "1", "/nowhere", config)))
         self.send(FromBackend.OPEN, struct.pack("<I", model) + texts)
 
-    def ask(self, model, handle, outputs=("text_output", "finish_reason"), **inputs):
+    def ask(self, model, handle, outputs=("text_output", "finish_reason"), request_id="id", **inputs):
         arrays = [
             (name, texts_array([[value]]) if isinstance(value, bytes) else value) for name, value in inputs.items()
         ]
-        self.send(FromBackend.REQUEST, request_body(model, handle, "id", outputs, arrays))
+        self.send(FromBackend.REQUEST, request_body(model, handle, request_id, outputs, arrays))
 
     def receive(self, kind):
         """The body of the next frame of this kind; those of other kinds are passed over."""
@@ -71,12 +71,14 @@ class Backend:
         return model, OpenStatus(status), code, body[10:].decode()
 
     def answers(self, number):
-        """All responses of so many requests, by handle."""
-        found, num_ended = {}, 0
-        while num_ended < number:
+        """All responses of so many requests, by handle; the Triton backend forgets a request with its last response."""
+        found, ended = {}, set()
+        while len(ended) < number:
             for handle, is_final, outputs, error in read_responses(self.receive(ToBackend.RESPONSES)):
+                assert handle not in ended, "nothing follows the final response"
                 found.setdefault(handle, []).append(error or outputs)
-                num_ended += is_final
+                if is_final:
+                    ended.add(handle)
         return found
 
     def hang_up(self):

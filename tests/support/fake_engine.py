@@ -24,6 +24,7 @@ CRASH_TOKEN = 319  # a prompt with it kills the process
 HANG_TOKEN = 318  # a prompt with it stops the executor's thread, and no other
 STEP_S = float(os.environ.get("FASER_FAKE_STEP_S", "0.01"))  # between two steps
 TOKENS_PER_STEP = 2
+MAX_REQUESTS = int(os.environ.get("FASER_FAKE_MAX_REQUESTS", "1000000"))
 
 
 class EchoExecutor:
@@ -63,6 +64,8 @@ class EchoExecutor:
         with self._lock:
             if self._draining:
                 raise UnavailableError("the server is shutting down; send the request to another one")
+            if len(self._requests) >= MAX_REQUESTS:
+                raise UnavailableError("no room")
             if request_id in self._requests:
                 raise InvalidArgumentError("request id in use")
             self._requests[request_id] = (request, sink)

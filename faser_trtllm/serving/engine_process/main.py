@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -210,7 +211,10 @@ class EngineServer:
             return
         progress = executor.progress()
         self._connection.send(ToBackend.PONG, _PONG.pack(progress.stalled_s, progress.slow_step_s))
-        stats = executor.stats() | {"num_restarts": self._num_restarts}
+        self._publish(executor.stats() | {"num_restarts": self._num_restarts})
+
+    def _publish(self, stats: Mapping[str, float] | None = None) -> None:
+        """Publish the metrics of all models, and with the executor's stats those of its steps."""
         models = {model.number: model for model in self._models.values() if isinstance(model, ServedModel)}
         if self._publisher is not None:
             models[self._publisher.number] = self._publisher
@@ -228,6 +232,7 @@ class EngineServer:
                 self._answer_open(frame, OpenStatus.OTHER_CONFIGURATION)
                 return
             self._models[frame.model] = self._open_model(frame)
+            self._publish()  # the backend counts requests that it fails itself in series that it knows
             self._answer_open(frame, OpenStatus.OPENED)
         except FaserError as error:
             self._fail_open(frame, error.code, str(error))
@@ -255,10 +260,8 @@ class EngineServer:
 
     def _close(self, number: int) -> None:
         self._unopened.pop(number, None)
-        model = self._models.pop(number, None)
-        if isinstance(model, ServedModel):
-            model.metrics.publish(not self._is_draining)
-            self._changes.flush()
+        self._publish()
+        self._models.pop(number, None)
 
     def _start(self, config: ServiceConfig) -> None:
         self._config = config

@@ -9,7 +9,7 @@ import pytest
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.outbox import MAX_AT_ONCE
 from faser_trtllm.serving.engine_process.wire import FromBackend, OpenStatus, ToBackend
-from tests.support.backend_frames import Refusal
+from tests.support.backend_frames import Refusal, texts_array
 from tests.support.backend_peer import Backend
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
@@ -77,6 +77,76 @@ def test_a_bad_request_gets_its_sentence_and_what_it_is_about(backend):
     assert backend.answers(1)[2] == [
         Refusal(wire.ERROR_CODES["INVALID_ARG"], sentence, "request_output_len", "-1", "1 or more")
     ], "each model's clients read their own name"
+
+
+def test_good_requests_are_served_next_to_bad_ones_and_ids_need_not_differ(backend):
+    for handle, text in ((1, b"ab"), (2, b"xy")):
+        backend.ask(0, handle, text_input=text, max_tokens=ints(4))
+    backend.ask(0, 3, request_id="x" * 5000, text_input=b"abc")
+    backend.ask(0, 4, max_tokens=ints(3))
+    answers = backend.answers(4)
+    assert [text_of(answers[handle]) for handle in (1, 2)] == [b"ababab", b"xyxyxy"], "prompt and output"
+    assert answers[3][0].message == "the request id has 5000 bytes, allowed are at most 4096"
+    assert answers[4][0].message == "the prompt is missing, send text_input or input_ids"
+
+
+def test_a_batch_of_sequences_ends_with_its_last(backend):
+    backend.ask(
+        0,
+        1,
+        outputs=("text_output", "batch_index", "sequence_index", "finish_reason"),
+        text_input=texts_array([[b"ab"], [b"xy"]]),
+        max_tokens=np.array([[4], [9]], np.int32),
+        num_return_sequences=np.array([[2], [1]], np.int32),
+        stream=np.array([[True], [True]]),
+    )
+    texts, num_ends = {}, 0
+    for outputs in backend.answers(1)[1]:
+        where = tuple(struct.unpack("<i", outputs[name][2])[0] for name in ("batch_index", "sequence_index"))
+        texts[where] = texts.get(where, b"") + outputs["text_output"][2][4:]
+        num_ends += "finish_reason" in outputs
+    assert texts == {(0, 0): b"abab", (0, 1): b"abab", (1, 0): b"xyxyxyxyx"}
+    assert num_ends == 3
+
+
+def test_a_sequence_that_is_refused_ends_the_others(engine_dir, monkeypatch):
+    monkeypatch.setenv("FASER_FAKE_MAX_REQUESTS", "2")
+    with Backend(engine_dir) as backend:
+        backend.hello()
+        backend.open(0)
+        assert backend.opened()[1] is OpenStatus.OPENED
+        backend.ask(0, 1, text_input=b"abc", max_tokens=ints(ENDLESS), num_return_sequences=ints(3))
+        assert backend.answers(1)[1] == [Refusal(wire.ERROR_CODES["UNAVAILABLE"], "no room")]
+        backend.ask(0, 2, text_input=b"abc", max_tokens=ints(3))
+        assert text_of(backend.answers(1)[2]) == b"abcabc", "the two that ran have left"
+
+
+def test_a_stop_request_ends_all_of_its_id_with_what_they_have(backend):
+    for handle, request_id in ((1, "a"), (2, "b"), (3, "a")):
+        stream = np.array([[True]])
+        backend.ask(0, handle, request_id=request_id, text_input=b"abc", max_tokens=ints(ENDLESS), stream=stream)
+    backend.receive(ToBackend.RESPONSES)
+    backend.ask(0, 4, request_id="a", text_input=b"", stop=np.array([[True]]))
+    answers = backend.answers(3)
+    assert answers[4] == [{}], "the flag alone"
+    for handle in (1, 3):
+        assert answers[handle][-1]["finish_reason"][2][4:] == b"cancelled"
+    assert all("finish_reason" not in outputs for outputs in answers.get(2, ()))
+    backend.send(FromBackend.CANCEL, struct.pack("<Q", 2))
+    assert backend.answers(1)[2][-1].message == "the request was cancelled"
+    backend.ask(0, 5, request_id="", text_input=b"", stop=np.array([[True]]))
+    assert "A request id must be provided" in backend.answers(1)[5][0].message
+
+
+def test_many_cancelled_requests_end_once(backend):
+    for handle in range(50):
+        backend.ask(0, handle, text_input=b"abc", max_tokens=ints(ENDLESS), stream=np.array([[True]]))
+    backend.receive(ToBackend.RESPONSES)
+    for handle in range(50):
+        backend.send(FromBackend.CANCEL, struct.pack("<Q", handle))
+    assert {answers[-1].code for answers in backend.answers(50).values()} == {wire.ERROR_CODES["CANCELLED"]}
+    backend.ask(0, 50, text_input=b"abc", max_tokens=ints(3))
+    assert text_of(backend.answers(1)[50]) == b"abcabc"
 
 
 def test_a_cancelled_request_ends(backend):

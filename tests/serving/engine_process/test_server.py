@@ -164,7 +164,7 @@ def test_an_engine_process_of_another_release_is_refused(engine_dir, tmp_path):
     options = {"is_fake": True, "environment": environment}
     with Server(engine_dir, **options, log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
-        assert "it speaks version 2 of the protocol, this backend 1; install both" in server.output()
+        assert "it speaks version 3 of the protocol, this backend 2; install both" in server.output()
 
 
 def test_a_python_that_is_not_there_is_named(engine_dir, tmp_path, monkeypatch):

@@ -21,10 +21,10 @@ from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.serving.client import generate_http
-from faser_trtllm.serving.edge.wire import OpenStatus
+from faser_trtllm.serving.engine_process.wire import OpenStatus
 from faser_trtllm.serving.observe.spans import MAX_STEPS, SpanRecorder, open_span_recorder
+from tests.support.backend_peer import Edge
 from tests.support.checkpoints import make_pair
-from tests.support.edge_peer import Edge
 from tests.support.executor_harness import Collector, Setup
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
@@ -266,7 +266,7 @@ def test_the_engine_process_sends_spans_to_a_collector(tmp_path, collector, monk
     config.write_text(
         "speculation: fixed:2\nnum_threads: 1\n" + (f"otlp_traces_endpoint: {url}\n" if by_option else "")
     )
-    with Edge(tmp_path / "engine", str(config), module="faser_trtllm.serving.edge.process") as edge:
+    with Edge(tmp_path / "engine", str(config), module="faser_trtllm.serving.engine_process.main") as edge:
         edge.hello()
         edge.open(0)
         assert edge.opened()[1] is OpenStatus.OPENED

@@ -19,7 +19,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
-from faser_trtllm.serving.worker.process import command_line
+from faser_trtllm.serving.launch.process import command_line
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.streams import Answer

@@ -25,7 +25,7 @@ from faser_trtllm.serving.client import ResponseError, generate_http
 from faser_trtllm.serving.launch import limits
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
-from faser_trtllm.serving.worker.process import command_line, session_pids
+from faser_trtllm.serving.launch.process import command_line, session_pids
 from tests.support.checkpoints import make_pair, write_tokenizer
 from tests.support.effort import pick
 from tests.support.triton_server import FAKE_ENGINE, REPOSITORY, ROOT, free_ports

@@ -18,10 +18,10 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.models.tokenizer import Tokenizer
+from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.request import SEED_STEP
-from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line
 from tests.serving.triton.contract_clients import (
     end_to_end_inputs,
     llm_client_inputs,

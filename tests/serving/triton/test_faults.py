@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
-from faser_trtllm.serving.worker.process import command_line
+from faser_trtllm.serving.launch.process import command_line
 from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.streams import Answer

@@ -18,7 +18,7 @@ from benchmarks.soak.verdict import POOL_SLACK
 from benchmarks.soak.watch import ENGINE, LAUNCHER, SERVER, ServiceProcesses
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.client import generate_http
-from faser_trtllm.serving.worker.process import command_line
+from faser_trtllm.serving.launch.process import command_line
 from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.triton_server import Server

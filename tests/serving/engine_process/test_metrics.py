@@ -3,38 +3,32 @@
 import math
 import re
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from faser_trtllm.errors import UnavailableError
+from faser_trtllm.errors import CancelledError, FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.executor.stats import HISTOGRAMS
+from faser_trtllm.serving.engine_process.metrics import ModelMetrics
 from faser_trtllm.serving.observe.families import FAMILIES, HISTOGRAM_FAMILIES, Stats
 from faser_trtllm.serving.observe.scrape import parse_metrics, quantile
-from faser_trtllm.serving.triton.metrics import ModelMetrics
-from faser_trtllm.serving.worker.messages import Chunk, Failed
-from tests.serving.observe.fake_metrics import FakeMetricFamily
+from tests.serving.engine_process.metric_recorder import MetricRecorder
 from tests.support.counted_run import Run, some_requests
 from tests.support.executor_harness import Setup
-from tests.support.waiting import wait_until
-
-API = SimpleNamespace(MetricFamily=FakeMetricFamily)
 
 
 @pytest.fixture
-def metrics():
-    """Not started: publish() does by hand what its thread would."""
-    FakeMetricFamily.reset()
-    return ModelMetrics(API, "faser", "1")
+def recorder():
+    return MetricRecorder()
 
 
-def publish(metrics, stats):
-    metrics.set_stats(stats)
-    metrics._publish()
+@pytest.fixture
+def metrics(recorder):
+    return ModelMetrics(recorder, "faser", "1")
 
 
-def value(name, **labels):
-    return FakeMetricFamily.values[(name, *sorted(labels.items()))]
+@pytest.fixture
+def value(recorder):
+    return lambda name, **labels: recorder.values[(name, *sorted(labels.items()))]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +36,9 @@ def run():
     return Run(Setup(policy="fixed:3", max_batch_size=4), some_requests(5))
 
 
-def test_what_the_executor_counted_is_published(metrics, run):
+def test_what_the_executor_counted_is_published(metrics, value, run):
     stats = run.stats
-    publish(metrics, stats)
+    metrics.publish(True, stats)
     assert value("faser_generation_tokens_total") == stats["num_output_tokens"] > 0
     assert value("faser_prompt_tokens_total") == stats["num_prompt_tokens"]
     assert value("faser_spec_decode_num_draft_tokens_total") == stats["num_draft_tokens"] > 0
@@ -59,18 +53,18 @@ def test_what_the_executor_counted_is_published(metrics, run):
     assert abs(value("nv_trt_llm_general_metrics", general_type="timestamp") - time.time()) < 60
 
 
-def test_the_gauges_of_the_last_step_rest_with_the_executor(metrics, run):
+def test_the_gauges_of_the_last_step_rest_with_the_executor(metrics, value, run):
     assert run.stats["num_scheduled"] > 0
-    publish(metrics, run.stats)
+    metrics.publish(True, run.stats)
     for kind in ("active", "scheduled", "context", "waiting"):
         assert value("nv_trt_llm_request_metrics", request_type=kind) == 0
 
 
-def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, run):
+def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, recorder, value, run):
     for _ in range(2):  # the second time nothing is new
-        publish(metrics, run.stats)
+        metrics.publish(True, run.stats)
     for family in HISTOGRAM_FAMILIES:
-        found = FakeMetricFamily.histograms[(family.name, *family.labels)]
+        found = recorder.histograms[(family.name, *family.labels)]
         assert found["bounds"] == list(HISTOGRAMS[family.key])
         assert found["counts"] == run.series(family.key), family.name
         assert found["sum"] == pytest.approx(sum(run.series(f"{family.key}_sum")))
@@ -83,43 +77,29 @@ def test_histograms_have_the_counts_and_the_sum_of_what_was_measured(metrics, ru
     assert value("faser_inter_token_latency_seconds_sum") == pytest.approx(sum(run.series("inter_token_latency_s_sum")))
 
 
-def test_only_what_changed_is_told_to_triton(metrics, run):
-    publish(metrics, run.stats)
-    before = FakeMetricFamily.num_calls
-    publish(metrics, run.stats)
-    assert FakeMetricFamily.num_calls == before + 1, "the timestamp"
+def test_only_what_changed_is_told_to_triton(metrics, recorder, run):
+    metrics.publish(True, run.stats)
+    before = recorder.num_changes
+    metrics.publish(True, run.stats)
+    assert recorder.num_changes == before + 1, "the timestamp"
 
 
-def test_a_gauge_is_set_even_to_zero_when_its_model_is_loaded(metrics):
+def test_a_gauge_is_set_even_to_zero_when_its_model_is_loaded(metrics, recorder, value):
     """Triton keeps the series of a model that was unloaded, with their values."""
-    publish(metrics, {"num_running": 3.0})
-    again = ModelMetrics(API, "faser", "1")
-    publish(again, {"num_running": 0.0})
+    metrics.publish(True, {"num_running": 3.0})
+    ModelMetrics(recorder, "faser", "1").publish(True, {"num_running": 0.0})
     assert value("faser_num_requests_running") == 0.0
 
 
-def test_one_thread_publishes_and_what_is_left_at_the_end_too(metrics, run):
-    metrics.start(lambda: True)
-    for _ in range(20):
-        metrics.set_stats(run.stats)
-        metrics.refused("UNAVAILABLE")
-    metrics.close()
-    assert FakeMetricFamily.threads == {"faser-metrics"}
-    assert value("faser_generation_tokens_total") == run.stats["num_output_tokens"]
-    assert value("faser_request_failures_total", code="UNAVAILABLE") == 20
-    before = FakeMetricFamily.num_calls
-    metrics.refused("UNAVAILABLE")
-    metrics.close()
-    assert FakeMetricFamily.num_calls == before, "nothing is touched after close()"
-
-
-def test_ends_are_counted_by_reason_and_code(metrics):
+def test_ends_are_counted_by_reason_and_code(metrics, value):
     for reason in ("length", "length", "stop", "timeout"):
-        metrics.record(Chunk(1, "", (), reason))
-    metrics.record(Failed(1, "CANCELLED", ""))
-    metrics.record(Failed(1, "NEW_CODE", ""))
-    metrics.refused("INVALID_ARG")
-    metrics._publish()
+        metrics.ended(reason)
+    other = FaserError("")
+    other.code = "NEW_CODE"
+    for error in (CancelledError(""), other, InvalidArgumentError("")):
+        metrics.ended(None, error)
+    metrics.publish(True)
+    metrics.publish(True)  # the second time nothing is new
     successes = {r: value("faser_request_success_total", finished_reason=r) for r in ("length", "stop", "timeout")}
     assert successes == {"length": 2, "stop": 1, "timeout": 1}
     failures = {
@@ -129,35 +109,21 @@ def test_ends_are_counted_by_reason_and_code(metrics):
     assert failures == {"CANCELLED": 1, "INTERNAL": 1, "INVALID_ARG": 1, "UNAVAILABLE": 0}
 
 
-def test_a_model_without_stats_publishes_its_own_requests_only():
-    FakeMetricFamily.reset()
-    metrics = ModelMetrics(API, "ensemble", "1")
-    metrics.record(Chunk(1, "", (), "stop"))
-    metrics._publish()
-    names = {key[0] for key in FakeMetricFamily.values}
+def test_a_model_without_stats_publishes_its_own_requests_only(metrics, recorder, value):
+    metrics.ended("stop")
+    metrics.publish(False)
+    names = {key[0] for key in recorder.values}
     assert names == {"faser_engine_ready", "faser_request_success_total", "faser_request_failures_total"}
-    assert not FakeMetricFamily.histograms
+    assert not recorder.histograms
     assert value("faser_engine_ready") == 0
+    metrics.publish(True)
+    assert value("faser_engine_ready") == 1
 
 
-def test_readiness_is_told_even_when_the_engine_is_silent(monkeypatch):
-    FakeMetricFamily.reset()
-    monkeypatch.setattr("faser_trtllm.serving.triton.metrics.PERIOD_S", 0.02)
-    ready = [True]
-    metrics = ModelMetrics(API, "faser", "1")
-    metrics.start(lambda: ready[0])
-    wait_until(lambda: FakeMetricFamily.values.get(("faser_engine_ready",)) == 1)
-    ready[0] = False
-    wait_until(lambda: value("faser_engine_ready") == 0)
-    metrics.close()
-
-
-def test_a_failure_to_publish_does_not_end_publishing(metrics, caplog):
-    metrics.start(lambda: True)
-    metrics.set_stats({"num_running": "?"})
-    wait_until(lambda: "metrics could not be published" in caplog.text)
-    metrics.set_stats({"num_running": 3.0})
-    metrics.close()
+def test_a_failure_to_publish_does_not_end_publishing(metrics, value, caplog):
+    metrics.publish(True, {"num_running": "?"})
+    assert "metrics could not be published" in caplog.text
+    metrics.publish(True, {"num_running": 3.0})
     assert value("faser_num_requests_running") == 3
 
 
@@ -205,19 +171,11 @@ def test_the_text_format_is_read():
     assert scrape.get("y_bucket") == 2.0, "a counter keeps its name"
 
 
-def test_tensorrt_llm_s_metrics_have_its_model_s_name(run):
+def test_tensorrt_llm_s_metrics_have_its_model_s_name(recorder, run):
     """Its dashboards ask for model="tensorrt_llm", whichever of our models runs the engine."""
-    found = set()
-
-    class Family(FakeMetricFamily):
-        def Metric(self, labels, buckets=None):  # noqa: N802
-            found.add((self._name, labels["model"]))
-            return super().Metric(labels, buckets)
-
-    Family.reset()
-    publish(ModelMetrics(SimpleNamespace(MetricFamily=Family), "ensemble", "1"), run.stats)
-    assert {model for name, model in found if name.startswith("nv_")} == {"tensorrt_llm"}
-    assert {model for name, model in found if not name.startswith("nv_")} == {"ensemble"}
+    ModelMetrics(recorder, "ensemble", "1").publish(True, run.stats)
+    assert {model for name, model in recorder.models if name.startswith("nv_")} == {"tensorrt_llm"}
+    assert {model for name, model in recorder.models if not name.startswith("nv_")} == {"ensemble"}
 
 
 @pytest.mark.parametrize("text", ["<html>", "x{", "x y", 'x{a="1"}'])
