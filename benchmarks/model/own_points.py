@@ -3,7 +3,7 @@
 The pair is the demo pair enlarged; its passes, draft steps and kernels are our GPU engine's. A point's kind says what
 was measured: "pass" of the target with its test, and "probed pass", which has the probe's host time in it; "products"
 and "attention" of one, the latter per layer and in us; "draft step", "draft call" and "step" with its host; "products
-there" and "draft step there", on sms SMs over the whole GPU; "slowdown" of a lane on a side of a split, which alone
+there" and "draft step there", on sms SMs over the whole GPU; "slowdown" of a stream on a side of a split, which alone
 took draft_ms or verify_ms, beside the other; "host" of a step. Times in ms.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser_trtllm.core.traffic import Lane
+from faser_trtllm.core.traffic import Work
 from faser_trtllm.costmodel.gpu import GPUS
 from faser_trtllm.costmodel.pair import Pair
 from faser_trtllm.costmodel.shape import ModelShape
@@ -22,7 +22,7 @@ from faser_trtllm.costmodel.shape import ModelShape
 TARGET = ModelShape("demo target at 8B", 32, 4096, 14336, 32, 8, 128, 4096)
 DRAFT = ModelShape("demo draft at 0.3B", 20, 1024, 4096, 16, 4, 64, 4096)
 PROBE_MS = 0.45  # host time in the wall time of a probed pass, which a step has in its own
-LANE_STEPS = 4  # of a draft lane
+DRAFT_STEPS = 4  # of a draft stream
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def _draft_step_there(point: OwnPoint) -> float:
 
 def _slowdown(point: OwnPoint) -> float:
     pair = _pair(point)
-    draft = Lane(point.draft_ms, LANE_STEPS * pair.draft.shape.pass_gb)
-    verify = Lane(point.verify_ms, pair.target.shape.pass_gb)
+    draft = Work(point.draft_ms, DRAFT_STEPS * pair.draft.shape.pass_gb)
+    verify = Work(point.verify_ms, pair.target.shape.pass_gb)
     slowdowns = pair.traffic.slowdowns(draft, "draft", verify, "verify")
     return slowdowns[0] if point.model == "draft" else slowdowns[1]
 

@@ -15,7 +15,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import Simulation, open_executor
 from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.policy.base import Policy
-from faser_trtllm.simulation.lanes import SimulatedLane
+from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PricedEngine
 
 
@@ -50,6 +50,6 @@ def open_simulation(
         return engines[role]
 
     def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
-        return SimulatedLane(stage, engines, costs, clock, lambda plan: costs.overhead_ms)
+        return SimulatedDraftWorker(stage, engines, costs, clock, lambda plan: costs.overhead_ms)
 
     return open_executor(engine_dir, config, clock, wrap_policy, Simulation(price, make_lane, believed or costs))

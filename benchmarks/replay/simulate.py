@@ -21,9 +21,8 @@ from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.simulation.lanes import SimulatedLane
-from faser_trtllm.simulation.pass_times import PassTimes
-from faser_trtllm.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
+from faser_trtllm.simulation.priced_engine import PassTimes, PricedEngine
 
 TOKENS_PER_BLOCK = 32
 MAX_NUM_TOKENS = 2048  # `faser build`'s default
@@ -90,7 +89,7 @@ def open_replay(recording: Recording, machine: Machine, spelling: str, load: int
         max_draft_len=recording.max_draft_len,
         clock=clock,
         enter_mode=stay,
-        make_lane=lambda stage, enter_mode: SimulatedLane(stage, engines, machine.times, clock, machine.host_ms),
+        make_lane=lambda stage, enter_mode: SimulatedDraftWorker(stage, engines, machine.times, clock, machine.host_ms),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from faser_trtllm.core.traffic import Lane, Traffic, side_by_side
+from faser_trtllm.core.traffic import Traffic, Work, side_by_side
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.passes import PassModel
 from faser_trtllm.costmodel.shape import ModelShape
@@ -95,17 +95,17 @@ class Pair:
         ms = self.drafting_ms(length, num_requests, context_len) + self.host.step_ms
         return ms + self.verify_ms(num_requests * (1 + length), num_requests, context_len)
 
-    def lanes(self, length: int, num_requests: float, context_len: float, num_drafters: int = 1) -> tuple[Lane, Lane]:
-        """Draft and verify lane of one half batch each, alone on their partitions."""
+    def halves(self, length: int, num_requests: float, context_len: float, num_drafters: int = 1) -> tuple[Work, Work]:
+        """Drafting and verification of one half batch each, alone on their partitions."""
         half = num_requests / 2
         draft_ms = num_drafters * self.drafting_ms(length, half, context_len, self.draft_share)
         verify_ms = self.verify_ms(half * (1 + length), half, context_len, 1.0 - self.draft_share)
         draft_gb = num_drafters * length * self.draft.pass_gb(half, context_len)
-        return Lane(draft_ms, draft_gb), Lane(verify_ms, self.target.pass_gb(half, context_len))
+        return Work(draft_ms, draft_gb), Work(verify_ms, self.target.pass_gb(half, context_len))
 
     def ping_pong_ms(self, length: int, num_requests: float, context_len: float, num_drafters: int = 1) -> float:
-        """Two half batches that take turns on the two lanes: a token step of all requests."""
-        draft, verify = self.lanes(length, num_requests, context_len, num_drafters)
+        """Two half batches that take turns on the two streams: a token step of all requests."""
+        draft, verify = self.halves(length, num_requests, context_len, num_drafters)
         slowdowns = self.traffic.slowdowns(draft, "draft", verify, "verify")
         return 2.0 * (max(side_by_side(draft.ms, verify.ms, slowdowns)) + self.host.step_ms)
 
@@ -114,7 +114,7 @@ class Pair:
         return num_requests * _tokens(length, acceptance) / self.step_ms(length, num_requests, context_len)
 
     def ping_pong_rate(self, length: int, num_requests: int, context_len: float, acceptance: float) -> float:
-        """The same of two half batches that take turns on the two lanes, for at least two requests."""
+        """The same of two half batches that take turns on the two streams, for at least two requests."""
         return num_requests * _tokens(length, acceptance) / self.ping_pong_ms(length, num_requests, context_len)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from faser_trtllm.core.cost_curve import ALL, CostCurve, CostSample
 from faser_trtllm.core.cost_table import MODELLED, CostTable, CurveError, ExitModel, Fingerprint, Interference
-from faser_trtllm.core.traffic import Lane
+from faser_trtllm.core.traffic import Work
 from faser_trtllm.costmodel.accuracy import error_by_kind
 from faser_trtllm.costmodel.anchors import anchors_version
 from faser_trtllm.costmodel.pair import Pair
@@ -128,7 +128,7 @@ def _usual_interference(pair: Pair) -> Interference:
     n, length, context = USUAL_REQUESTS / 2, USUAL_LENGTH, CONTEXTS[1]
     draft_ms = pair.drafting_ms(length, n, context, pair.draft_share)
     verify_ms = pair.verify_ms(n * (1 + length), n, context, 1.0 - pair.draft_share)
-    draft = Lane(draft_ms, length * pair.draft.pass_gb(n, context))
-    verify = Lane(verify_ms, pair.target.pass_gb(n, context))
+    draft = Work(draft_ms, length * pair.draft.pass_gb(n, context))
+    verify = Work(verify_ms, pair.target.pass_gb(n, context))
     slowdowns = pair.traffic.slowdowns(draft, "draft", verify, "verify")
     return Interference("draft", "verify", *slowdowns)

@@ -3,30 +3,49 @@ advance."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.clock import ManualClock
-from faser_trtllm.core.cost_table import ALL
-from faser_trtllm.core.traffic import Lane
+from faser_trtllm.core.cost_table import ALL, CostTable
+from faser_trtllm.core.traffic import Work, side_by_side
+from faser_trtllm.costmodel.measured import MeasuredGpu
 from faser_trtllm.engine.base import DraftBatch, Engine
 from faser_trtllm.engine.delegating_engine import DelegatingEngine
-from faser_trtllm.simulation.pass_times import PassTimes
+from faser_trtllm.policy.modes import DRAFT, VERIFY
+
+PassTimes: TypeAlias = CostTable | MeasuredGpu
 
 
-class OtherLane(Protocol):
-    def run(self, verify: Lane) -> float:
-        """ms of a pass that would take verify.ms alone."""
+class RunningDraft:
+    """What is left of a draft while the target runs passes at the same time."""
+
+    def __init__(self, work: Work, costs: PassTimes) -> None:
+        self.rest = work
+        self._costs = costs
+
+    def run(self, verify: Work) -> float:
+        """A pass that starts now -> its ms. The draft's rest is what is left at the pass's end."""
+        rest_ms, verify_ms = side_by_side(self.rest.ms, verify.ms, self._slowdowns(verify))
+        left_ms = max(0.0, rest_ms - verify_ms)
+        self.rest = Work(left_ms, self.rest.gb * left_ms / self.rest.ms if self.rest.ms else 0.0)
+        return verify_ms
+
+    def _slowdowns(self, verify: Work) -> tuple[float, float]:
+        if self._costs.traffic is not None:
+            return self._costs.traffic.slowdowns(self.rest, DRAFT, verify, VERIFY)
+        pair = self._costs.interference_of(DRAFT, VERIFY)
+        return (pair.draft_factor, pair.verify_factor) if pair else (1.0, 1.0)
 
 
 class PricedEngine(DelegatingEngine):
     """Advances the clock by the table's cost of each call of `inner`.
 
-    role: "target" or "draft". partition: the table's partition for the passes; beside: the lane that runs meanwhile.
-    The lanes of an overlapped step set both, and read what was taken.
+    role: "target" or "draft". partition: the table's partition for the passes; beside: the draft that runs meanwhile.
+    The draft worker sets both in an overlapped step, and reads what was taken.
     """
 
     def __init__(self, inner: Engine, costs: PassTimes, clock: ManualClock, role: str = "target") -> None:
@@ -39,8 +58,8 @@ class PricedEngine(DelegatingEngine):
         self.draft_engine: PricedEngine | None = None  # for a target: consecutive passes cost less
         self._num_draft_runs = 0
         self.partition = ALL
-        self.beside: OtherLane | None = None
-        self.taken = Lane(0.0, 0.0)
+        self.beside: RunningDraft | None = None
+        self.taken = Work(0.0, 0.0)
 
     def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
         found = self._inner.run_segment(batch, segment)
@@ -94,9 +113,9 @@ class PricedEngine(DelegatingEngine):
 
     def _take(self, ms: float, gb: float = 0.0) -> None:
         self.num_runs += 1
-        self.taken = Lane(self.taken.ms + ms, self.taken.gb + gb)
+        self.taken = Work(self.taken.ms + ms, self.taken.gb + gb)
         if self.beside is not None:
-            ms = self.beside.run(Lane(ms, gb))
+            ms = self.beside.run(Work(ms, gb))
         self._clock.advance(1e-3 * ms)
 
 

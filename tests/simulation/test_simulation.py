@@ -14,11 +14,11 @@ from faser_trtllm.core.cost_table import CostSample, CostTable, Fingerprint, Int
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.core.traffic import Lane, Traffic
+from faser_trtllm.core.traffic import Traffic, Work
 from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.simulation.lanes import RunningLane, SimulatedLane
-from faser_trtllm.simulation.priced_engine import PricedEngine
+from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
+from faser_trtllm.simulation.priced_engine import PricedEngine, RunningDraft
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector, Setup, toy_costs
 
@@ -167,15 +167,15 @@ def test_a_table_of_other_segments_is_refused(engine_dir):
 
 
 @pytest.mark.parametrize("mode", ["draft_ahead", "ping_pong"])
-def test_lanes_that_overlap_take_the_longer_ones_time(engine_dir, mode):
-    """The same tokens; a step takes what its slower lane takes, on the lanes' partitions, slowed by the other."""
+def test_streams_that_overlap_take_the_longer_ones_time(engine_dir, mode):
+    """The same tokens; a step takes what its slower stream takes, on the streams' partitions, slowed by the other."""
     plain, _, _ = simulate(engine_dir, "off")
     tokens, ends, _ = simulate(engine_dir, f"price:mode={mode},prune=off")
     assert tokens == plain
     assert simulate(engine_dir, f"price:mode={mode},prune=off") == (tokens, ends, _)
 
 
-def test_a_step_of_two_lanes_ends_with_the_later_one():
+def test_a_step_of_two_streams_ends_with_the_later_one():
     clock = ManualClock(1.0)
     table = toy_costs()
     table = CostTable(table.fingerprint, table.curves, (Interference("draft", "verify", 1.5, 1.25),))
@@ -186,41 +186,41 @@ def test_a_step_of_two_lanes_ends_with_the_later_one():
             engines["draft"]._take(4.0)
             return DraftResult((), ())
 
-    lane = SimulatedLane(Stage(), engines, table, clock, lambda plan: 0.0)
+    worker = SimulatedDraftWorker(Stage(), engines, table, clock, lambda plan: 0.0)
     # 2 ms take 2.5 beside the draft, of whose 4 ms 1.67 are then done; of 8 ms 4.8 are done when 4 took 6.
     for verify_ms, expected_ms in ((2.0, 2.5 + 4.0 - 2.5 / 1.5), (8.0, 6.0 + 8.0 - 6.0 / 1.25)):
         start_s = clock.now_s()
-        drafting = lane.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.DRAFT_AHEAD))
+        drafting = worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.DRAFT_AHEAD))
         assert clock.now_s() == pytest.approx(start_s)
         assert engines["target"].partition == "verify"
         engines["target"]._take(verify_ms)
         drafting.result()
         assert 1e3 * (clock.now_s() - start_s) == pytest.approx(expected_ms)
-    lane.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.SERIAL)).result()
+    worker.draft(SchedulerOutput(ScheduledRequests.of([]), None, (), (), Mode.SERIAL)).result()
     assert (engines["draft"].partition, engines["target"].beside) == ("all", None)
 
 
-def test_lanes_slow_each_other_by_what_they_draw_from_memory():
+def test_streams_slow_each_other_by_what_they_draw_from_memory():
     """A draft of 4 ms and a pass of 8, until the draft ends; alone, each draws half of the bandwidth."""
     traffic = Traffic({"target": 1.2, "draft": 0.1}, {"target": 0.0, "draft": 0.0}, dict.fromkeys(PARTITIONS, 2.0))
     clock, table = ManualClock(), replace(toy_costs(), traffic=traffic)
-    rest = RunningLane(Lane(4.0, 4.0), table)
-    taken_ms = rest.run(Lane(8.0, 8.0))
+    rest = RunningDraft(Work(4.0, 4.0), table)
+    taken_ms = rest.run(Work(8.0, 8.0))
     draft_factor, verify_factor = 1.0 / (1.0 - 0.55 * 0.5), 1.0 / (1.0 - 0.3 * 0.5)
     assert taken_ms == pytest.approx(4.0 * draft_factor + 8.0 - 4.0 * draft_factor / verify_factor)
     assert rest.rest.ms == 0.0
-    assert rest.run(Lane(8.0, 12.0)) == 8.0
+    assert rest.run(Work(8.0, 12.0)) == 8.0
     setup = Setup(policy="fixed:2")
     setup.open()
     engine = PricedEngine(setup.target, table, clock)
-    engine.beside = RunningLane(Lane(100.0, 0.0), table)
+    engine.beside = RunningDraft(Work(100.0, 0.0), table)
     engine.partition = "verify"
     alone_ms = table.verify_ms(8, 2, 3.0, "verify")
     engine.forward(toy_batch(block_table(), [3, 5]))
     assert alone_ms <= 1e3 * clock.now_s() < 1.04 * alone_ms  # the other draws nothing
 
 
-def test_a_segment_on_a_lane_takes_as_much_longer_as_the_pass(priced):
+def test_a_segment_on_a_stream_takes_as_much_longer_as_the_pass(priced):
     engine, clock = priced
     engine.partition = "verify"
     engine.run_segment(toy_batch(block_table(), [3, 5]), 0)
@@ -229,19 +229,19 @@ def test_a_segment_on_a_lane_takes_as_much_longer_as_the_pass(priced):
 
 @pytest.mark.parametrize("mode", ["ping_pong", "draft_ahead"])
 def test_overlap_that_breaks_its_promise_is_given_up(twins_dir, mode):
-    """The policy believes that lanes do not slow each other; in truth each makes the other six times as slow."""
+    """The policy believes that streams do not slow each other; in truth each makes the other six times as slow."""
     table = CostTable.load(twins_dir / PROFILE, fingerprint_of(twins_dir, 1))
     draft = {key: replace(c, ms=tuple(3.0 * ms for ms in c.ms)) for key, c in table.curves.items() if "draft" in key}
-    lanes = {"verify@verify": replace(table.curves["verify@all"]), "draft_step@draft": draft["draft_step@all"]}
-    lanes["draft_rows@draft"] = draft["draft_rows@all"]
-    table = replace(table, curves=dict(table.curves) | draft | lanes)
+    streams = {"verify@verify": replace(table.curves["verify@all"]), "draft_step@draft": draft["draft_step@all"]}
+    streams["draft_rows@draft"] = draft["draft_rows@all"]
+    table = replace(table, curves=dict(table.curves) | draft | streams)
     believed = replace(table, interference=(Interference("draft", "verify", 1.0, 1.0),))
     costs = replace(table, interference=(Interference("draft", "verify", 6.0, 6.0),))
     shares = []
     clock, collector = ManualClock(), Collector()
     config = ExecutorConfig(speculation="price:mode=auto,prune=off", num_threads=1)
     with open_simulation(twins_dir, config, costs, clock, believed=believed) as executor:
-        for part in range(3):  # each ends with batches of few requests, for which lanes are tried by themselves
+        for part in range(3):  # each ends with batches of few requests, for which streams are tried by themselves
             for i in range(150):
                 name = f"{part}-{i}"
                 executor.submit(name, [1 + i % 7, 2], SamplingParams(max_tokens=40), collector.sink(name))

@@ -14,7 +14,7 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.opening import stay
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
-from faser_trtllm.executor.lanes import Drafting, DraftLane, DraftStage
+from faser_trtllm.executor.lanes import DraftLane, DraftStage
 from faser_trtllm.planner.load.acceptance import Acceptance, AcceptanceProcess
 from faser_trtllm.planner.load.synthetic_engines import (
     VOCAB_SIZE,
@@ -26,7 +26,7 @@ from faser_trtllm.planner.load.synthetic_engines import (
 )
 from faser_trtllm.policy.base import Policy
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.simulation.lanes import SimulatedLane
+from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PricedEngine
 
 TOKENS_PER_BLOCK = 32
@@ -85,8 +85,14 @@ def open_service(
     if policy.name != "off":
         engines["draft"] = target.draft_engine = PricedEngine(SyntheticDraft(spec, drafts), costs, clock, "draft")
 
+    def host_ms(plan: SchedulerOutput) -> float:
+        """Also begins the acceptance of the requests that got a slot."""
+        for request in plan.admitted:
+            process.begin(request.slot, int(request.request_id), request.max_num_tokens - request.prompt_len)
+        return costs.overhead_ms
+
     def make_lane(stage: DraftStage, enter_mode: Callable[[Mode], None]) -> DraftLane:
-        return _Lane(stage, engines, costs, clock, process)
+        return SimulatedDraftWorker(stage, engines, costs, clock, host_ms)
 
     return assemble(
         target,
@@ -100,24 +106,3 @@ def open_service(
         make_lane=make_lane,
         sampler=SyntheticSampler(drafts, max_draft_len),
     )
-
-
-class _Lane(SimulatedLane):
-    """Also begins the acceptance of the requests that got a slot."""
-
-    def __init__(
-        self,
-        stage: DraftStage,
-        engines: dict[str, PricedEngine],
-        costs: CostTable,
-        clock: ManualClock,
-        process: AcceptanceProcess,
-    ) -> None:
-        super().__init__(stage, engines, costs, clock, lambda plan: costs.overhead_ms)
-        self._process = process
-
-    def draft(self, plan: SchedulerOutput) -> Drafting:
-        for request in plan.admitted:
-            output_len = request.max_num_tokens - request.prompt_len
-            self._process.begin(request.slot, int(request.request_id), output_len)
-        return super().draft(plan)
