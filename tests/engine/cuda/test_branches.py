@@ -11,20 +11,13 @@ import torch
 
 from benchmarks.gpu.dry_gpu import HostRuntime
 from benchmarks.gpu.reference_ops import ReferenceOps
-from faser_trtllm import native
 from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.config import KvCacheDtype
-from faser_trtllm.core.request import Request
-from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.cuda.engine import load_weights, make_engine
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
-from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
-from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
-from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.branched import Tree
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import HEADS, WHOLE, build_pair, build_with_head, emulated_rows, open_engine
@@ -179,29 +172,6 @@ def test_by_the_kernels_themselves(engines, alone) -> None:
         by_host["num_branch_rows"],
         by_host["num_branch_tokens"],
     )
-
-
-@pytest.mark.parametrize("gpu", [HostGpu, KernelGpu])
-def test_a_branch_is_history_to_what_is_drawn_behind_it(engines, gpu) -> None:
-    """In the place of the draft: a penalty falls on the branch's token, and not on the draft's."""
-    params = SamplingParams(max_tokens=9, temperature=0.0, frequency_penalty=5.0)
-    request = Request("0", [1, 2, 3], params, max_seq_len=64, max_draft_len=2)
-    request.tokens[3:5] = [10, 11]
-    table = SamplingTable(6, 300, 2)
-    table.bind(2, request)
-    rows = torch.zeros(5, 300)
-    rows[0, 20] = 9.0  # so the first draft fails
-    rows[3, [20, 10, 30]] = torch.tensor([4.0, 3.0, 2.0])
-    rows[4, [1, 40]] = torch.tensor([4.0, 3.0])
-    with open_engine(engines.target_path, keep_logits=True, **OPTIONS) as engine:
-        sampler = GpuRejectionSampler(engine, gpu().make_ops(None, None), 2, None)
-        chain = VerificationRows.of([2], [3], [3], [2])
-        branches = BranchTokens(*(np.array(column, np.int32) for column in ([0, 0], [0, 1], [20, 12])))
-        found = sampler.sample(table.array, DeviceLogits(rows), chain, branches)
-        assert (found.token_ids[:, :2].tolist(), found.num_tokens.tolist()) == ([[20, 10]], [2])
-        assert (found.outcome.tolist(), found.followed.tolist()) == ([native.RECOVERED], [0])
-        assert (table.array["num_tested"][2].sum(), table.array["num_passed"][2].sum()) == (1, 0)
-        assert sampler.sample(table.array, DeviceLogits(rows), chain).num_tokens.tolist() == [1]
 
 
 def test_requests_that_wait_for_blocks_or_are_preempted_keep_their_text(engines, alone) -> None:
