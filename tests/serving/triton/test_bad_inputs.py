@@ -128,7 +128,7 @@ FIELDS = [
     ({"top_p": NAN}, "top_p is nan"),
     ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, allowed is more than 0 and at most 100"),
     ({"repetition_penalty": INF}, "repetition_penalty is inf"),
-    ({"presence_penalty": -101.0}, "presence_penalty is -101.0, allowed is -100.0 to 100.0"),
+    ({"presence_penalty": -101.0}, "presence_penalty is -101.0, allowed is -100 to 100"),
     ({"frequency_penalty": NAN}, "frequency_penalty is nan"),
     ({"embedding_bias_words": ["a"], "embedding_bias_weights": [INF]}, "is inf, it must be a finite number"),
     ({"min_tokens": 17}, "min_tokens is 17, allowed is 0 to max_tokens"),
