@@ -27,7 +27,7 @@ from tests.virtual_gpu.process import VirtualGpuProcess
 
 pytestmark = pytest.mark.slow
 
-TEST, DRAFTS = "engine/gpu/sampler/accept:run", "engine/gpu/sampler/draft_state:read"
+TEST, DRAFTS = "engine/gpu/sampler/accept:sample", "engine/gpu/sampler/draft_state:read"
 # For page-locked memory whose last copy is long done, where edits first need more memory, and at the end.
 OTHER_WAITS = ("engine/gpu/staging:fill", "engine/gpu/sampler/edits:upload", "engine/gpu/engine:close")
 EDITS = {"repetition_penalty": 1.2, "bad_words": ((5, 6), (7,)), "logit_bias": ((8, 1.5),), "min_tokens": 3}

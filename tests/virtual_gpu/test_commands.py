@@ -14,6 +14,7 @@ from tests.support.checkpoints import make_pair
 from tests.support.effort import pick
 from tests.support.networks import load_trt
 from tests.virtual_gpu.commands import run_faser
+from tests.virtual_gpu.heads import KINDS, checkpoints
 from tests.virtual_gpu.plan_engines import generate_texts
 from tests.virtual_gpu.process import VirtualGpuProcess
 
@@ -23,26 +24,37 @@ load_trt()
 LIMITS = ("--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "128", "--max_draft_len", "2")
 
 
-@pytest.mark.parametrize("backend", ["cuda", "tensorrt", "tensorrt_rtx"])
-def test_build_check_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backend: str) -> None:
-    """And for one of them the profile that a build ends with, by which `price` then decides."""
-    target, draft = make_pair(tmp_path / "checkpoints", num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64)
-    models = ("--checkpoint_dir", str(target), "--draft_checkpoint_dir", str(draft))
+BUILDS = [
+    *((backend, "pair") for backend in ("cuda", "tensorrt", "tensorrt_rtx")),
+    ("tensorrt", "eagle3"),
+    *pick([], [("tensorrt", "mtp"), *(("cuda", kind) for kind in KINDS)]),
+]
+
+
+@pytest.mark.parametrize(("backend", "drafts"), BUILDS)
+def test_build_check_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backend: str, drafts: str) -> None:
+    """With draft models and heads, and with a profile, by which `price` then decides."""
+    if drafts == "pair":
+        target, draft = make_pair(tmp_path / "checkpoints", num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64)
+    else:
+        target, draft = checkpoints(tmp_path / "checkpoints", drafts)
+    drafter = ("--mtp",) if draft is None else ("--draft_checkpoint_dir", str(draft))
     directory = str(tmp_path / "engines")
-    has_profile = backend == "tensorrt"
+    has_profile = backend == "tensorrt" or drafts != "pair"
     options = ("--backend", backend, "--exit_layers", "1", *LIMITS, *([] if has_profile else ["--no_profile"]))
-    gpu.run(run_faser, "build", *models, "--output_dir", directory, *options)
+    gpu.run(run_faser, "build", "--checkpoint_dir", str(target), *drafter, "--output_dir", directory, *options)
     assert gpu.run(run_faser, "check", "--engine_dir", directory).startswith("ok: every file has")
     if has_profile:
         profile = json.loads((tmp_path / "engines" / "profile.json").read_text())
         assert profile["fingerprint"]["cpu_model"] == "virtual GPU"
-    generate = ("generate", "--engine_dir", directory, "--prompt", "The", "--max_tokens", "8", "--temperature", "0")
-    alone, drafted = (
-        gpu.run(run_faser, *generate, "--speculation", speculation)
-        for speculation in ("off", "price:prune=on" if has_profile else "fixed:2")
-    )
-    assert alone.strip()
-    assert drafted == alone
+    generate = ("generate", "--engine_dir", directory, "--prompt", "The", "--max_tokens", "8")
+    for sampling in (("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")):
+        alone, drafted = (
+            gpu.run(run_faser, *generate, *sampling, "--speculation", speculation)
+            for speculation in ("off", "price:prune=on" if has_profile and drafts == "pair" else "fixed:2")
+        )
+        assert alone.strip()
+        assert drafted == alone
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", *pick([], ["cuda", "tensorrt_rtx"])])

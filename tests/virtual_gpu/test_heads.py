@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.sampling_params import SamplingParams
-from tests.engine.cuda.harness import HEADS, build_with_head
-from tests.support.checkpoints import make_checkpoint
-from tests.support.eagle3 import make_head
 from tests.support.effort import pick
-from tests.support.medusa import make_medusa
-from tests.support.mtp import make_mimo
-from tests.virtual_gpu.commands import run_faser
-from tests.virtual_gpu.generation import generate_cuda
+from tests.support.networks import load_trt
+from tests.virtual_gpu.heads import KINDS, checkpoints
+from tests.virtual_gpu.plan_engines import build_engine_dir, generate_requests
 from tests.virtual_gpu.process import VirtualGpuProcess
 
 pytestmark = pytest.mark.slow
 
+load_trt()  # networks are made with tensorrt_rtx
+DRAFT, TARGET = "0+32", "32+100"
+READS = {"engine/gpu/sampler/accept:sample", "engine/gpu/sampler/draft_state:read", "engine/gpu/boundary:prune"}
 POLICIES = ["fixed:4", "fixed:3:ping_pong", "fixed:3:draft_ahead", "erratic"]
+BUILDS = [
+    *(("cuda", kind) for kind in KINDS),
+    ("tensorrt", "eagle3"),
+    *pick([], [("tensorrt", "medusa"), ("tensorrt", "mtp"), ("tensorrt_rtx", "eagle3")]),
+]
+# By default a policy for each.
 RUNS = pick(
-    [("eagle3", "erratic"), ("medusa", "fixed:3:draft_ahead"), ("mtp", "fixed:4")],
-    [(kind, policy) for kind in HEADS for policy in POLICIES],
-)
-TEST, DRAFTS, PRUNE = (
-    "engine/gpu/sampler/accept:run",
-    "engine/gpu/sampler/draft_state:read",
-    "engine/gpu/boundary:prune",
+    list(zip(BUILDS, ("erratic", "fixed:3:draft_ahead", "fixed:4", "erratic"), strict=False)),
+    [(build, policy) for build in BUILDS for policy in POLICIES],
 )
 # Greedy or seeded in turn; prompts fit attention's narrow tile, since the wide one's sums differ in the last bit.
 REQUESTS = [
@@ -45,70 +42,28 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineDir]:
-    """By kind of head."""
-    root = tmp_path_factory.mktemp("heads")
-    return {kind: build_with_head(root / kind, exit_layers=(2,), **options) for kind, options in HEADS.items()}
+def built(gpu: VirtualGpuProcess, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """The backend, the head, the engines, and their tokens without speculation."""
+    backend, kind = request.param
+    root = tmp_path_factory.mktemp(f"{backend}_{kind}")
+    target, draft = checkpoints(root, kind)
+    path: Path = gpu.run(build_engine_dir, target, draft, root / "engines", backend, "bfloat16", mtp=kind == "mtp")
+    return backend, kind, path, gpu.run(generate_requests, path, "off", REQUESTS).tokens
 
 
-@pytest.fixture(scope="module")
-def alone(gpu: VirtualGpuProcess, engines: dict[str, EngineDir]) -> Callable[[str], list[list[int]]]:
-    """Of a kind's target, which but for an MTP layer's is the same."""
-
-    @functools.cache
-    def tokens(is_mtp: bool) -> list[list[int]]:
-        return gpu.run(generate_cuda, engines["mtp" if is_mtp else "eagle3"], "off", REQUESTS).tokens
-
-    return lambda kind: tokens(kind == "mtp")
-
-
-@pytest.mark.parametrize(("kind", "policy"), RUNS)
-def test_the_text_is_the_targets_own(
-    gpu: VirtualGpuProcess,
-    engines: dict[str, EngineDir],
-    alone: Callable[[str], list[list[int]]],
-    kind: str,
-    policy: str,
-) -> None:
+@pytest.mark.parametrize(("built", "policy"), RUNS, indirect=["built"])
+def test_the_text_is_the_targets_own(gpu: VirtualGpuProcess, built, policy: str) -> None:
     """In bf16, in a random order of work; the host reads verdicts and drafts, and no hidden row."""
-    found = gpu.run(generate_cuda, engines[kind], policy, REQUESTS, seed=POLICIES.index(policy))
-    assert found.tokens == alone(kind)
+    backend, kind, path, alone = built
+    found = gpu.run(generate_requests, path, policy, REQUESTS, seed=POLICIES.index(policy))
+    assert found.tokens == alone
     assert found.stats["num_draft_tokens"] > 0
     # A random MTP layer's first draft is always wrong here, and those made ahead fall with it.
     assert found.stats["num_drafts"] > 0 or (kind, policy) == ("mtp", "fixed:3:draft_ahead")
-    assert found.counters.reads().keys() <= {TEST, DRAFTS, PRUNE}
-    sides = found.counters.kernels("0+32"), found.counters.kernels("32+100")
-    assert ("sample_rows" in sides[0]) is (policy != "fixed:4"), "modes that overlap draft on the draft's side"
+    assert found.counters.reads().keys() <= READS
+    draft, target = ("whole", "whole") if policy == "fixed:4" else (DRAFT, TARGET)
+    assert found.counters.kernels(draft)["sample_rows"] > 0, "modes that overlap draft on the draft's side"
+    if backend != "cuda":
+        assert any(label.startswith("plan of") for label in found.counters.work[target])
     if policy == "erratic":
         assert found.stats["num_pruned_rows"] > 0
-
-
-@pytest.mark.parametrize(
-    ("backend", "kind"),
-    [
-        ("tensorrt", "eagle3"),
-        *pick([], [("cuda", kind) for kind in HEADS]),
-        *pick([], [("tensorrt", "mtp")]),
-    ],
-)
-def test_build_check_profile_and_generate(gpu: VirtualGpuProcess, tmp_path: Path, backend: str, kind: str) -> None:
-    sizes = {"num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
-    target = (make_mimo if kind == "mtp" else make_checkpoint)(tmp_path / "t", **sizes)
-    drafters = {
-        "eagle3": lambda: make_head(tmp_path / "h", target, layers=(0, 1, 3), draft_vocab_size=200),
-        "medusa": lambda: make_medusa(tmp_path / "h", target),
-    }
-    drafter = ("--mtp",) if kind == "mtp" else ("--draft_checkpoint_dir", str(drafters[kind]()))
-    models = ("--checkpoint_dir", str(target), *drafter)
-    directory = str(tmp_path / "engines")
-    limits = ("--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "128", "--max_draft_len", "2")
-    gpu.run(run_faser, "build", *models, "--output_dir", directory, "--backend", backend, *limits)
-    assert (tmp_path / "engines" / "profile.json").exists()
-    assert gpu.run(run_faser, "check", "--engine_dir", directory).startswith("ok: every file has")
-    generate = ("generate", "--engine_dir", directory, "--prompt", "The", "--max_tokens", "8")
-    for sampling in (("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")):
-        alone, drafted = (
-            gpu.run(run_faser, *generate, *sampling, "--speculation", speculation) for speculation in ("off", "fixed:2")
-        )
-        assert alone.strip()
-        assert drafted == alone

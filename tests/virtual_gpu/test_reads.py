@@ -19,7 +19,7 @@ from tests.virtual_gpu.process import VirtualGpuProcess
 pytestmark = pytest.mark.slow
 
 VOCAB_SIZE = 600
-TEST, DRAFTS = "engine/gpu/sampler/accept:run", "engine/gpu/sampler/draft_state:read"
+TEST, DRAFTS = "engine/gpu/sampler/accept:sample", "engine/gpu/sampler/draft_state:read"
 PRUNE = "engine/gpu/boundary:prune"
 STOPPING = ["price:prune=off", *pick([], ["price:mode=draft_ahead,prune=off", "price:prune=on"])]
 NUM_DRAFT_ARRAYS = 3  # tokens, margins, candidates

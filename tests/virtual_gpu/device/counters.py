@@ -13,7 +13,8 @@ from tests.virtual_gpu.device.library import driver
 class Counters:
     """work: items run, by context ("whole", or first SM + number of SMs) and label. graphs: launches by context. waits:
     of the host, by label. copies: by direction and label, (count, bytes). Labels of waits and copies end with the
-    function that asked: "wait engine/gpu/sampler/accept:run". Bytes in use: of the device and of page-locked memory."""
+    function that asked: "wait engine/gpu/sampler/accept:sample". Bytes in use: of the device and of page-locked
+    memory."""
 
     work: dict[str, dict[str, int]]
     graphs: dict[str, int]

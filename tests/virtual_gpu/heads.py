@@ -1,0 +1,26 @@
+"""Checkpoints of tiny targets with a draft head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.eagle3 import make_head
+from tests.support.medusa import make_medusa
+from tests.support.mtp import make_mimo
+
+KINDS = ("eagle3", "medusa", "mtp")
+SIZES: dict[str, Any] = {"num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+# The embedding, a layer behind an exit, and what leaves the last.
+LAYERS = (0, 1, 3)
+
+
+def checkpoints(root: Path, kind: str) -> tuple[Path, Path | None]:
+    """-> the target and its head; an MTP layer is the target's own."""
+    if kind == "mtp":
+        return make_mimo(root / "t", **SIZES), None
+    target = make_checkpoint(root / "t", **SIZES)
+    if kind == "medusa":
+        return target, make_medusa(root / "h", target, num_heads=4, num_layers=2)
+    return target, make_head(root / "h", target, layers=LAYERS, draft_vocab_size=200)
