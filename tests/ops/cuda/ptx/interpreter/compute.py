@@ -114,12 +114,11 @@ def shift(decoder: Decoder) -> Run:
 
 
 def bits(decoder: Decoder) -> Run:
-    """clz, popc, brev, bfind, bfi, bfe, prmt, lop3, shf."""
+    """clz, popc, brev, bfind, bfi, prmt."""
     kind, name = decoder.type(), decoder.name
     amount = decoder.take(("shiftamt",))
-    way, wrap = decoder.take(("l", "r")), decoder.take(("wrap", "clamp"))
     decoder.end(kind)
-    if (name == "shf") != bool(way) or (name == "shf") != bool(wrap) or (amount and name != "bfind"):
+    if amount and name != "bfind":
         raise decoder.unknown()
     d, a, *rest = decoder.operands
     if name in ("clz", "popc", "bfind"):
@@ -137,20 +136,9 @@ def bits(decoder: Decoder) -> Run:
         decoder.expect(5)
         gets += [decoder.get(rest[0], kind), *[decoder.get(each, "u32") for each in rest[1:]]]
         return lift(numbers.insert_field, gets, decoder.put(d, kind))
-    if name == "bfe":
-        decoder.expect(4)
-        gets += [decoder.get(each, "u32") for each in rest]
-        return lift(numbers.extract_field, gets, decoder.put(d, kind))
-    if name == "lop3":
-        decoder.expect(5)
-        table = decoder.constant(rest[2])
-        gets += [decoder.get(each, kind) for each in rest[:2]]
-        return lift(lambda x, y, z: numbers.table_of_three(x, y, z, table), gets, decoder.put(d, kind))
     decoder.expect(4)
     gets += [decoder.get(each, "u32") for each in rest]
-    if name == "prmt":
-        return lift(numbers.permute_bytes, gets, decoder.put(d, kind))
-    return lift(lambda x, y, z: numbers.shift_funnel(x, y, z, way == "l", wrap == "wrap"), gets, decoder.put(d, kind))
+    return lift(numbers.permute_bytes, gets, decoder.put(d, kind))
 
 
 def move(decoder: Decoder) -> Run:
@@ -219,7 +207,7 @@ TABLE: dict[str, Callable[[Decoder], Run]] = {
     **dict.fromkeys(("rcp", "sqrt", "ex2", "lg2", "rsqrt"), arithmetic),
     **dict.fromkeys(("and", "or", "xor", "not"), logic),
     **dict.fromkeys(("shl", "shr"), shift),
-    **dict.fromkeys(("clz", "popc", "brev", "bfind", "bfi", "bfe", "prmt", "lop3", "shf"), bits),
+    **dict.fromkeys(("clz", "popc", "brev", "bfind", "bfi", "prmt"), bits),
     "mad": multiply_add,
     "mov": move,
     "selp": select,
