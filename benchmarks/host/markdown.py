@@ -26,7 +26,7 @@ def render_markdown(report: HostBenchReport) -> str:
         f"used {environment['other_share']:.0%} of the cores, other machines {environment['steal_share']:.0%}.",
         "",
         f"Times are those that the process had a core. {_COUNTED[report.engines]} All "
-        "requests decode, prompts are apart, and lanes do not overlap. Policies decide by modelled times "
+        "requests decode, prompts are apart, and streams do not overlap. Policies decide by modelled times "
         f"({report.costs}). Medians over rounds; ratios are to a loop in C that does the same bookkeeping, measured in "
         "turn with them. On a machine that others use too, only ratios tell.",
         "",

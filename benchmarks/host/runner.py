@@ -58,7 +58,7 @@ def run_host_bench(options: HostBenchOptions, say: Callable[[str], None] = lambd
 
 
 def modelled_costs(num_requests: int) -> CostTable:
-    """Modelled: what price decides by, and how its clock passes. It never lets lanes overlap, since their threads would
-    share one stopwatch."""
+    """Modelled: what price decides by, and how its clock passes. Drafting and verification never overlap, since their
+    threads would share one stopwatch."""
     pair = Pair(find_gpu(GPU), find_shape(TARGET), find_shape(DRAFT))
     return replace(modelled_table(pair, max_batch_size=max(64, num_requests)), interference=())

@@ -38,4 +38,4 @@ def oracle_step_ms(outcome: StepOutcome, table: CostTable) -> float:
     if outcome.mode is Mode.SERIAL:
         return outcome.step_ms - outcome.verify_ms + verify_ms
     rest_ms = max(0.0, outcome.step_ms - max(outcome.draft_ms, outcome.verify_ms))
-    return min(outcome.step_ms, max(outcome.draft_ms, verify_ms) + rest_ms)  # a lane's clock may end after the step's
+    return min(outcome.step_ms, max(outcome.draft_ms, verify_ms) + rest_ms)  # a stream's clock may end after the step's

@@ -24,7 +24,7 @@ RIDGE = (0.02, 0.1, 0.02, 0.02)  # weight of 0 for each slope's part of the larg
 LATENCY_REACH = 2.0  # times the longest measured context, where attention has split it among blocks, at a guess
 CONTEXTS_DIFFER = 1.5  # the longest over the shortest, from which on slopes over context can be told
 Number = TypeVar("Number", int, float)
-ALL = "all"  # every core; the lanes of an overlapped step are "verify" and "draft"
+ALL = "all"  # every core; the streams of an overlapped step run on "verify" and "draft"
 
 
 @dataclass(frozen=True)

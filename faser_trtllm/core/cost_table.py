@@ -67,7 +67,7 @@ class ExitModel:
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdown of each lane while the other is busy too, for a pair of partitions."""
+    """Slowdown of each stream while the other is busy too, for a pair of partitions."""
 
     draft_partition: str
     verify_partition: str
@@ -81,7 +81,7 @@ class CostTable:
     is on public measurements.
 
     source: MEASURED, or MODELLED from anchors (which, in words); such a table is for simulations only. traffic: what
-    the passes draw from memory, if known: then overlapped lanes slow each other by it, else by `interference`. warning:
+    the passes draw from memory, if known: then overlapped streams slow each other by it, else by `interference`. warning:
     one sentence if other work disturbed the measurement. quick: of a quick profile, which a start may replace.
     """
 

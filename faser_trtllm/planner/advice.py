@@ -54,7 +54,7 @@ def notes(plan: Plan) -> list[str]:
         names = ", ".join(dict.fromkeys(f"{run.load} with {run.system}" for run in bound))
         found.append(f"Not all requests fit into the memory at a time: {names}.")
     if any(run.overlapped_share > 0.05 for run in plan.runs):
-        found.append("What overlapped lanes bring is known to 30 % at best: its bands are wider.")
+        found.append("What overlap brings is known to 30 % at best: its bands are wider.")
     if any(SYSTEMS[run.system].is_eagle3 for run in plan.runs):
         found.append("The EAGLE-3 head is for comparison: its times are modelled, and it is not what is recommended.")
     return found

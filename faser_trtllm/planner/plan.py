@@ -192,7 +192,7 @@ def _simulate(
 
 
 def _error(options: PlanOptions, table: CostTable, overlapped_share: float) -> float:
-    """Of times: the table's own, and more where lanes overlap."""
+    """Of times: the table's own, and more where drafting and verification overlap."""
     by_kind = table.held_out_errors or {"decode": DECODE[options.gpu.name], "verify": VERIFY}
     return max(by_kind.get("decode", 0.0), by_kind.get("verify", 0.0)) + overlapped_share * OVERLAP
 

@@ -110,7 +110,7 @@ class MeasuredCosts:
             if error.weight >= KNOWN_MS:  # from now on what changes soon is the machine
                 error.weight = max(error.weight, SETTLED_MS)
         self._drafts.observe(stats, context_len, slowness)
-        if not is_timed:  # lanes overlapped, which tells of neither
+        if not is_timed:  # drafting and verification overlapped, which tells of neither
             return stats.ms / slowness
         prompts_ms = 0.0
         if stats.num_context_rows:

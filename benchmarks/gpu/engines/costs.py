@@ -42,7 +42,7 @@ def _form(bench: Bench, form: str) -> None:
         )
     for beside in table.interference:
         bench.record.table(
-            f"{form}, both lanes at once",
+            f"{form}, both streams at once",
             ("draft on", "verify on", "draft time over alone", "verify time over alone"),
             [
                 (

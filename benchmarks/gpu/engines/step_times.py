@@ -13,7 +13,7 @@ from faser_trtllm.scheduler.outcome import step_outcome
 class StepTime:
     """One step. num_requests: those that decoded; num_context_rows: of prompts, those that ended in the step as well.
 
-    draft_ms, verify_ms: as the executor's lanes took them; both_ms: from the schedule to the verification's end.
+    draft_ms, verify_ms: as the executor's streams took them; both_ms: from the schedule to the verification's end.
     """
 
     num_requests: int
