@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from faser_trtllm.core.plan import RequestOutput
@@ -81,8 +82,9 @@ class OpenRequest(TextStream):
         if not self.siblings:
             return []
         if error is not None:
-            before = [self._response(output, is_final=False)] if output.token_ids or output.text else []
-            return [*before, self.refuse(error)]
+            before = replace(output, finish_reason=None, statistics=None)
+            has_output = self.prepared.request.stream and (output.token_ids or output.text)
+            return [*([self._response(before, is_final=False)] if has_output else []), self.refuse(error)]
         self._is_ended |= output.is_final
         is_last = all(sibling._is_ended for sibling in self.siblings)
         if self._is_cancelled and not is_last:

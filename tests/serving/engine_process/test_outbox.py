@@ -102,6 +102,10 @@ def ints(*values):
     return np.array([values], np.int32)
 
 
+def floats(*values):
+    return np.array([values], np.float32)
+
+
 def put(sequence, ids, reason=None):
     request, sink = sequence
     return sink(RequestOutput(request, tuple(ids), reason))
@@ -389,12 +393,27 @@ def test_an_error_comes_after_the_output_before_it_and_ends_the_sequences_of_its
 
 def test_an_answer_in_one_response_is_not_sent_in_part_before_an_error(tokenizer):
     world = World(tokenizer)
-    (sequence,) = world.start(1, stream=False)
-    put(sequence, tokenizer.encode("a"))
-    sequence[1].fail(UnavailableError("over"))
+    failed, late = world.start(1, stream=False)[0], world.start(2, stream=False, timeout_ms=floats(0.5))[0]
+    put(failed, tokenizer.encode("a"))
+    failed[1].fail(UnavailableError("over"))
+    put(late, (), FinishReason.TIMEOUT)
     world.take()
-    assert len(world.received[1]) == 1
+    assert [len(answers) for answers in world.received.values()] == [1, 1]
     assert world.error(1).message == "over"
+    assert (
+        world.error(2).message == "the request timed out in the queue, timeout_ms is 0.5; try again later or raise it"
+    )
+
+
+def test_a_deadline_after_the_first_token_is_an_end_and_no_error(tokenizer):
+    world = World(tokenizer)
+    (sequence,) = world.start(1, timeout_ms=floats(0.5))
+    put(sequence, tokenizer.encode("a"))
+    put(sequence, (), FinishReason.TIMEOUT)
+    world.take()
+    assert world.text(1) == "a"
+    assert world.received[1][-1][1]["finish_reason"][2][4:] == b"timeout"
+    assert world.metrics.ends == ["timeout"]
 
 
 def test_a_stopped_request_ends_with_its_output_and_a_cancelled_one_with_an_error(tokenizer):

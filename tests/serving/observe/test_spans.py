@@ -23,7 +23,7 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.serving.client import generate_http
 from faser_trtllm.serving.engine_process.wire import OpenStatus
 from faser_trtllm.serving.observe.spans import MAX_STEPS, SpanRecorder, open_span_recorder
-from tests.support.backend_peer import Edge
+from tests.support.backend_peer import Backend
 from tests.support.checkpoints import make_pair
 from tests.support.executor_harness import Collector, Setup
 from tests.support.triton_server import Server
@@ -266,16 +266,16 @@ def test_the_engine_process_sends_spans_to_a_collector(tmp_path, collector, monk
     config.write_text(
         "speculation: fixed:2\nnum_threads: 1\n" + (f"otlp_traces_endpoint: {url}\n" if by_option else "")
     )
-    with Edge(tmp_path / "engine", str(config), module="faser_trtllm.serving.engine_process.main") as edge:
-        edge.hello()
-        edge.open(0)
-        assert edge.opened()[1] is OpenStatus.OPENED
+    with Backend(tmp_path / "engine", str(config), module="faser_trtllm.serving.engine_process.main") as backend:
+        backend.hello()
+        backend.open(0)
+        assert backend.opened()[1] is OpenStatus.OPENED
         before_ns = time.time_ns()
         ten, none = np.array([[10]], np.int32), np.array([[-1]], np.int32)
-        edge.ask(0, 1, text_input=b"hello", max_tokens=ten, end_id=none)
-        edge.answers(1)
-        edge.process.send_signal(signal.SIGTERM)
-        assert edge.closed() == 0
+        backend.ask(0, 1, text_input=b"hello", max_tokens=ten, end_id=none)
+        backend.answers(1)
+        backend.process.send_signal(signal.SIGTERM)
+        assert backend.closed() == 0
         after_ns = time.time_ns()
     path, export = collector.received[0]
     assert path == "/v1/traces"
