@@ -12,11 +12,20 @@ import numpy.typing as npt
 from faser_trtllm.builder import engine_file
 from faser_trtllm.builder.backend import Progress
 from faser_trtllm.builder.engine_dir import BuildConfig
-from faser_trtllm.builder.engine_file import PANEL, TensorSource, pack_matrix, pack_quantized, round_up
+from faser_trtllm.builder.engine_file import (
+    PANEL,
+    TensorSource,
+    pack_matrix,
+    pack_quantized,
+    round_up,
+    row_multiple,
+    scheme_for,
+)
 from faser_trtllm.builder.options import BuildOptions, schemes_of
 from faser_trtllm.builder.source import Eagle3Head, Head, MedusaHeads, MtpLayer, Source
 from faser_trtllm.errors import CheckpointError, InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.fused import Part, fused_tensors, stacked
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quantize
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
@@ -58,14 +67,10 @@ class CpuBackend:
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
         head, scheme = source.head, self._schemes.get(source.role)
-        if head is None:
-            tensors = list(engine_tensors(source.config, source.weights, scheme))
-        elif isinstance(head, MedusaHeads):
+        if isinstance(head, MedusaHeads):
             tensors = list(medusa_tensors(head))
-        elif isinstance(head, MtpLayer):
-            tensors = list(mtp_tensors(head))
         else:
-            tensors = list(head_tensors(head, source.weights))
+            tensors = list(engine_tensors(source.config, source.weights, scheme, head))
         done = 0
 
         def on_tensor(name: str) -> None:
@@ -160,22 +165,45 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
     }
 
 
+def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:
+    """What a model has of the tensors that not every model has, and a head's sizes (models/fused.py)."""
+    flags: dict[str, Any] = {name: getattr(config, name) for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")}
+    if isinstance(head, MedusaHeads):
+        return flags | {"medusa": head_json(head)}
+    if isinstance(head, Eagle3Head):
+        own = {"fc_bias": head.config.fc_bias, "target_ids": head.target_ids is not None}
+        return flags | {"head": head_json(head) | own}
+    return flags if head is None else flags | {"head": head_json(head)}
+
+
 def engine_tensors(
-    config: ModelConfig, weights: Weights, scheme: Scheme | None = None
+    config: ModelConfig, weights: Weights, scheme: Scheme | None = None, head: Eagle3Head | MtpLayer | None = None
 ) -> Iterator[tuple[str, TensorSource]]:
     """Every tensor of the engine file, each made on demand and in this order. scheme: None for bf16."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = "model.embed_tokens.weight"
     yield "rope_inv_freq", rope_frequencies(config.rope, config.head_dim)[0]
-    if not config.tie_word_embeddings:
-        yield "embedding", lambda: weights.bfloat16(embedding, (vocab, hidden))
-    for i in range(config.num_layers):
-        for name, source in _Layer(config, weights, i, scheme).tensors():
-            yield f"layers.{i}.{name}", source
-    yield "final_norm", lambda: weights.float32("model.norm.weight", (hidden,))
-    head = embedding if config.tie_word_embeddings else "lm_head.weight"
-    head_scheme = scheme if scheme is not None and scheme.lm_head else None
-    yield from _packed("lm_head", lambda: weights.bfloat16(head, (vocab, hidden)), head_scheme)
+    for name, parts in fused_tensors(engine_model(config, 0) | tensor_flags(config, head)).items():
+        if name != "embedding" or not config.tie_word_embeddings:
+            yield from _sources(name, parts, weights, scheme)
+    if isinstance(head, Eagle3Head) and head.target_ids is not None:
+        yield "head.target_ids", head.target_ids
+
+
+def _sources(
+    name: str, parts: Sequence[Part], weights: Weights, scheme: Scheme | None
+) -> Iterator[tuple[str, TensorSource]]:
+    """The tensors of the file that one fused tensor becomes."""
+    is_matrix = len(parts[0][1]) == 2
+
+    def read() -> npt.NDArray[Any]:
+        as_stored, dtype = (weights.bfloat16, np.uint16) if is_matrix else (weights.float32, np.float32)
+        found = stacked(as_stored, parts, dtype, row_multiple(name))
+        # The engine's rows begin with the normed embedding, the checkpoint's with the normed hidden row.
+        return np.roll(found, found.shape[1] // 2, 1) if name == "head.input_proj" else found
+
+    if is_matrix and name != "embedding":
+        yield from _packed(name, read, scheme_for(name, scheme))
+    else:
+        yield name, read
 
 
 def _packed(
@@ -208,33 +236,6 @@ def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> Qua
     return QuantizedWeight(values, scales, parts[0].group_size, parts[0].bits)
 
 
-def head_tensors(head: Eagle3Head, weights: Weights) -> Iterator[tuple[str, TensorSource]]:
-    """engine_tensors of an EAGLE-3 head."""
-    config, model = head.config, head.config.model
-    hidden, vocab = model.hidden_size, model.vocab_size
-    yield "rope_inv_freq", rope_frequencies(model.rope, model.head_dim)[0]
-    yield "embedding", lambda: weights.bfloat16("model.embed_tokens.weight", (vocab, hidden))
-    for name, source in _Layer(model, weights, 0, num_inputs=2 * hidden).tensors():
-        yield f"layers.0.{name}", source
-    yield "final_norm", lambda: weights.float32("model.norm.weight", (hidden,))
-    yield "lm_head", lambda: pack_matrix(weights.bfloat16("lm_head.weight", (config.draft_vocab_size, hidden)))
-    yield "head.fc", lambda: pack_matrix(weights.bfloat16("fc.weight", (hidden, config.num_features)))
-    if config.fc_bias:
-        yield "head.fc_bias", lambda: weights.float32("fc.bias", (hidden,))
-    yield "head.hidden_norm", lambda: weights.float32("model.layers.0.hidden_norm.weight", (hidden,))
-    if head.target_ids is not None:
-        yield "head.target_ids", head.target_ids
-
-
-def mtp_tensors(head: MtpLayer) -> Iterator[tuple[str, TensorSource]]:
-    """engine_tensors of an MTP layer."""
-    config, weights, hidden = head.config.model, head.weights, head.config.model.hidden_size
-    yield from engine_tensors(config, weights)
-    yield "head.input_proj", lambda: pack_matrix(weights.embedding_first(hidden))
-    yield "head.token_norm", lambda: weights.float32("token_layernorm.weight", (hidden,))
-    yield "head.hidden_norm", lambda: weights.float32("hidden_layernorm.weight", (hidden,))
-
-
 def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
     """engine_tensors of Medusa heads: matrices of one kind lie one behind the other."""
     config, weights = heads.config, heads.weights
@@ -253,67 +254,3 @@ def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
     yield "medusa.residual", lambda: packed((f"{head}.residual.{layer}" for head, layer in blocks), hidden)
     yield "medusa.residual_bias", biases
     yield "lm_head", lambda: packed((f"{head}.lm_head" for head in range(config.num_heads)), vocab)
-
-
-class _Layer:
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: Weights,
-        index: int,
-        scheme: Scheme | None = None,
-        num_inputs: int | None = None,
-    ) -> None:
-        """scheme: None for bf16. num_inputs: of q, k and v, where it is not hidden_size."""
-        self._config = config
-        self._scheme = scheme
-        self._weights = weights
-        self._num_inputs = config.hidden_size if num_inputs is None else num_inputs
-        self._prefix = f"model.layers.{index}"
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self._qkv = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
-        self._gate_up = dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), config.intermediate_size)
-
-    def tensors(self) -> Iterator[tuple[str, TensorSource]]:
-        config = self._config
-        hidden, inner, q_size = config.hidden_size, config.intermediate_size, self._qkv["self_attn.q_proj"]
-        yield "input_norm", lambda: self._vector("input_layernorm.weight", hidden)
-        yield from _packed("qkv", lambda: self._rows(self._qkv, 1, self._num_inputs), self._scheme)
-        if config.qkv_bias:
-            yield "qkv_bias", lambda: self._biases(self._qkv, 1)
-        if config.qk_norm:
-            yield "q_norm", lambda: self._vector("self_attn.q_norm.weight", config.head_dim)
-            yield "k_norm", lambda: self._vector("self_attn.k_norm.weight", config.head_dim)
-        yield from _packed("o", lambda: self._matrix("self_attn.o_proj", hidden, q_size), self._scheme)
-        if config.o_bias:
-            yield "o_bias", lambda: self._vector("self_attn.o_proj.bias", hidden)
-        yield "post_norm", lambda: self._vector("post_attention_layernorm.weight", hidden)
-        yield from _packed("gate_up", lambda: self._rows(self._gate_up, PANEL, hidden), self._scheme)
-        if config.mlp_bias:
-            yield "gate_up_bias", lambda: self._biases(self._gate_up, PANEL)
-        yield from _packed("down", lambda: self._matrix("mlp.down_proj", hidden, inner), self._scheme)
-        if config.mlp_bias:
-            yield "down_bias", lambda: self._vector("mlp.down_proj.bias", hidden)
-
-    def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
-        return self._weights.float32(f"{self._prefix}.{name}", (size,))
-
-    def _matrix(self, name: str, num_out: int, num_in: int) -> npt.NDArray[np.uint16]:
-        return self._weights.bfloat16(f"{self._prefix}.{name}.weight", (num_out, num_in))
-
-    def _rows(self, parts: dict[str, int], multiple: int, num_inputs: int) -> npt.NDArray[np.uint16]:
-        """The parts stacked along rows, each zero-padded to a multiple."""
-        sizes = [round_up(size, multiple) for size in parts.values()]
-        fused = np.zeros((sum(sizes), num_inputs), np.uint16)
-        start = 0
-        for (name, size), padded in zip(parts.items(), sizes, strict=True):
-            fused[start : start + size] = self._matrix(name, size, num_inputs)
-            start += padded
-        return fused
-
-    def _biases(self, parts: dict[str, int], multiple: int) -> npt.NDArray[np.float32]:
-        padded = []
-        for name, size in parts.items():
-            padded.append(np.zeros(round_up(size, multiple), np.float32))
-            padded[-1][:size] = self._vector(f"{name}.bias", size)
-        return np.concatenate(padded)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.models.fused import Part, Shape, fused_tensors
 from faser_trtllm.models.medusa import MedusaConfig, expected_shapes
 
 VERSION = 1
@@ -29,62 +30,38 @@ _ALIGNMENT = 4096
 _MAX_HEADER_BYTES = 64 << 20
 
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
+
+
+def tensor_parts(model: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
+    """Every tensor of a model of these sizes (models/fused.py) -> what is stacked to make it, in the file's order.
+
+    rope_inv_freq is always fp32. An EAGLE-3 head's head.target_ids are int64. With the object `medusa` the tensors are
+    Medusa heads' (models/medusa.py), and final_norm is the target's.
+    """
+    hidden, head = model["hidden_size"], model.get("head", {})
+    if "medusa" in model:
+        heads = MedusaConfig(**model["medusa"], hidden_size=hidden, vocab_size=model["vocab_size"])
+        norm: dict[str, tuple[Part, ...]] = {"final_norm": (("model.norm.weight", (hidden,)),)}
+        return norm | {f"medusa.{name}": ((name, shape),) for name, shape in expected_shapes(heads).items()}
+    parts: dict[str, tuple[Part, ...]] = {"rope_inv_freq": (("rope_inv_freq", (model["head_dim"] // 2,)),)}
+    parts |= fused_tensors(model)
+    if model["tied"]:
+        del parts["lm_head"]
+    if head.get("is_mtp"):
+        if head["reads_normed"]:
+            parts["head.target_norm"] = (("target.norm.weight", (hidden,)),)
+    elif head:
+        parts["head.input_norm"] = parts.pop("layers.0.input_norm")
+        if head["target_ids"]:
+            parts["head.target_ids"] = (("target_ids", (head["draft_vocab_size"],)),)
+    return parts
 
 
 def tensor_shapes(model: Mapping[str, Any]) -> dict[str, Shape]:
-    """Every tensor of a model of these sizes, in the file's order. rope_inv_freq is always fp32.
-
-    A model with the object `head` is an EAGLE-3 head: its qkv reads two rows of hidden_size, the normed embedding and
-    the normed hidden row, its LM head is over draft_vocab_size tokens, and head.target_ids are int64. With is_mtp in
-    that object it is an MTP layer: a decoder's layer behind head.input_proj. With the object `medusa` it is Medusa
-    heads (models/medusa.py), and final_norm is the target's.
-    """
-    if "medusa" in model:
-        heads = MedusaConfig(**model["medusa"], hidden_size=model["hidden_size"], vocab_size=model["vocab_size"])
-        shapes = {f"medusa.{name}": shape for name, shape in expected_shapes(heads).items()}
-        return {"final_norm": (model["hidden_size"],), **shapes}
-    head: Mapping[str, Any] | None = model.get("head")
-    is_mtp = head is not None and bool(head.get("is_mtp"))
-    hidden, head_dim, vocab, inner = (
-        model[name] for name in ("hidden_size", "head_dim", "vocab_size", "intermediate_size")
-    )
-    q_size = model["num_heads"] * head_dim
-    qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
-    shapes = {"rope_inv_freq": (head_dim // 2,), "embedding": (vocab, hidden)}
-    for i in range(model["num_layers"]):
-        layer: dict[str, Shape] = {"qkv": (qkv_size, 2 * hidden)}
-        if head is None or is_mtp:
-            layer = {"input_norm": (hidden,), "qkv": (qkv_size, hidden)}
-        if model["qkv_bias"]:
-            layer["qkv_bias"] = (qkv_size,)
-        if model["qk_norm"]:
-            layer |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
-        layer["o"] = (hidden, q_size)
-        if model["o_bias"]:
-            layer["o_bias"] = (hidden,)
-        layer |= {"post_norm": (hidden,), "gate_up": (2 * inner, hidden)}
-        if model["mlp_bias"]:
-            layer["gate_up_bias"] = (2 * inner,)
-        layer["down"] = (hidden, inner)
-        if model["mlp_bias"]:
-            layer["down_bias"] = (hidden,)
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes["final_norm"] = (hidden,)
-    if not model["tied"]:
-        shapes["lm_head"] = (vocab if head is None else head["draft_vocab_size"], hidden)
-    if head is not None and is_mtp:
-        shapes |= {"head.input_proj": (hidden, 2 * hidden), "head.token_norm": (hidden,), "head.hidden_norm": (hidden,)}
-        if head["reads_normed"]:
-            shapes["head.target_norm"] = (hidden,)
-    elif head is not None:
-        shapes |= {"head.fc": (hidden, head["num_features"]), "head.input_norm": (hidden,)}
-        shapes["head.hidden_norm"] = (hidden,)
-        if head["fc_bias"]:
-            shapes["head.fc_bias"] = (hidden,)
-        if head["target_ids"]:
-            shapes["head.target_ids"] = (head["draft_vocab_size"],)
-    return shapes
+    """The shape of every tensor of a model of these sizes, in the file's order."""
+    return {
+        name: (sum(shape[0] for _, shape in parts), *parts[0][1][1:]) for name, parts in tensor_parts(model).items()
+    }
 
 
 def type_of(name: str, dtype: str) -> str:

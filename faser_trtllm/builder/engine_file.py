@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
+from faser_trtllm.models.fused import fused_tensors
 from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme
 
 MAGIC = b"FASERENG"
@@ -105,48 +106,32 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
     """
     if "medusa" in model:
         return _medusa_sizes(model["hidden_size"], model["vocab_size"], **model["medusa"])
+    sizes = {"rope_inv_freq": (model["head_dim"] // 2 * 4, True)}
+    for name, parts in fused_tensors(model).items():
+        num_rows = sum(round_up(shape[0], row_multiple(name)) for _, shape in parts)
+        is_optional = name.endswith(("_bias", ".q_norm", ".k_norm"))
+        if len(parts[0][1]) == 1:
+            sizes[name] = (num_rows * 4, not is_optional)
+        elif name != "embedding":
+            sizes |= _matrix_sizes(name, num_rows, parts[0][1][1], scheme_for(name, scheme))
+        elif not model["tied"]:
+            sizes[name] = (num_rows * model["hidden_size"] * 2, True)
     head = model.get("head")
-    is_mtp = head is not None and bool(head.get("is_mtp"))
-    hidden, head_dim, vocab = model["hidden_size"], model["head_dim"], model["vocab_size"]
-    q_size = model["num_heads"] * head_dim
-    qkv_size = q_size + 2 * model["num_kv_heads"] * head_dim
-    gate_up_size = 2 * round_up(model["intermediate_size"], PANEL)
-
-    sizes = {
-        "rope_inv_freq": (head_dim // 2 * 4, True),
-        "final_norm": (hidden * 4, True),
-    }
-    if is_mtp:
-        sizes |= _matrix_sizes("head.input_proj", hidden, 2 * hidden, None)
-        sizes |= {"head.token_norm": (hidden * 4, True), "head.hidden_norm": (hidden * 4, True)}
-    elif head is not None:
-        sizes |= {
-            **_matrix_sizes("head.fc", hidden, head["num_features"], None),
-            "head.fc_bias": (hidden * 4, False),
-            "head.hidden_norm": (hidden * 4, True),
-            "head.target_ids": (head["draft_vocab_size"] * 4, head["draft_vocab_size"] < vocab),
-        }
-    if not model["tied"]:
-        sizes["embedding"] = (vocab * hidden * 2, True)
-    for i in range(model["num_layers"]):
-        sizes |= {
-            f"layers.{i}.input_norm": (hidden * 4, True),
-            f"layers.{i}.qkv_bias": (qkv_size * 4, False),
-            f"layers.{i}.q_norm": (head_dim * 4, False),
-            f"layers.{i}.k_norm": (head_dim * 4, False),
-            f"layers.{i}.o_bias": (hidden * 4, False),
-            f"layers.{i}.post_norm": (hidden * 4, True),
-            f"layers.{i}.gate_up_bias": (gate_up_size * 4, False),
-            f"layers.{i}.down_bias": (hidden * 4, False),
-        }
-        qkv_inputs = hidden if head is None or is_mtp else 2 * hidden
-        inputs = {"qkv": (qkv_size, qkv_inputs), "o": (hidden, q_size), "gate_up": (gate_up_size, hidden)}
-        inputs["down"] = (hidden, model["intermediate_size"])
-        for name, shape in inputs.items():
-            sizes |= _matrix_sizes(f"layers.{i}.{name}", *shape, scheme)
-    num_outputs = vocab if head is None else head["draft_vocab_size"]
-    sizes |= _matrix_sizes("lm_head", num_outputs, hidden, scheme if scheme is not None and scheme.lm_head else None)
+    if head is not None and not head.get("is_mtp"):
+        num_ids = head["draft_vocab_size"]
+        sizes["head.target_ids"] = (num_ids * 4, num_ids < model["vocab_size"])
     return sizes
+
+
+def row_multiple(name: str) -> int:
+    """Of the parts of a fused tensor: gate's and up's rows are padded to whole panels each."""
+    return PANEL if name.endswith((".gate_up", ".gate_up_bias")) else 1
+
+
+def scheme_for(name: str, scheme: Scheme | None) -> Scheme | None:
+    """How a matrix is quantised in a model of this scheme: layers are, LM heads if the scheme says so."""
+    is_quantized = name.startswith("layers.") or (name == "lm_head" and scheme is not None and scheme.lm_head)
+    return scheme if is_quantized else None
 
 
 def _medusa_sizes(hidden: int, vocab: int, num_heads: int, num_layers: int) -> dict[str, tuple[int, bool]]:

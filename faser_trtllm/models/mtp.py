@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, read_json
-from faser_trtllm.models.weights import Bfloat16Array, DerivedWeights, Weights, check_shapes, expected_shapes
+from faser_trtllm.models.weights import DerivedWeights, Weights, check_shapes, expected_shapes
 
 _SOURCE, _KEY, _PREFIX = "config.json", "num_nextn_predict_layers", "model.mtp_layers.0."
 _SHARED = ("model.embed_tokens.weight", "lm_head.weight")
@@ -49,11 +47,6 @@ class MtpWeights(DerivedWeights):
         else:
             name = _PREFIX + name.replace("model.norm.", "final_layernorm.").removeprefix("model.layers.0.")
         return self._target, name
-
-    def embedding_first(self, hidden: int) -> Bfloat16Array:
-        """input_proj [hidden, 2 * hidden] for the normed embedding and then the normed hidden row."""
-        weight = self.bfloat16("input_proj.weight", (hidden, 2 * hidden))
-        return np.concatenate((weight[:, hidden:], weight[:, :hidden]), 1)
 
 
 def load_mtp_config(

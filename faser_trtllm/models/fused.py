@@ -1,0 +1,90 @@
+"""A decoder's tensors as engines take them: q, k and v are one matrix, and so are gate and up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Shape = tuple[int, ...]
+Part = tuple[str, Shape]
+"""A tensor of a checkpoint: its name and its shape."""
+
+
+def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
+    """Every tensor of an engine by its name in the engine's file -> what is stacked to make it, in the file's order.
+
+    sizes: the `model` object of an engine file's header; qkv_bias, o_bias, mlp_bias and qk_norm, and fc_bias of a head,
+    say what there is, and count as set where they are missing. With the object `head` they are an EAGLE-3 head's, whose
+    qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, and whose LM head is over
+    draft_vocab_size tokens. With is_mtp in that object they are an MTP layer's: a decoder's layer behind
+    head.input_proj.
+    """
+    hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
+    head: Mapping[str, Any] | None = sizes.get("head")
+    is_eagle3 = head is not None and not head.get("is_mtp")
+    embedding = "model.embed_tokens.weight"
+    found: dict[str, tuple[Part, ...]] = {"embedding": ((embedding, (vocab, hidden)),)}
+    for i in range(sizes["num_layers"]):
+        layer = _layer(sizes, f"model.layers.{i}", 2 * hidden if is_eagle3 else hidden)
+        found |= {f"layers.{i}.{name}": parts for name, parts in layer.items()}
+    found["final_norm"] = (("model.norm.weight", (hidden,)),)
+    num_outputs = vocab if head is None else head["draft_vocab_size"]
+    found["lm_head"] = ((embedding if sizes["tied"] else "lm_head.weight", (num_outputs, hidden)),)
+    if head is not None and is_eagle3:
+        found["head.fc"] = (("fc.weight", (hidden, head["num_features"])),)
+        if head.get("fc_bias", True):
+            found["head.fc_bias"] = (("fc.bias", (hidden,)),)
+        found["head.hidden_norm"] = (("model.layers.0.hidden_norm.weight", (hidden,)),)
+    elif head is not None:
+        found["head.input_proj"] = (("input_proj.weight", (hidden, 2 * hidden)),)
+        found["head.token_norm"] = (("token_layernorm.weight", (hidden,)),)
+        found["head.hidden_norm"] = (("hidden_layernorm.weight", (hidden,)),)
+    return found
+
+
+def _layer(sizes: Mapping[str, Any], layer: str, qkv_inputs: int) -> dict[str, tuple[Part, ...]]:
+    """One layer's; layer: its name in the checkpoint."""
+    hidden, inner, head_dim = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
+    q_size, kv_size = sizes["num_heads"] * head_dim, sizes["num_kv_heads"] * head_dim
+    found: dict[str, tuple[Part, ...]] = {}
+
+    def vector(name: str, source: str, size: int) -> None:
+        found[name] = ((f"{layer}.{source}.weight", (size,)),)
+
+    def linear(name: str, sources: Mapping[str, int], num_in: int, bias: str) -> None:
+        found[name] = tuple((f"{layer}.{source}.weight", (size, num_in)) for source, size in sources.items())
+        if sizes.get(bias, True):
+            found[f"{name}_bias"] = tuple((f"{layer}.{source}.bias", (size,)) for source, size in sources.items())
+
+    vector("input_norm", "input_layernorm", hidden)
+    qkv = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
+    linear("qkv", qkv, qkv_inputs, "qkv_bias")
+    if sizes.get("qk_norm", True):
+        vector("q_norm", "self_attn.q_norm", head_dim)
+        vector("k_norm", "self_attn.k_norm", head_dim)
+    linear("o", {"self_attn.o_proj": hidden}, q_size, "o_bias")
+    vector("post_norm", "post_attention_layernorm", hidden)
+    linear("gate_up", {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, "mlp_bias")
+    linear("down", {"mlp.down_proj": hidden}, inner, "mlp_bias")
+    return found
+
+
+def stacked(
+    read: Callable[[str, Shape], npt.NDArray[Any]], parts: Sequence[Part], dtype: npt.DTypeLike, multiple: int = 1
+) -> npt.NDArray[Any]:
+    """The parts on top of each other, each padded with zeros to a multiple of so many rows; one alone may be a view.
+
+    read: returns a part, of this dtype. Memory holds the result and one part at a time.
+    """
+    counts = [-(-shape[0] // multiple) * multiple for _, shape in parts]
+    if counts == [parts[0][1][0]]:
+        return read(*parts[0])
+    found = np.zeros((sum(counts), *parts[0][1][1:]), dtype)
+    start = 0
+    for (name, shape), count in zip(parts, counts, strict=True):
+        found[start : start + shape[0]] = read(name, shape)
+        start += count
+    return found
