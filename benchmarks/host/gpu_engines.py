@@ -1,7 +1,7 @@
 """GPU engines on a device that computes nothing, so that what is left of their calls is the host's part.
 
-The device's memory is the host's: torch's copies on the CPU stand in for CUDA's. Passes, draft steps and the free test
-are done in the device's place, and HostClock leaves them out.
+The device's memory is the host's: torch's copies on the CPU stand in for CUDA's. Passes, draft steps and rejection
+sampling are done in the device's place, and HostClock leaves them out.
 """
 
 from __future__ import annotations

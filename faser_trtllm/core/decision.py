@@ -116,7 +116,7 @@ class Exits(Protocol):
 
 
 class TestedDrafts(Protocol):
-    """Sums up what the free test found; see ops/tested.py."""
+    """Sums up what rejection sampling found; see ops/tested.py."""
 
     def add(
         self,

@@ -16,9 +16,10 @@ CATCH_UP_ROWS = 1.5  # per request, of a draft call's first step: what the last 
 @dataclass(frozen=True)
 class HostTimes:
     """The host's share, which is stated and not modelled. step_ms: of a step, beside its passes. draft_call_ms: of a
-    draft call, beside its steps. draft_step_ms: of a draft step, drawing and bookkeeping. test_row_ms: the free test,
-    per row. boundary_ms: between two segments of a pass where rows may be dropped: the graph ends, the host decides and
-    launches the next. score_row_ms: its scores. A step, a call and a boundary are as measured on an H100, 2026-11-26.
+    draft call, beside its steps. draft_step_ms: of a draft step, drawing and bookkeeping. test_row_ms: rejection
+    sampling, per row. boundary_ms: between two segments of a pass where rows may be dropped: the graph ends, the host
+    decides and launches the next. score_row_ms: its scores. A step, a call and a boundary are as measured on an H100,
+    2026-11-26.
     """
 
     step_ms: float = 0.6
@@ -70,7 +71,7 @@ class Pair:
         )
 
     def verify_ms(self, num_rows: float, num_requests: float, context_len: float, sm_share: float = 1.0) -> float:
-        """A target pass with the free test."""
+        """A target pass with rejection sampling."""
         ms = self.target.ms(num_rows, num_requests, context_len, sm_share=sm_share)
         return ms + self.host.test_row_ms * num_rows
 

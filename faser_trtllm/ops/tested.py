@@ -1,4 +1,4 @@
-"""Sums over tested drafts, made by the native library right behind the free test: what acceptance is fitted from."""
+"""Sums over tested drafts, made by the native library after rejection sampling: what acceptance is fitted from."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Reliability:
 
 
 class AcceptanceEstimator:
-    """One per policy. tested: where the free test's findings are summed up; model: what they are compared with.
+    """One per policy. tested: where what rejection sampling found is summed up; model: what they are compared with.
 
     prior: float32 [NUM_MODES, max_draft_len], what a draft at a place brings if those before it pass, margins aside.
     spread: of the same shape, how far margins move probabilities from there, either way.

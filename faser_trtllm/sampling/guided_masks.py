@@ -22,11 +22,11 @@ class GuidedMasks:
     """Mask memory and grammar state per slot; slots without a guide cost nothing.
 
     A mask is a function of the output tokens before its position, pending drafts included, so draft and target read the
-    same one, and it is written once: while drafting, or before the free test for the row after the last draft. A GPU
-    engine drafts without masks: there all are written before the free test, up to the first draft that its mask
-    forbids, since that one is rejected and no row after it is looked at. Dropped drafts are detected by comparing
-    tokens, so rejections, carried drafts and preemption need no extra calls. Any thread may call, but only one at a
-    time per slot.
+    same one, and it is written once: while drafting, or before rejection sampling for the row after the last draft. A
+    GPU engine drafts without masks: there all are written before rejection sampling, up to the first draft that its
+    mask forbids, since that one is rejected and no row after it is looked at. Dropped drafts are detected by comparing
+    tokens, so rejections, drafts that stay pending and preemption need no extra calls. Any thread may call, but only
+    one at a time per slot.
     """
 
     def __init__(self, max_batch_size: int, vocab_size: int, max_draft_len: int) -> None:

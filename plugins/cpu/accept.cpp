@@ -1,4 +1,4 @@
-// The free test: every live row tests the draft that follows it, or draws where none does.
+// Rejection sampling: every live row tests the draft that follows it, or draws where none does.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -229,9 +229,9 @@ typedef enum { FASER_ROW_OK = 0, FASER_ROW_NAN = 1, FASER_ROW_EMPTY = 2 } faser_
 int32_t faser_next_token_probs(const faser_sampling* sampling, const float* logits, int32_t vocab_size,
                                int32_t num_tokens, float* probs);
 
-// The free test (docs/glossary.md) over a batch. Request i has logits rows cu_logit_rows[i] .. cu_logit_rows[i + 1] - 1
-// for its frontier (last committed token, d_1 .. d_L), num_tokens[i] committed tokens, num_drafts[i] >= L pending
-// drafts behind them in sampling[slots[i]].tokens. Outputs per request: committed tokens in order (accepted drafts,
+// Rejection sampling over a batch. Request i has logits rows cu_logit_rows[i] .. cu_logit_rows[i + 1] - 1 for its last
+// committed token and its drafts d_1 .. d_L, or none, num_tokens[i] committed tokens, and num_drafts[i] >= L pending
+// drafts after them in sampling[slots[i]].tokens. Outputs per request: committed tokens in order (accepted drafts,
 // then at most one recovered or bonus token), their number, how many were accepted drafts, an outcome and a row status.
 typedef enum {
   FASER_STILL_PENDING = 0,  // the last live row's test passed: later drafts stay pending, nothing was drawn
@@ -364,7 +364,8 @@ typedef struct {
   int32_t num_bins;
 } faser_test_sums;
 
-// Adds what a free test found. num_tokens: committed before it; num_accepted, outcome: as faser_accept told them.
+// Adds what rejection sampling found. num_tokens: committed before it; num_accepted, outcome: as faser_accept told
+// them.
 int32_t faser_add_tests(const faser_test_sums* sums, const faser_acceptance* acceptance, int32_t num_requests,
                         const int32_t* slots, const faser_sampling* sampling, const int32_t* num_tokens,
                         const int32_t* num_accepted, const int32_t* outcome);

@@ -1,4 +1,4 @@
-// The free test: every live row tests the draft that follows it, or draws where none does.
+// Rejection sampling: every live row tests the draft that follows it, or draws where none does.
 //
 // Two launches. accept_rows_*: one block per row of logits, all at once, since a row's verdict depends only on its own
 // distribution, its draft and the noise of its position. accept: one thread per request walks its rows up to the first

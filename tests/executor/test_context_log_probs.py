@@ -108,7 +108,7 @@ def test_a_text_s_are_the_same_bits_whether_it_was_generated_or_sent(policy):
     ],
 )
 def test_a_prompt_that_takes_many_passes_beside_drafts(policy, fields):
-    """The rows of logits that the free test wants are not where they are otherwise, nor where they were before
+    """The rows of logits that are sampled are not where they are otherwise, nor where they were before
     pruning."""
     asks = SamplingParams(max_tokens=9, return_context_log_probs=True, return_log_probs=True, num_top_log_probs=2)
     long = [place * place % 5 for place in range(50)]

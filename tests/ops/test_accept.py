@@ -1,4 +1,4 @@
-"""The free test, native: the reference's decisions, and the target's distribution by chi-square."""
+"""Rejection sampling, native: the reference's decisions, and the target's distribution by chi-square."""
 
 from __future__ import annotations
 

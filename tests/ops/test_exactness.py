@@ -1,4 +1,4 @@
-"""The free test is lossless: the distribution of the emitted text, over all randomness, is the target's own.
+"""Rejection sampling is lossless: the distribution of the emitted text, over all randomness, is the target's own.
 
 The rules that bias the text are enumerated as well, so that these tests can fail.
 """

@@ -1,4 +1,4 @@
-"""Masks under the free test: the text has the distribution of the masked target alone, and obvious shortcuts do not."""
+"""Masks: rejection sampling has the distribution of the masked target alone, and obvious shortcuts do not."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.policy.world import request
 
 
 class Tests:
-    """Free tests with known acceptance, eight requests at a time."""
+    """Rejection sampling with known acceptance, eight requests at a time."""
 
     __test__ = False
 

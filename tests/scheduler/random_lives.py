@@ -110,7 +110,7 @@ class ToyPair:
         return DraftResult(tuple(num_new), tuple(num_computed))
 
     def verify(self, plan, drafts, fault):
-        """The free test, greedy. fault: "failed" or "exhausted", for the first request that reaches its end."""
+        """Rejection sampling, greedy. fault: "failed" or "exhausted", for the first request that reaches its end."""
         n = len(plan.scheduled)
         ids = np.full((n, MAX_DRAFT_LEN + 2), -7, np.int32)
         num_tokens, num_accepted, num_verified = [0] * n, [0] * n, [0] * n

@@ -1,5 +1,6 @@
-"""The distribution of the text by enumeration: the reference of the free test as it is, and only its source of uniforms
-replaced, by one that walks through all of them. Rules that bias the text are there too, so that tests can fail."""
+"""The distribution of the text by enumeration: the reference of rejection sampling as it is, and only its source of
+uniforms replaced, by one that walks through all of them. Rules that bias the text are there too, so that tests can
+fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the real scheduler, cache, drafter, verifier and free test over toy engines."""
+"""Runs the real scheduler, cache, drafter, verifier and rejection sampling over toy engines."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_tokens_are_those_without_speculation(
     if mode is Mode.SERIAL:
         assert not draft.keys() | target.keys()
         return
-    # The draw is the draft's and the free test the target's: each on its own SMs.
+    # The draw is the draft's and rejection sampling the target's: each on its own SMs.
     assert draft.keys() == {"sample_rows", "sample_advance", "set_conditional", "take_step"}
     assert target.keys() == {"accept_rows_fp32", "accept"}
     assert draft["sample_rows"] > whole.get("sample_rows", 0)

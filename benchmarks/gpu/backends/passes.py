@@ -33,7 +33,7 @@ def time_passes(bench: Bench, pair: OpenPair) -> CostTable:
             f"{words} of the trained pair",
             header,
             rows,
-            "Wall time with its free test or draws, by the probe of `faser profile`; few requests with many rows, "
+            "Wall time with rejection sampling or draws, by the probe of `faser profile`; few requests with many rows, "
             f"context {context_len}. A small model: mostly launches.",
         )
     return table

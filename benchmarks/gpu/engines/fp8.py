@@ -122,7 +122,7 @@ def _rows_not_as_alone(together: Tensor, product: Any, x: Tensor) -> int:
 
 
 def _passes(bench: Bench) -> None:
-    """Target passes with their free test, as in the section "steps", and the size of the weights."""
+    """Target passes with rejection sampling, as in the section "steps", and the size of the weights."""
     dry, form = bench.is_dry, bench.options.forms[0]
     sizes, context = (DRY_BATCH_SIZES, DRY_CONTEXT) if dry else (BATCH_SIZES, CONTEXT)
     limits = PairLimits(max(sizes), context + 32, max(64 if dry else 1024, max(sizes) * max(ROWS_EACH)))

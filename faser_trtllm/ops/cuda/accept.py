@@ -1,4 +1,4 @@
-"""The free test on the device: two launches, one block per row of logits and one thread per request.
+"""Rejection sampling on the device: two launches, one block per row of logits and one thread per request.
 
 A row is read from memory once, then from cache: one pass for greedy, 2 or 3 for plain sampling, 4 for seeded, and up to
 6 more for top_k and top_p, which need no sort (many equal logits at the cut cost extra). All features of ops.accept are

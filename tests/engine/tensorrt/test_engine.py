@@ -334,7 +334,7 @@ def test_bad_passes_are_named(engine: GpuEngine) -> None:
 def test_the_executor_runs_on_it(
     make: Callable[..., StandIn], model: Any, reference: ReferenceModel, flavour: str
 ) -> None:
-    """A model that drafts for itself on the device, with every mode and pruning at random, free test included: greedy
+    """A model that drafts for itself on the device, with every mode, pruning at random and rejection sampling: greedy
     tokens are the reference's argmax, and seeded ones those of the engine without drafts."""
     prompts = [np.random.default_rng(seed).integers(2, 320, 3 + seed).tolist() for seed in range(6)]
 

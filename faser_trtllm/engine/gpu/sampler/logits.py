@@ -1,4 +1,4 @@
-"""Logits that stay on the device for the free test there."""
+"""Logits that stay on the device, where they are sampled."""
 
 from __future__ import annotations
 
