@@ -73,7 +73,6 @@ def test_core_needs_no_heavy_package() -> None:
         "benchmarks",
         "torch",
         "transformers",
-        "safetensors",
         "tritonclient",
         "tensorrt",
         "tensorrt_rtx",
