@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from faser_trtllm.core.clock import Clock
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import FinishReason, Request
 from faser_trtllm.core.sampling_params import SamplingParams
@@ -37,7 +37,7 @@ Sink = Callable[[RequestOutput], bool]
 with FinishReason.STOP (a stop word was found); it is not called again."""
 
 
-class Executor:
+class Executor(Closing):
     """Owns the requests in flight. Build it with executor.factory.open_executor."""
 
     def __init__(
@@ -238,14 +238,6 @@ class Executor:
             self._cancel(request_id)
         self._before_pass()
         self._resources.close()
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _record(
         self,

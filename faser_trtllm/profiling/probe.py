@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, Engine
@@ -24,7 +24,7 @@ FILLED_ROWS = 64  # of a pass that fills caches within a budget
 DRAFTED = 8  # tokens of a timed draft call, which amortise the call's overhead
 
 
-class Probe:
+class Probe(Closing):
     """Engines that are open, and their caches. Not thread-safe, except that the draft and the target may run in two
     threads when they are on different partitions.
 
@@ -183,14 +183,6 @@ class Probe:
 
     def close(self) -> None:
         self._stack.close()
-
-    def __enter__(self) -> Probe:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _batch(self, rows: list[tuple[int, int, int]], logits: int | None) -> RaggedBatch:
         """(slot, first, end) per request; logits: number of last rows with logits each, None for all."""

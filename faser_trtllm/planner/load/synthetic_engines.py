@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.cost_table import ExitModel
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
@@ -24,9 +24,6 @@ from faser_trtllm.ops.prune_rows import PruneBatch
 from faser_trtllm.planner.load.acceptance import AcceptanceProcess
 from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 VOCAB_SIZE = 2
 MARGIN_OFFSET, MAX_MARGIN = 4.0, 14.0  # a draft's margin is its log-odds plus the first, from 0 to the second
@@ -83,7 +80,7 @@ class SyntheticSampler:
         return AcceptResult(token_ids, *(np.asarray(values, np.int32) for values in counts))
 
 
-class _SyntheticEngine:
+class _SyntheticEngine(Closing):
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
 
@@ -94,11 +91,6 @@ class _SyntheticEngine:
         raise NotImplementedError("only a target exits early")
 
     def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class SyntheticTarget(_SyntheticEngine):
