@@ -142,7 +142,7 @@ case "${1:-}" in
   demo)
     setup
     shift
-    exec "$PYTHON" -m faser_trtllm.serving.demo "$@"
+    exec "$PYTHON" examples/demo.py "$@"
     ;;
   test)
     setup_tests

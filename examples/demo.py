@@ -1,6 +1,6 @@
 """The demo: build the bundled pair, serve it behind a real Triton, stream text, measure, and clean up.
 
-Run by `./build.sh demo`, or `python -m faser_trtllm.serving.demo`.
+Run by `./build.sh demo`, or `python examples/demo.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.observe.view import View, fetch, make_view
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAIR_DIR = ROOT / "engines" / "demo"
 BUILT_DIR = ROOT / "engines" / "built"
 EXPAND = 16  # a pass takes milliseconds, as those of models in use do, and not less than the host takes for a step

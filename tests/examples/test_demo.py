@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from examples.demo import GREEN, RESET, Run, Screen, describe_choice, report, wants_color
 from faser_trtllm.errors import FaserError
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.client import Response
-from faser_trtllm.serving.demo import GREEN, RESET, Run, Screen, describe_choice, report, wants_color
 from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import pick
 from tests.support.triton_server import ROOT, run_dir
@@ -18,7 +18,7 @@ from tests.support.triton_server import ROOT, run_dir
 # The demo with a target of a quarter of the work, and one round of its comparison.
 SHORT_DEMO = """
 import sys
-from faser_trtllm.serving import demo
+from examples import demo
 demo.EXPAND = 4
 demo.MIN_ROUNDS = demo.MAX_ROUNDS = 1
 sys.exit(demo.main())
@@ -103,7 +103,7 @@ def test_the_choice_is_told_with_its_costs():
 @pytest.mark.triton
 @pytest.mark.slow
 def test_the_demo_streams_compares_and_cleans_up():
-    command = [sys.executable, *pick(["-c", SHORT_DEMO], ["-m", "faser_trtllm.serving.demo"]), "--max_tokens", "16"]
+    command = [sys.executable, *pick(["-c", SHORT_DEMO], ["examples/demo.py"]), "--max_tokens", "16"]
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env
