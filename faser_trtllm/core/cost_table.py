@@ -220,9 +220,6 @@ class CostTable:
         """Segments measured one by one; 0 without exit layers."""
         return sum(1 for key in self.curves if key.startswith("segment:") and key.endswith(f"@{ALL}"))
 
-    def exit_model(self, boundary: int) -> ExitModel | None:
-        return next((model for model in self.exits if model.boundary == boundary), None)
-
     def interference_of(self, draft_partition: str, verify_partition: str) -> Interference | None:
         """The measured slowdown of this pair of partitions, or None."""
         pair = (draft_partition, verify_partition)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +40,3 @@ class ProfileOptions:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}, it must be 1 or more")
         if not self.time_budget_s > 0:
             raise InvalidArgumentError(f"time_budget_s is {self.time_budget_s}, it must be more than 0 seconds")
-
-    def all_cores(self) -> tuple[int, ...]:
-        """The cores that the engines may use, num_threads of them."""
-        if self.cores is not None:
-            cores = self.cores
-        elif hasattr(os, "sched_getaffinity"):
-            cores = tuple(sorted(os.sched_getaffinity(0)))
-        else:
-            cores = tuple(range(os.cpu_count() or 1))
-        return cores if self.num_threads is None else cores[: self.num_threads]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.counts import NUM_COUNTS
@@ -39,8 +38,3 @@ class RequestTable:
         request.keep_counts_in(*new_counts())
         self.texts[slot] = np.zeros((), TEXTS_DTYPE)
         self._end_ids[slot] = None
-
-    def is_taken(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
-        """Whether each of these slots has a request."""
-        taken: npt.NDArray[np.bool_] = self.texts["tokens"][slots] != 0
-        return taken
