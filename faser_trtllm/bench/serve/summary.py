@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from faser_trtllm.bench.serve.options import Objectives
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
@@ -60,23 +61,12 @@ class LoadSummary:
         return self.num_cancelled / self.num_requests
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile of a non-empty sample, linearly interpolated."""
-    if not values or not 0.0 <= percent <= 100.0:
-        raise ValueError(f"percentile {percent:g} of {len(values)} values, it needs 0 to 100 and at least one value")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100.0
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def distribution(seconds: Sequence[float]) -> Distribution | None:
     """None for an empty sample."""
     if not seconds:
         return None
-    ms = [1e3 * value for value in seconds]
-    return Distribution(len(ms), sum(ms) / len(ms), max(ms), tuple(percentile(ms, p) for p in PERCENTILES))
+    ms = 1e3 * np.array(seconds)
+    return Distribution(len(ms), float(ms.mean()), float(ms.max()), tuple(np.percentile(ms, PERCENTILES).tolist()))
 
 
 def keeps(outcome: Outcome, objectives: Objectives) -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from faser_trtllm.bench.serve.options import Objectives
 from faser_trtllm.bench.serve.outcome import Ending, Outcome
 from faser_trtllm.bench.serve.overhead import compare
-from faser_trtllm.bench.serve.summary import PERCENTILES, distribution, keeps, percentile, summarize_load
+from faser_trtllm.bench.serve.summary import PERCENTILES, distribution, keeps, summarize_load
 from faser_trtllm.bench.serve.workload import ServeJob, cancel_points, fit_lengths
 from faser_trtllm.errors import FaserError
 
@@ -24,20 +21,6 @@ def outcome(
         made.add_chunk(due_s + after_s, list(range(num_tokens)))
     made.ended_s = due_s + chunks[-1][0]
     return made
-
-
-@given(
-    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50),
-    st.floats(0.0, 100.0),
-)
-def test_percentile_is_numpy_s(values: list[float], percent: float) -> None:
-    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-6)
-
-
-def test_percentile_of_nothing_or_beyond_is_refused() -> None:
-    for values, percent in (([], 50.0), ([1.0], -1.0), ([1.0], 100.1)):
-        with pytest.raises(ValueError, match="percentile"):
-            percentile(values, percent)
 
 
 def test_distribution_is_in_ms() -> None:

@@ -70,23 +70,18 @@ def test_the_report_takes_medians_over_rounds_and_ratios_to_the_reference():
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("change", "words"),
     [
-        ({"num_requests": (0,)}, "requests"),
-        ({"num_rounds": 0}, "rounds"),
-        ({"num_steps": 0}, "steps"),
-        ({"systems": ("price/oracle",)}, "policies"),
-        ({"engines": "cuda"}, "engines"),
+        ({"num_requests": (0,)}, "requests is .* must be"),
+        ({"num_rounds": 0}, "rounds is .* must be"),
+        ({"num_steps": 0}, "steps is .* must be"),
+        ({"systems": ("price/oracle",)}, "policies has .* must be"),
+        ({"engines": "cuda"}, "engines is 'cuda', it must be one of null, gpu$"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_by_name(tmp_path, change, field):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field} (is|has) .* must be"):
+def test_what_cannot_be_measured_is_refused_by_name(tmp_path, change, words):
+    with pytest.raises(InvalidArgumentError, match=f"^{words}"):
         run_host_bench(HostBenchOptions(tmp_path, **change))
-
-
-def test_engines_that_do_not_exist_are_refused_with_those_that_do(tmp_path):
-    with pytest.raises(InvalidArgumentError, match=r"^engines is 'cuda', it must be one of null, gpu$"):
-        run_host_bench(HostBenchOptions(tmp_path, engines="cuda"))
 
 
 def test_the_loop_in_c_checks_its_arguments():
