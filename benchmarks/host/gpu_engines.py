@@ -17,7 +17,7 @@ from benchmarks.gpu.reference_ops import ReferenceOps
 from benchmarks.host.null_engines import DRAFTED, CoinLogits
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.batch import DeviceBatch
-from faser_trtllm.engine.gpu.decoder import Bounds
+from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
@@ -128,7 +128,8 @@ def open_gpu_engines(
         runtime: Runtime = _DeviceRuntime(clock)
         decoder = _Decoder(DeviceBatch(runtime, opened), opened, clock)
         probs = draft_probs if is_draft else None
-        engine = GpuEngine(decoder, opened, ops, runtime, WHOLE, limits, draft_probs=probs, keep_logits=not is_draft)
+        place = Placement(ops, runtime, WHOLE)
+        engine = GpuEngine(decoder, opened, place, limits, draft_probs=probs, keep_logits=not is_draft)
         stack.callback(engine.close)
         engine.capture_graphs((WHOLE,))
         return engine, decoder

@@ -26,6 +26,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.device import CudaGpu
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -95,7 +96,7 @@ def _open(
         max_logit_rows=32,
         max_draft_len=max_draft_len,
     )
-    return make_engine(weights, segments, ops, runtime, gpu.whole, limits)
+    return make_engine(weights, segments, Placement(ops, runtime, gpu.whole), limits)
 
 
 def _counted(engine: GpuEngine, work: Callable[[], object]) -> Launches:

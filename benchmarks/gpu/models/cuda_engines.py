@@ -14,6 +14,7 @@ from faser_trtllm.config import Quantization
 from faser_trtllm.core.cost_table import ALL
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.device import CudaGpu, Gpu
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -93,9 +94,7 @@ def _open(
     engine = make_engine(
         device_weights(made, limits.max_seq_len, runtime.device, quantization),
         segments,
-        ops,
-        runtime,
-        gpu.whole,
+        Placement(ops, runtime, gpu.whole),
         GpuLimits(
             num_blocks=limits.num_blocks,
             tokens_per_block=TOKENS_PER_BLOCK,

@@ -13,14 +13,12 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
 from faser_trtllm.engine.gpu.batch import DeviceBatch, TokenRows
-from faser_trtllm.engine.gpu.decoder import Bounds
-from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.ops.cuda.append_kv import QkvNorm, Rope
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.cuda.verify_attention import SPLIT_TOKENS
-from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     import torch
@@ -41,18 +39,16 @@ class TorchDecoder:
     def __init__(
         self,
         weights: DeviceWeights,
-        ops: Ops,
         spec: EngineSpec,
-        runtime: Runtime,
-        partition: GpuPartition,
+        place: Placement,
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         """hidden_rows: kept for a head by every pass. kv_dtype: of the KV cache; None: the weights'."""
-        self._kv_dtype = kv_dtype
-        runtime.wait()  # weights may come from the default stream, which other streams do not wait for
-        with runtime.on(partition):
-            self._allocate(weights, ops, spec, runtime, None if hidden_rows is None else hidden_rows.own_rows)
+        self._ops, self._kv_dtype = place.ops, kv_dtype
+        place.runtime.wait()  # weights may come from the default stream, which other streams do not wait for
+        with place.runtime.on(place.partition):
+            self._allocate(weights, spec, place.runtime, None if hidden_rows is None else hidden_rows.own_rows)
         self._hidden_rows = hidden_rows
 
     @property
@@ -60,7 +56,7 @@ class TorchDecoder:
         return self._hidden_rows is not None
 
     def _allocate(
-        self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
+        self, weights: DeviceWeights, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
     ) -> None:
         import torch
 
@@ -69,7 +65,6 @@ class TorchDecoder:
 
         sizes = weights.sizes
         self.weights = weights
-        self._ops = ops
         self._num_heads, self._num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         self._head_dim, self._eps = sizes["head_dim"], sizes["rms_norm_eps"]
         self._window: int = sizes["sliding_window"]

@@ -15,12 +15,10 @@ from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import DeviceWeights, HeadWeights
 from faser_trtllm.engine.gpu.batch import TokenRows
-from faser_trtllm.engine.gpu.decoder import Bounds
-from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
 from faser_trtllm.ops.cuda.verify_attention import BUT_FIRST
-from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     import torch
@@ -33,22 +31,20 @@ class Eagle3Decoder(TorchDecoder):
     def __init__(
         self,
         weights: DeviceWeights,
-        ops: Ops,
         spec: EngineSpec,
-        runtime: Runtime,
-        partition: GpuPartition,
+        place: Placement,
         hidden_rows: HiddenRows | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         """hidden_rows: the target's."""
         assert hidden_rows is not None, "a head reads its target's hidden rows"
         self._read = hidden_rows
-        super().__init__(weights, ops, spec, runtime, partition, kv_dtype=kv_dtype)
+        super().__init__(weights, spec, place, kv_dtype=kv_dtype)
 
     def _allocate(
-        self, weights: DeviceWeights, ops: Ops, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
+        self, weights: DeviceWeights, spec: EngineSpec, runtime: Runtime, token_rows: TokenRows | None
     ) -> None:
-        super()._allocate(weights, ops, spec, runtime, self._read.rows_before)
+        super()._allocate(weights, spec, runtime, self._read.rows_before)
         self._window = BUT_FIRST
         self._takes_normed = bool(weights.sizes["head"]["norm_before_residual"])
         self._outputs = self._hidden.new_zeros((spec.max_batch_size, self._hidden.shape[1]))

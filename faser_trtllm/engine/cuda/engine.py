@@ -16,15 +16,12 @@ from faser_trtllm.engine.cuda.parallel.decoder import ShardDecoder
 from faser_trtllm.engine.cuda.parallel.leader import LeadingEngine
 from faser_trtllm.engine.cuda.parallel.ranks import Membership
 from faser_trtllm.engine.cuda.weights import WHOLE, DeviceWeights, MtpWeights
-from faser_trtllm.engine.gpu.decoder import Decoder
+from faser_trtllm.engine.gpu.decoder import Decoder, Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +43,7 @@ def load_weights(
 def make_engine(
     weights: DeviceWeights | MedusaWeights,
     segments: tuple[int, ...],
-    ops: Ops,
-    runtime: Runtime,
-    partition: GpuPartition,
+    place: Placement,
     limits: GpuLimits,
     *,
     draft_probs: DeviceDraftProbs | None = None,
@@ -57,7 +52,7 @@ def make_engine(
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO,
     membership: Membership | None = None,
 ) -> GpuEngine:
-    """Over weights on the runtime's device, which the caller owns; options as GpuEngine has them.
+    """Over weights on the place's device, which the caller owns; options as GpuEngine has them.
 
     hidden_rows: a target keeps them there, and a head reads them. membership: of the rank whose weights these are.
 
@@ -73,16 +68,15 @@ def make_engine(
     decoder: Decoder
     if isinstance(weights, MedusaWeights):
         assert hidden_rows is not None, "heads read their target's hidden rows"
-        decoder = MedusaDecoder(weights, ops, spec, runtime, partition, hidden_rows)
-        return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
-    if membership is None:
+        decoder = MedusaDecoder(weights, spec, place, hidden_rows)
+    elif membership is None:
         kind = TorchDecoder if weights.head is None else Eagle3Decoder
         if isinstance(weights.head, MtpWeights):
             kind = MtpDecoder
-        decoder = kind(weights, ops, spec, runtime, partition, hidden_rows, kv_type)
-        return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
-    decoder = ShardDecoder(weights, ops, spec, runtime, partition, hidden_rows, kv_type, membership.group)
-    options["graphs"] = GraphStore(runtime, limits.graph_bytes, membership.group.least)
-    if membership.ranks is None:
-        return GpuEngine(decoder, spec, ops, runtime, partition, limits, **options)
-    return LeadingEngine(decoder, spec, ops, runtime, partition, limits, ranks=membership.ranks, **options)
+        decoder = kind(weights, spec, place, hidden_rows, kv_type)
+    else:
+        decoder = ShardDecoder(weights, spec, place, hidden_rows, kv_type, membership.group)
+        options["graphs"] = GraphStore(place.runtime, limits.graph_bytes, membership.group.least)
+        if membership.ranks is not None:
+            return LeadingEngine(decoder, spec, place, limits, ranks=membership.ranks, **options)
+    return GpuEngine(decoder, spec, place, limits, **options)

@@ -17,10 +17,7 @@ from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.weights import device_tensor
 from faser_trtllm.engine.gpu.batch import DeviceBatch
-from faser_trtllm.engine.gpu.decoder import Bounds
-from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.runtime import Runtime
-from faser_trtllm.partition.green_context import GpuPartition
+from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 
 if TYPE_CHECKING:
     import torch
@@ -53,26 +50,19 @@ class MedusaDecoder:
     has_kv = False
     is_read = False
 
-    def __init__(
-        self,
-        weights: MedusaWeights,
-        ops: Ops,
-        spec: EngineSpec,
-        runtime: Runtime,
-        partition: GpuPartition,
-        hidden_rows: HiddenRows,
-    ) -> None:
+    def __init__(self, weights: MedusaWeights, spec: EngineSpec, place: Placement, hidden_rows: HiddenRows) -> None:
         """hidden_rows: the target's, of its last layer."""
         import torch
 
+        runtime = place.runtime
         self.weights = weights
-        self._ops = ops
+        self._ops = place.ops
         self._read = hidden_rows
         medusa: Mapping[str, int] = weights.sizes["medusa"]
         self._num_heads, self._num_layers = medusa["num_heads"], medusa["num_layers"]
         self._max_batch_size, self._max_seq_len = spec.max_batch_size, spec.max_seq_len
         runtime.wait()  # weights may come from the default stream, which other streams do not wait for
-        with runtime.on(partition):
+        with runtime.on(place.partition):
             self.batch = DeviceBatch(runtime, spec, token_rows=hidden_rows.rows_before)
             # By place and request, and then a row for places without a head, which ends a request's drafting.
             shape = (self._num_heads * spec.max_batch_size + 1, spec.vocab_size)

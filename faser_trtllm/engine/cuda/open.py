@@ -163,6 +163,7 @@ def _open(
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
     from faser_trtllm.engine.cuda.engine import load_weights, make_engine
+    from faser_trtllm.engine.gpu.decoder import Placement
     from faser_trtllm.engine.gpu.limits import GpuLimits
 
     engines, runtime = request.engines, gpu.make_runtime()
@@ -178,9 +179,7 @@ def _open(
     engine = make_engine(
         weights,
         segments,
-        ops,
-        runtime,
-        gpu.whole,
+        Placement(ops, runtime, gpu.whole),
         limits,
         draft_probs=draft_probs,
         keep_logits=keep_logits,

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from faser_trtllm.engine.gpu.batch import PassInputs
+from faser_trtllm.engine.gpu.ops import Ops
+from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +21,15 @@ class Bounds:
 
     max_query_rows: int
     max_kv_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What an engine and its decoder compute with, and the partition that they begin on."""
+
+    ops: Ops
+    runtime: Runtime
+    partition: GpuPartition
 
 
 class Decoder(Protocol):

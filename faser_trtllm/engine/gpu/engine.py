@@ -20,11 +20,9 @@ from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.boundary import Boundary
-from faser_trtllm.engine.gpu.decoder import Bounds, Decoder
+from faser_trtllm.engine.gpu.decoder import Bounds, Decoder, Placement
 from faser_trtllm.engine.gpu.graphs import GraphStore
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft import DraftLoop
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
@@ -54,25 +52,22 @@ class GpuEngine(HostPruning):
         self,
         decoder: Decoder,
         spec: EngineSpec,
-        ops: Ops,
-        runtime: Runtime,
-        partition: GpuPartition,
+        place: Placement,
         limits: GpuLimits,
         *,
         draft_probs: DeviceDraftProbs | None = None,
         keep_logits: bool = False,
         graphs: GraphStore | None = None,
     ) -> None:
-        """decoder: made on this runtime, closed with the engine. draft_probs: where the distributions of unseeded
+        """decoder: made at this place, closed with the engine. draft_probs: where the distributions of unseeded
         drafts are kept for a test on the device; without it they are copied to the sampling table. keep_logits:
         forward() and run_segment() return DeviceLogits, not arrays. graphs: an empty store; default: one of its own.
         """
         import torch
 
+        ops, self.runtime, self.partition = place.ops, place.runtime, place.partition
+        runtime = place.runtime
         self._spec = spec
-        self.runtime = runtime
-        self.partition = partition
-        self._ops = ops
         self._decoder = decoder
         self._batch = decoder.batch
         self._keep_logits = keep_logits
@@ -81,7 +76,7 @@ class GpuEngine(HostPruning):
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
         self._buckets = Buckets(graph_rows, limits.max_num_tokens, is_coarse=decoder.has_fixed_shapes)
         runtime.wait()  # weights and draft_probs may come from the default stream, which other streams do not wait for
-        with runtime.on(partition), torch.no_grad():
+        with runtime.on(place.partition), torch.no_grad():
             self.graphs = GraphStore(runtime, limits.graph_bytes) if graphs is None else graphs
             self.sizes_without_graph: set[int] = set()  # rows of passes that the budget left out
             logits = (self._max_logit_rows, spec.vocab_size)

@@ -14,11 +14,9 @@ from faser_trtllm.builder.plan_file import EARLY_EXIT, PlanFile
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.batch import DeviceBatch
-from faser_trtllm.engine.gpu.decoder import Bounds
-from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.decoder import Bounds, Placement
 from faser_trtllm.engine.tensorrt.linear_batch import LinearBatch
 from faser_trtllm.engine.tensorrt.plans import PassShape, Plans
-from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +41,7 @@ class PlanDecoder:
         self,
         file: PlanFile,
         plans: Plans,
-        runtime: Runtime,
-        partition: GpuPartition,
+        place: Placement,
         spec: EngineSpec,
         max_logit_rows: int,
         hidden_rows: HiddenRows | None = None,
@@ -55,7 +52,7 @@ class PlanDecoder:
 
         self._file = file
         self._plans = plans
-        self._runtime = runtime
+        self._runtime = runtime = place.runtime
         self._options = file.network
         self._is_linear = file.segments[0].info.flavour == "native"
         self._max_logit_rows = min(max_logit_rows, spec.max_num_tokens)
@@ -67,7 +64,7 @@ class PlanDecoder:
         names = [{spec.name for spec in plan.info.outputs} for plan in file.segments]
         self._given = [[layer for layer in read if hidden_output(layer) in given] for given in names]
         token_rows = None if hidden_rows is None else hidden_rows.own_rows
-        with runtime.on(partition), torch.no_grad():
+        with runtime.on(place.partition), torch.no_grad():
             # The width of the block table is part of the network, whatever max_seq_len it is opened with.
             self.batch: DeviceBatch | LinearBatch = (
                 LinearBatch(runtime, spec, file.network, token_rows)

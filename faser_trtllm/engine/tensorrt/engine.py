@@ -9,23 +9,19 @@ from typing import Any
 
 from faser_trtllm.builder.plan_file import PlanFile
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
-from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.tensorrt.decoder import PlanDecoder
 from faser_trtllm.engine.tensorrt.plans import Plans, check_requirements
 from faser_trtllm.errors import ConfigError
-from faser_trtllm.partition.green_context import GpuPartition
 
 
 def open_engine(
     path: Path,
     trt: Any,
-    ops: Ops,
-    runtime: Runtime,
-    partition: GpuPartition,
+    place: Placement,
     compute_capability: str,
     limits: GpuLimits,
     *,
@@ -58,12 +54,10 @@ def open_engine(
             "max_seq_len": built.max_seq_len,
         }
         spec = limits.spec(sizes, (0, *(plan.info.last for plan in segments)))
-        plans = Plans(trt, file, compute_capability, runtime.device, cache_dir)
+        plans = Plans(trt, file, compute_capability, place.runtime.device, cache_dir)
         guard.callback(plans.close)
         max_logit_rows = max(limits.max_logit_rows, limits.max_batch_size)
-        decoder = PlanDecoder(file, plans, runtime, partition, spec, max_logit_rows, hidden_rows)
-        engine = GpuEngine(
-            decoder, spec, ops, runtime, partition, limits, draft_probs=draft_probs, keep_logits=keep_logits
-        )
+        decoder = PlanDecoder(file, plans, place, spec, max_logit_rows, hidden_rows)
+        engine = GpuEngine(decoder, spec, place, limits, draft_probs=draft_probs, keep_logits=keep_logits)
         guard.pop_all()
         return engine

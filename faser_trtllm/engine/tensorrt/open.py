@@ -105,6 +105,7 @@ def _open(
     draft_probs: DeviceDraftProbs | None,
     keep_logits: bool,
 ) -> tuple[GpuEngine, Ops]:
+    from faser_trtllm.engine.gpu.decoder import Placement
     from faser_trtllm.engine.gpu.limits import GpuLimits
     from faser_trtllm.engine.tensorrt.engine import open_engine
 
@@ -113,9 +114,7 @@ def _open(
     engine = open_engine(
         engines.target_path if role == "target" else engines.draft_path,
         trt,
-        ops,
-        runtime,
-        gpu.whole,
+        Placement(ops, runtime, gpu.whole),
         gpu.compute_capability,
         GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None),
         draft_probs=draft_probs,

@@ -15,6 +15,7 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import KvCacheDtype, Quantization
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.weights import DeviceWeights
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
@@ -139,9 +140,7 @@ def open_engine(
     return make_engine(
         weights,
         segments,
-        ops or ExactOps(),
-        runtime,
-        partition,
+        Placement(ops or ExactOps(), runtime, partition),
         GpuLimits(**(sizes | limits)),
         draft_probs=draft_probs,
         keep_logits=keep_logits,

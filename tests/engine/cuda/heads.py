@@ -17,6 +17,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.cuda.engine import load_weights, make_engine
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.models.config import load_model_config
@@ -60,7 +61,7 @@ def open_pair(engines: EngineDir, stack: ExitStack, head: Any, dtype=torch.float
             limits = GpuLimits(
                 4 * NUM_SLOTS, 32, NUM_SLOTS, 128, MAX_SEQ_LEN, 128, 0 if each is file else MAX_DRAFT_LEN
             )
-            engine = make_engine(weights, each.segments, ops(), runtime, WHOLE, limits, hidden_rows=kept)
+            engine = make_engine(weights, each.segments, Placement(ops(), runtime, WHOLE), limits, hidden_rows=kept)
             opened.append(stack.enter_context(engine))
     target_dir = engines.path.parent / "t"
     weights = stack.enter_context(CheckpointWeights(target_dir))

@@ -15,6 +15,7 @@ from faser_trtllm.builder.cuda_engine_file import CudaFile
 from faser_trtllm.config import KvCacheDtype
 from faser_trtllm.engine.cuda.engine import load_weights, make_engine
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
@@ -201,8 +202,8 @@ def test_hidden_rows_that_are_copied_back_are_the_chains(engines) -> None:
         weights, hidden_size = load_weights(file, torch.device("cpu"), torch.float32), file.model["hidden_size"]
     for said in (text, [*text[:22], 7]):
         kept = HiddenRows(HostRuntime(), (0, 2), hidden_size, torch.float32, num_blocks=101, tokens_per_block=16)
-        options = {"hidden_rows": kept}
-        with make_engine(weights, (0, 1, 3), ExactOps(), HostRuntime(), WHOLE, limits, **options) as engine:
+        place = Placement(ExactOps(), HostRuntime(), WHOLE)
+        with make_engine(weights, (0, 1, 3), place, limits, hidden_rows=kept) as engine:
             tree = Tree(engine)
             if said is text:
                 tree.harness.run([(0, text, 0, 20)])

@@ -24,6 +24,7 @@ from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
@@ -307,8 +308,8 @@ def random_weights(vocab_size: int, seed: int) -> DeviceWeights:
 def open_weights(weights: DeviceWeights, stack: ExitStack, **options) -> GpuEngine:
     names = ("max_draft_len", "max_num_branches", "keeps_runners_up")
     limits = GpuLimits(64, 16, 32, 160, 32, 160, **{name: options.pop(name) for name in names if name in options})
-    whole = HostGpu.whole
-    return stack.enter_context(make_engine(weights, (0, 1, 2), ExactOps(), HostRuntime(), whole, limits, **options))
+    place = Placement(ExactOps(), HostRuntime(), HostGpu.whole)
+    return stack.enter_context(make_engine(weights, (0, 1, 2), place, limits, **options))
 
 
 def three_token_probs(weights: DeviceWeights, stack: ExitStack, prompt: list[int], temperature: float):

@@ -11,6 +11,7 @@ from benchmarks.gpu.reference_ops import ReferenceOps
 from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.segment import build_segment, create_network
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.tensorrt.engine import open_engine as open_file
@@ -68,9 +69,7 @@ def open_engine(
     return open_file(
         stand_in.path,
         stand_in.trt,
-        ReferenceOps(),
-        HostRuntime(),
-        WHOLE,
+        Placement(ReferenceOps(), HostRuntime(), WHOLE),
         capability,
         GpuLimits(**limits),
         cache_dir=cache_dir,

@@ -20,6 +20,7 @@ from faser_trtllm.builder.plan_file import Requirements
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.open import open_pair
@@ -385,17 +386,15 @@ class Directory:
 
 
 def open_one(stand_in: StandIn, stack: ExitStack, max_draft_len: int, draft_probs: Any, keep_logits: bool) -> Any:
-    ops, runtime = ExactOps(), HostRuntime()
+    place = Placement(ExactOps(), HostRuntime(), HostGpu.whole)
     limits = GpuLimits.of(BuildConfig(4, 64, 96, max_draft_len, BLOCK), 24, has_drafts=draft_probs is not None)
     engine = open_file(
         stand_in.path,
         stand_in.trt,
-        ops,
-        runtime,
-        HostGpu.whole,
+        place,
         CAPABILITY,
         limits,
         draft_probs=draft_probs,
         keep_logits=keep_logits,
     )
-    return stack.enter_context(engine), ops
+    return stack.enter_context(engine), place.ops

@@ -13,10 +13,8 @@ from faser_trtllm.engine.cuda.decoder import TorchDecoder
 from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.cuda.parallel.group import RankGroup
 from faser_trtllm.engine.cuda.weights import DeviceWeights
-from faser_trtllm.engine.gpu.ops import Ops
-from faser_trtllm.engine.gpu.runtime import Runtime
+from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.ops.cuda.quantize_rows import ScaledRows
-from faser_trtllm.partition.green_context import GpuPartition
 
 if TYPE_CHECKING:
     import torch
@@ -31,15 +29,13 @@ class ShardDecoder(TorchDecoder):
     def __init__(
         self,
         weights: DeviceWeights,
-        ops: Ops,
         spec: EngineSpec,
-        runtime: Runtime,
-        partition: GpuPartition,
+        place: Placement,
         hidden_rows: HiddenRows | None,
         kv_dtype: torch.dtype | None,
         group: RankGroup,
     ) -> None:
-        super().__init__(weights, ops, spec, runtime, partition, hidden_rows, kv_dtype)
+        super().__init__(weights, spec, place, hidden_rows, kv_dtype)
         self._group = group
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
