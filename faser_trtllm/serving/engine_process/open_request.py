@@ -50,7 +50,7 @@ class OpenRequest(TextStream):
         self.is_urgent = True
         self.num_put = self.num_converted = self.num_due_bytes = 0
         self._part = part
-        self._outputs = wire.output_names(frame.outputs) & model.contract.outputs
+        self._outputs = wire.output_names(frame.outputs)
         self._outbox = outbox
         self._on_end = on_end
         self._is_cancelled = self._is_stopped = self._is_ended = False

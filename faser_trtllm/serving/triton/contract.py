@@ -1,7 +1,7 @@
-"""The I/O contract of TensorRT-LLM's Triton models: input names, inputs that are refused and why, and outputs.
+"""The I/O contract of TensorRT-LLM's Triton models: input names, and inputs that are refused and why.
 
-Dtypes and dims are declared in triton_model_repo/*/config.pbtxt. The model `faser` is our own; the others have the
-names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
+Outputs, dtypes and dims are declared in triton_model_repo/*/config.pbtxt. The model `faser` is our own; the others have
+the names, inputs and outputs of TensorRT-LLM's inflight_batcher_llm repository.
 """
 
 from __future__ import annotations
@@ -101,27 +101,6 @@ WITHOUT_EFFECT = (
 )
 """Accepted without effect: they concern beam search or top_p_decay only, or ask for what happens anyway."""
 
-CORE_OUTPUTS = (
-    "cum_log_probs",
-    "output_log_probs",
-    "context_logits",
-    "generation_logits",
-    "batch_index",
-    "sequence_index",
-    "kv_cache_alloc_new_blocks",
-    "kv_cache_reused_blocks",
-    "kv_cache_alloc_total_blocks",
-    "arrival_time_ns",
-    "first_scheduled_time_ns",
-    "first_token_time_ns",
-    "last_token_time_ns",
-    "acceptance_rate",
-    "total_accepted_draft_tokens",
-    "total_draft_tokens",
-    "num_input_tokens",
-    "num_output_tokens",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelContract:
@@ -134,7 +113,6 @@ class ModelContract:
     """
 
     name: str
-    outputs: frozenset[str]
     is_trtllm: bool = True
     has_text: bool = True
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -157,23 +135,11 @@ class ModelContract:
         return found
 
 
-FASER = ModelContract(
-    "faser",
-    frozenset(
-        (
-            *("text_output", "output_ids", "output_is_draft", "finish_reason", "num_cached_tokens"),
-            *("output_top_ids", "output_top_log_probs"),
-            *("context_ids", "context_log_probs", "context_top_ids", "context_top_log_probs"),
-            *CORE_OUTPUTS,
-        )
-    ),
-    is_trtllm=False,
-)
-ENSEMBLE = ModelContract("ensemble", frozenset(("text_output", *CORE_OUTPUTS)))
-BLS = ModelContract("tensorrt_llm_bls", ENSEMBLE.outputs)
+FASER = ModelContract("faser", is_trtllm=False)
+ENSEMBLE = ModelContract("ensemble")
+BLS = ModelContract("tensorrt_llm_bls")
 TENSORRT_LLM = ModelContract(
     "tensorrt_llm",
-    frozenset(("output_ids", "sequence_length", *CORE_OUTPUTS)),
     has_text=False,
     renames={
         "streaming": "stream",
