@@ -225,21 +225,23 @@ def response_of(get: Any) -> Response:
         array = get(name)
         return () if array is None else tuple(array.reshape(-1).tolist())
 
-    def tops(name: str) -> list[Top]:
-        ids, log_probs = get(f"{name}_top_ids"), get(f"{name}_top_log_probs")
-        if ids is None:
-            return []
-        places = zip(ids[0, 0].tolist(), log_probs[0, 0].tolist(), strict=True)
-        return [list(zip(*place, strict=True)) for place in places]
+    def text(name: str) -> str | None:
+        found = [one if isinstance(one, str) else one.decode() for one in values(name)]
+        return found[0] if found else None
 
+    def tops(name: str, num_places: int) -> list[Top]:
+        ids, log_probs = values(f"{name}_top_ids"), values(f"{name}_top_log_probs")
+        pairs, num_top = list(zip(ids, log_probs, strict=True)), len(ids) // max(1, num_places)
+        return [pairs[place * num_top : (place + 1) * num_top] for place in range(num_places if pairs else 0)]
+
+    token_ids, context_ids = values("output_ids"), values("context_ids")
     context = None
-    if get("context_ids") is not None:
-        context = Context(values("context_ids"), values("context_log_probs"), tops("context"))
-    reason = get("finish_reason")
+    if context_ids:
+        context = Context(context_ids, values("context_log_probs"), tops("context", len(context_ids) - 1))
     return Response(
-        text=get("text_output").reshape(-1)[0].decode(),
-        token_ids=values("output_ids"),
-        finish_reason=None if reason is None else reason.reshape(-1)[0].decode(),
+        text=text("text_output") or "",
+        token_ids=token_ids,
+        finish_reason=text("finish_reason"),
         num_input_tokens=number("num_input_tokens"),
         num_output_tokens=number("num_output_tokens"),
         num_draft_tokens=number("total_draft_tokens"),
@@ -249,28 +251,13 @@ def response_of(get: Any) -> Response:
         log_probs=values("output_log_probs"),
         is_draft=values("output_is_draft"),
         num_cached_tokens=number("num_cached_tokens"),
-        tops=tops("output"),
+        tops=tops("output", len(token_ids)),
         context=context,
     )
 
 
-_PER_TOKEN = ("output_ids", "output_log_probs", "output_is_draft")  # lists, or the one value itself
-
-
 def _response_of_json(answer: dict[str, Any]) -> Response:
+    """Triton leaves out the shapes of tensors in JSON, and the list around one value."""
     if "error" in answer:
         raise ResponseError(str(answer["error"]))
-    token_ids, log_probs, is_draft = (answer.get(name, []) for name in _PER_TOKEN)
-    return Response(
-        text=answer["text_output"],
-        token_ids=tuple(token_ids) if isinstance(token_ids, list) else (token_ids,),
-        finish_reason=answer.get("finish_reason"),
-        num_input_tokens=answer.get("num_input_tokens"),
-        num_output_tokens=answer.get("num_output_tokens"),
-        num_draft_tokens=answer.get("total_draft_tokens"),
-        num_accepted_tokens=answer.get("total_accepted_draft_tokens"),
-        batch_index=answer.get("batch_index", 0),
-        sequence_index=answer.get("sequence_index", 0),
-        log_probs=tuple(log_probs) if isinstance(log_probs, list) else (log_probs,),
-        is_draft=tuple(is_draft) if isinstance(is_draft, list) else (is_draft,),
-    )
+    return response_of(lambda name: np.array(answer[name]) if name in answer else None)

@@ -283,10 +283,9 @@ def _logit_bias(fields: Fields) -> dict[str, Any]:
         if not (token.isascii() and token.isdigit() and len(token) <= 9):
             raise RequestError(f"has the key {shown(token)}, it must be a token id", "logit_bias")
     biases = Fields({f"logit_bias[{token}]": bias for token, bias in value.items()})
-    return {
-        "logit_bias_ids": [int(token) for token, bias in value.items() if bias is not None],
-        "logit_bias_values": [biases.number(name, Bounds(-100.0, 100.0)) for name in biases.names()],
-    }
+    values = [biases.number(name, Bounds(-100.0, 100.0)) for name in biases.names()]
+    ids = [int(token) for token, bias in value.items() if bias is not None]
+    return {"logit_bias_ids": ids, "logit_bias_values": values} if ids else {}
 
 
 def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
