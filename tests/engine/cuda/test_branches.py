@@ -19,7 +19,7 @@ from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.limits import GpuLimits
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
-from tests.engine.cuda.branched import Tree
+from tests.engine.cuda.branched import Tree, check_copied_kv, check_rows, random_texts
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import HEADS, WHOLE, build_pair, build_with_head, emulated_rows, open_engine
 from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests
@@ -57,52 +57,18 @@ def alone(request: pytest.FixtureRequest, engines):
     return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
 
 
-def random_texts(count: int, length: int, seed: int) -> list[list[int]]:
-    return np.random.default_rng(seed).integers(0, 300, (count, length)).tolist()
-
-
 @pytest.mark.parametrize("captures", [False, True])
 @pytest.mark.parametrize("num_known", [20, *pick([], [31, 33, 47]), 32])
 def test_a_branch_row_has_the_bits_of_a_chain_row(engines, num_known: int, captures: bool) -> None:
-    """Branches at several places of two requests, around the ends of blocks, in graphs and without."""
-    texts = random_texts(2, num_known + 8, num_known)
-    places = [(0, 0, 1), (0, 3, 2), (1, 0, 3), (1, 1, 4), (1, 6, 5)]
-    branches = [(entry, num_known + place, token) for entry, place, token in places]
+    """Around the ends of blocks, in graphs and without."""
     with open_engine(engines.target_path, **OPTIONS) as engine:
-
-        def alone(text: list[int], end: int) -> np.ndarray:
-            plain = Harness(engine, seed=9)
-            return [plain.run([(0, text[:end], i, i + 1)])[0][0] for i in range(end)][-1]
-
-        wanted = [alone([*texts[entry][:position], token], position + 1) for entry, position, token in branches]
-        chain = [alone(text, num_known + 7) for text in texts]
-        if captures:
-            engine.capture_graphs([WHOLE])
-        tree = Tree(engine)
-        for slot, text in enumerate(texts):
-            tree.harness.run([(slot, text, 0, num_known - 1)])
-        rows = [(slot, text, num_known - 1, num_known + 7) for slot, text in enumerate(texts)]
-        logits = tree.run(rows, branches)
-    np.testing.assert_array_equal(logits[[7, 15]], chain)
-    np.testing.assert_array_equal(logits[16:], wanted)
+        check_rows(engine, num_known, lambda: captures and engine.capture_graphs([WHOLE]))
 
 
 @pytest.mark.parametrize("kv_dtype", KvCacheDtype)
 def test_kv_that_is_copied_back_goes_on_as_the_chain_would(engines, kv_dtype: KvCacheDtype) -> None:
-    known = 30
-    (text,) = random_texts(1, known + 6, 1)
     with open_engine(engines.target_path, kv_dtype=kv_dtype, **OPTIONS) as engine:
-        for place in (0, 1, 2, 3):
-            tree, position = Tree(engine), known + place
-            tree.harness.run([(0, text, 0, known - 1)])
-            tree.run([(0, text, known - 1, known + 5)], [(0, position, 7)])
-            block, offset = divmod(position, 16)
-            tree.copy((engine.spec.num_blocks, int(tree.table[0, block]), offset, offset + 1))
-            said = [*text[:position], 7, 3, 2]
-            found = tree.harness.run([(0, said, position + 1, position + 3)])[0]
-            plain = Harness(engine, seed=5)
-            plain.run([(0, said, 0, position + 1)])
-            np.testing.assert_array_equal(found, plain.run([(0, said, position + 1, position + 3)])[0])
+        check_copied_kv(engine)
 
 
 @pytest.mark.parametrize("kv_dtype", KvCacheDtype)
