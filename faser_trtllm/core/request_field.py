@@ -37,11 +37,12 @@ class Bounds:
     def limit(self) -> str:
         if self.words:
             return self.words
+        low, high = (str(int(bound) if bound == int(bound) else bound) for bound in (self.low, self.high))
         if self.high == MAX_INT32:
-            return f"{self.low} or more"
+            return f"{low} or more"
         if self.above_low:
-            return f"more than {self.low:g} and at most {self.high:g}"
-        return f"{self.low:g} to {'less than ' if self.below_high else ''}{self.high:g}"
+            return f"more than {low} and at most {high}"
+        return f"{low} to {'less than ' if self.below_high else ''}{high}"
 
     def hold(self, value: float) -> bool:
         """True for a value inside; false for NaN."""

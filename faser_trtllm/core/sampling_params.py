@@ -185,13 +185,7 @@ class SamplingParams(SamplingFields):
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidArgumentError, naming field, value and limit, if anything is out of range."""
         check_bounds(self, rows(SamplingFields))
-        if self.min_tokens > self.max_tokens:
-            raise InvalidArgumentError(
-                f"is {self.min_tokens}, allowed is 0 to max_tokens",
-                "min_tokens",
-                self.min_tokens,
-                f"0 to {self.max_tokens}",
-            )
+        Bounds(0, self.max_tokens, words="0 to max_tokens").check("min_tokens", self.min_tokens)
         if self.num_top_log_probs and not (self.return_log_probs or self.return_context_log_probs):
             raise InvalidArgumentError(
                 f"is {self.num_top_log_probs} without log probs that they stand beside; send return_log_probs or "

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from typer.testing import CliRunner
 
 from faser_trtllm.commands.table import load
-from faser_trtllm.core.request_field import rows
+from faser_trtllm.core.request_field import MAX_INT32, Bounds, rows
 from faser_trtllm.core.sampling_params import SamplingFields, SamplingParams
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.client import to_tensor
@@ -151,3 +151,18 @@ def test_the_documents_have_the_tables_of_today():
     script = ROOT / "scripts" / "write_request_fields.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "limit", "inside", "outside"),
+    [
+        (Bounds(1024, 64 << 20), "1024 to 67108864", (1024, 64 << 20), (1023, (64 << 20) + 1)),
+        (Bounds(-2.5, 1.0), "-2.5 to 1", (-2.5, 1.0), (-2.6, 1.1, float("nan"))),
+        (Bounds(0.0, 1.0, above_low=True), "more than 0 and at most 1", (0.1, 1.0), (0.0, 10**400)),
+        (Bounds(0.0, 1.0, below_high=True), "0 to less than 1", (0.0, 0.9), (1.0,)),
+        (Bounds(1, MAX_INT32), "1 or more", (1, MAX_INT32), (0, MAX_INT32 + 1)),
+    ],
+)
+def test_bounds_say_what_they_hold(bounds, limit, inside, outside):
+    assert bounds.limit == limit
+    assert [bounds.hold(value) for value in (*inside, *outside)] == [True] * len(inside) + [False] * len(outside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -12,17 +13,15 @@ _MAX_PROMPT_END_CHARS = 256
 _MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 
 
+@dataclass(slots=True)
 class Entry:
     """A token: the text it completes, its log prob (None: the first of a prompt, which has none), and the offset of
     that text in the answer. top: texts and log probs of the most probable tokens in its place, best first."""
 
-    __slots__ = ("logprob", "offset", "text", "top")
-
-    def __init__(self, text: str, logprob: float | None, offset: int, top: list[tuple[str, float]]) -> None:
-        self.text = text
-        self.logprob = logprob
-        self.offset = offset
-        self.top = top
+    text: str
+    logprob: float | None
+    offset: int
+    top: list[tuple[str, float]]
 
 
 class Logprobs:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faser_trtllm.builder.engine_dir import EngineDir
+from faser_trtllm.core.request_field import Bounds
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError, install
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.launch.launcher import keep_serving
@@ -56,10 +57,9 @@ def serve_openai(options: OpenAIOptions) -> int:
     A Triton server that a signal ended is started again, as by `faser serve`. Raises FaserError if it cannot start.
     """
     _check_installed()
-    if not 1 <= options.port <= 65535:
-        raise InvalidArgumentError(f"port is {options.port}, allowed is 1 to 65535")
-    if options.max_body_bytes is not None and not 1024 <= options.max_body_bytes <= 64 << 20:
-        raise InvalidArgumentError(f"max_body_bytes is {options.max_body_bytes}, allowed is 1024 to {64 << 20}")
+    Bounds(1, 65535).check("port", options.port)
+    if options.max_body_bytes is not None:
+        Bounds(1024, 64 << 20).check("max_body_bytes", options.max_body_bytes)
     if options.api_key is not None and not re.fullmatch(r"[!-~]{1,256}", options.api_key):
         raise InvalidArgumentError("api_key has other characters than 1 to 256 visible ASCII ones; choose another")
     _check_url(options)

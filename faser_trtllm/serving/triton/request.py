@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm.core.request_field import Row, rows
+from faser_trtllm.core.request_field import Bounds, Row, rows
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.triton.contract import FASER, ModelContract
@@ -88,13 +88,7 @@ def parse_request(
         if per_response and request.stream:
             request = replace(request, return_statistics=True)
         num_sequences = _scalar(item, "num_return_sequences", int, 1)
-        if not 1 <= num_sequences <= MAX_RETURN_SEQUENCES:
-            raise InvalidArgumentError(
-                f"is {num_sequences}, allowed is 1 to {MAX_RETURN_SEQUENCES}",
-                "num_return_sequences",
-                num_sequences,
-                f"1 to {MAX_RETURN_SEQUENCES}",
-            )
+        Bounds(1, MAX_RETURN_SEQUENCES).check("num_return_sequences", num_sequences)
         found.append((request, num_sequences))
     has_sequences = any(num_sequences > 1 for _, num_sequences in found)
     return [
