@@ -15,39 +15,15 @@ from faser_trtllm.ops.arrays import address_of
 SECTIONS = ("cu_q_lens", "kv_lens", "token_ids", "positions", "logit_rows", "first_branch", "block_table")
 
 
-class PassLimits:
+class PassLimits(native.FaserPassLimits):
     """What a batch must keep to, and where its sections are: starts [7] of SECTIONS, that of first_branch -1 for an
     engine without branches. max_num_requests: branches included; num_blocks: KV blocks, those of branches too."""
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        max_seq_len: int,
-        tokens_per_block: int,
-        num_blocks: int,
-        max_num_requests: int,
-        max_num_rows: int,
-        max_num_branches: int,
-        max_blocks_per_seq: int,
-        starts: Sequence[int],
-    ) -> None:
-        self.vocab_size, self.max_seq_len, self.tokens_per_block = vocab_size, max_seq_len, tokens_per_block
-        self.num_blocks, self.max_num_requests, self.max_num_rows = num_blocks, max_num_requests, max_num_rows
-        self.max_num_branches, self.max_blocks_per_seq = max_num_branches, max_blocks_per_seq
+    def __init__(self, starts: Sequence[int], **fields: int) -> None:
+        """fields: all of FaserPassLimits."""
+        super().__init__(**fields)
         self.starts = np.array(starts, np.int64)
-        self._struct = native.FaserPassLimits(
-            vocab_size,
-            max_seq_len,
-            tokens_per_block,
-            num_blocks,
-            max_num_requests,
-            max_num_rows,
-            max_num_branches,
-            max_blocks_per_seq,
-        )
-        self.address = ctypes.addressof(self._struct)
-        self.starts_address = address_of(self.starts, np.int64)
+        self.address, self.starts_address = ctypes.addressof(self), address_of(self.starts, np.int64)
 
 
 def fill_inputs(batch: RaggedBatch, limits: PassLimits, out: Int32Array) -> None:
