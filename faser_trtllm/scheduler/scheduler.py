@@ -67,14 +67,21 @@ class Scheduler:
         limits = self._limits
         if not limits.enable_chunked_context and request.prompt_len > limits.max_num_tokens:
             raise InvalidArgumentError(
-                f"the prompt has {request.prompt_len} tokens, max_num_tokens is {limits.max_num_tokens} and "
-                "enable_chunked_context is off; shorten the prompt or turn it on"
+                f"has {request.prompt_len} tokens, max_num_tokens is {limits.max_num_tokens} and "
+                "enable_chunked_context is off; shorten the prompt or turn it on",
+                "prompt",
+                request.prompt_len,
+                limits.max_num_tokens,
             )
         kv = self._kv
         if kv.num_blocks_for(request.max_num_tokens) > kv.num_blocks:
+            num_tokens, room = request.max_num_tokens, kv.num_blocks * kv.tokens_per_block
             raise InvalidArgumentError(
-                f"prompt and max_tokens are {request.max_num_tokens} tokens, the KV cache holds "
-                f"{kv.num_blocks * kv.tokens_per_block}; lower max_tokens or raise kv_cache_config.max_tokens"
+                f"and prompt are {num_tokens} tokens, the KV cache holds {room}; lower max_tokens or raise "
+                "kv_cache_config.max_tokens",
+                "max_tokens",
+                num_tokens,
+                room,
             )
 
     def add(self, request: Request) -> None:

@@ -80,16 +80,20 @@ class TrtllmScheduler(Scheduler):
         super().check(request)
         if request.params.return_context_log_probs:
             raise InvalidArgumentError(
-                "return_context_log_probs was sent, but TensorRT-LLM's scheduler does not know how few rows of a pass "
-                "have logits; leave it out, or serve with scheduler: native"
+                "was sent, but TensorRT-LLM's scheduler does not know how few rows of a pass have logits; leave it out, or "
+                "serve with scheduler: native",
+                "return_context_log_probs",
             )
         limits = self._limits
         may_grow = limits.capacity_policy is CapacitySchedulerPolicy.MAX_UTILIZATION
         if may_grow and not limits.enable_chunked_context and request.max_num_tokens > limits.max_num_tokens:
             raise InvalidArgumentError(
-                f"prompt and max_tokens are {request.max_num_tokens} tokens, max_num_tokens is "
-                f"{limits.max_num_tokens}, and enable_chunked_context is off, so that TensorRT-LLM could not resume "
-                "the request after a pause; lower max_tokens or turn it on"
+                f"and prompt are {request.max_num_tokens} tokens, max_num_tokens is {limits.max_num_tokens}, and "
+                "enable_chunked_context is off, so that TensorRT-LLM could not resume the request after a pause; lower "
+                "max_tokens or turn it on",
+                "max_tokens",
+                request.max_num_tokens,
+                limits.max_num_tokens,
             )
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
