@@ -51,12 +51,6 @@ class KernelGpu(HostGpu):
         return ops
 
 
-@pytest.fixture(scope="module", params=pick([True], [False, True]), ids=pick(["edited"], ["plain", "edited"]))
-def alone(request: pytest.FixtureRequest, engines):
-    requests = mixed_requests(request.param)
-    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
-
-
 @pytest.mark.parametrize("captures", [False, True])
 @pytest.mark.parametrize("num_known", [20, *pick([], [31, 33, 47]), 32])
 def test_a_branch_row_has_the_bits_of_a_chain_row(engines, num_known: int, captures: bool) -> None:

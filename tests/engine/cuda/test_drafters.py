@@ -10,7 +10,6 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.sampling_params import SamplingParams
 from tests.engine.cuda.host_executor import KernelAcceptGpu, generate, repeating_requests
 from tests.support.effort import pick
-from tests.support.executor_harness import Collector
 from tests.support.toy_guide import ToyGuide
 
 pytestmark = pytest.mark.slow
@@ -38,16 +37,6 @@ def guided(engines: EngineDir):
     guides = [ToyGuide.random(320, seed, 2) if seed % 3 else None for seed in range(len(plain))]
     requests = [(prompt, replace(params, guide=g)) for (prompt, params), g in zip(plain, guides, strict=True)]
     return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
-
-
-@pytest.fixture(scope="module")
-def logged(engines: EngineDir):
-    """Requests that want log probs, and who has collected those without speculation, one request at a time."""
-    fields = {"return_log_probs": True, "num_top_log_probs": 3}
-    requests = [(prompt, replace(params, **fields)) for prompt, params in repeating_requests()]
-    collector = Collector()
-    generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128, collector=collector)
-    return requests, collector
 
 
 def check_counts(found, drafters: str) -> None:
@@ -81,16 +70,6 @@ def test_the_kernels_themselves_give_the_same_tokens(engines: EngineDir, alone, 
     assert [found[name] for name in names] == [by_reference[name] for name in names]
 
 
-def test_a_request_says_who_may_draft_for_it(engines: EngineDir, alone) -> None:
-    requests, expected = alone
-    for name, other in (("suffix", "model"), ("model", "suffix")):
-        limited = [(prompt, replace(params, drafters=(name,))) for prompt, params in requests]
-        tokens, found = generate(engines, "fixed:3", limited, drafters="suffix,model")
-        assert tokens == expected
-        assert found[f"num_tested_drafts_{name}"] > 0
-        assert found[f"num_tested_drafts_{other}"] == 0
-
-
 @pytest.mark.parametrize("drafters", DRAFTERS)
 def test_guided_requests_get_allowed_tokens(engines: EngineDir, guided, drafters: str) -> None:
     """The draft model's drafts are drawn without masks, and the text's may come behind ones that a guide forbids."""
@@ -99,17 +78,6 @@ def test_guided_requests_get_allowed_tokens(engines: EngineDir, guided, drafters
         tokens, found = generate(engines, policy, requests, drafters=drafters)
         assert tokens == expected
         check_counts(found, drafters)
-
-
-@pytest.mark.parametrize("drafters", DRAFTERS)
-def test_log_probs_are_those_of_the_target_alone(engines: EngineDir, logged, drafters: str) -> None:
-    requests, alone = logged
-    found = Collector()
-    generate(engines, "fixed:3", requests, collector=found, drafters=drafters)
-    for index in range(len(requests)):
-        one, other = found.requests[str(index)], alone.requests[str(index)]
-        assert one.output_log_probs == other.output_log_probs
-        assert [ids.tolist() for ids, _ in one.output_tops] == [ids.tolist() for ids, _ in other.output_tops]
 
 
 @pytest.mark.parametrize("drafters", DRAFTERS)

@@ -18,7 +18,7 @@ from faser_trtllm.engine.opening import OpenRequest
 from faser_trtllm.errors import ConfigError
 from tests.engine.cuda.harness import HEADS, WHOLE, build_with_head
 from tests.engine.cuda.heads import NUM_LAYERS, draft, open_pair, random_tokens
-from tests.engine.cuda.host_executor import HostGpu, generate, mixed_requests, repeating_requests
+from tests.engine.cuda.host_executor import HostGpu, generate, repeating_requests
 from tests.support.effort import pick
 
 pytestmark = pytest.mark.slow
@@ -39,12 +39,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def engines(kind: str, tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
     return build_with_head(tmp_path_factory.mktemp(kind), exit_layers=(2,), **HEADS[kind])
-
-
-@pytest.fixture(scope="module", params=pick([True], [False, True]), ids=pick(["edited"], ["plain", "edited"]))
-def alone(request: pytest.FixtureRequest, engines: EngineDir):
-    requests = mixed_requests(request.param)
-    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
