@@ -80,8 +80,8 @@ class TrtllmScheduler(Scheduler):
         super().check(request)
         if request.params.return_context_log_probs:
             raise InvalidArgumentError(
-                "was sent, but TensorRT-LLM's scheduler does not know how few rows of a pass have logits; leave it out, "
-                "or serve with scheduler: native",
+                "was sent, but TensorRT-LLM's scheduler does not know how few rows of a pass have logits; leave it "
+                "out, or serve with scheduler: native",
                 "return_context_log_probs",
             )
         limits = self._limits
