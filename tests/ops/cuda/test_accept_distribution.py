@@ -10,7 +10,6 @@ from scipy.stats import chisquare
 from faser_trtllm import native
 from faser_trtllm.ops.accept import AcceptResult, Outcome, accept_reference
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
-from faser_trtllm.ops.cuda import accept as accept_module
 from faser_trtllm.ops.cuda.accept import accept
 from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, run
@@ -175,12 +174,8 @@ def test_what_the_gpu_tests_do():
 @pytest.mark.gpu
 class TestOnAGpu:
     @pytest.fixture
-    def module(self):
-        from faser_trtllm.ops.cuda.compiler import compile_stem
-        from faser_trtllm.ops.cuda.driver import Module, device_arch
-
-        with Module(compile_stem(accept_module.STEM, device_arch()).path) as module:
-            yield module
+    def module(self, on_gpu):
+        return on_gpu("accept")
 
     @pytest.mark.parametrize("vocab_size", [1, 33, 1000, 32_000, 128_256])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

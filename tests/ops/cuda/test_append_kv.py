@@ -274,47 +274,41 @@ def test_wrong_norms_are_named():
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("fp8", [False, True])
-def test_on_a_gpu(head_dim, dtype, fp8):
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, OnStream, device_arch
-
+def test_on_a_gpu(on_gpu, head_dim, dtype, fp8):
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
-    with Module(compile_stem("append_kv", device_arch()).path) as module:
-        for arbitrary in (False, True):
-            for _ in range(5):
-                case = append_case(
-                    generator,
-                    [7, 0, 30, 1],
-                    [7, 5, 90, 64],
-                    heads=(16, 4),
-                    head_dim=head_dim,
-                    dtype=dtype,
-                    fp8=fp8,
-                    dummies=3,
-                )
-                if arbitrary:
-                    case.positions = garbage(generator, case.positions)
-                    case.block_table = garbage(generator, case.block_table)
-                wanted = case.copy()
-                op.append_kv_reference(*wanted.arguments())
-                found = case.copy("cuda")
-                op.launch(OnStream(module, lambda: torch.cuda.current_stream().cuda_stream), *found.arguments())
-                torch.cuda.synchronize()
-                # Two rows may have one arbitrary position: which is written last is not said.
-                if not arbitrary:
-                    assert_same(found.copy("cpu"), wanted)
+    module = on_gpu("append_kv")
+    for arbitrary in (False, True):
+        for _ in range(5):
+            case = append_case(
+                generator,
+                [7, 0, 30, 1],
+                [7, 5, 90, 64],
+                heads=(16, 4),
+                head_dim=head_dim,
+                dtype=dtype,
+                fp8=fp8,
+                dummies=3,
+            )
+            if arbitrary:
+                case.positions = garbage(generator, case.positions)
+                case.block_table = garbage(generator, case.block_table)
+            wanted = case.copy()
+            op.append_kv_reference(*wanted.arguments())
+            found = case.copy("cuda")
+            op.launch(module, *found.arguments())
+            torch.cuda.synchronize()
+            # Two rows may have one arbitrary position: which is written last is not said.
+            if not arbitrary:
+                assert_same(found.copy("cpu"), wanted)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fp8", [False, True])
-def test_branches_on_a_gpu(fp8):
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
-
+def test_branches_on_a_gpu(on_gpu, fp8):
     case, norm, first_branch = branch_case(1, fp8=fp8)
     found = case.copy("cuda")
     moved = {name: getattr(norm, name).cuda() for name in ("hidden", "bias", "q_norm", "k_norm")}
     op.append_kv_reference(*case.arguments(), norm=norm, first_branch=first_branch)
-    with Module(compile_stem("append_kv", device_arch()).path) as module:
-        op.launch(module, *found.arguments(), norm=dataclasses.replace(norm, **moved), first_branch=first_branch.cuda())
-        assert_near(found.copy(), case)
+    module = on_gpu("append_kv")
+    op.launch(module, *found.arguments(), norm=dataclasses.replace(norm, **moved), first_branch=first_branch.cuda())
+    assert_near(found.copy(), case)

@@ -97,17 +97,14 @@ def test_wrong_tensors_are_refused():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu():
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
-
+def test_on_a_gpu(on_gpu):
     rng = np.random.default_rng()
-    with Module(compile_stem("compact_rows", device_arch()).path) as module:
-        for hidden_size, dtype in ((4096, torch.bfloat16), (75, torch.float16), (2048, torch.float32)):
-            new = rng.integers(0, 17, 200)
-            num_kept = [int(rng.integers(0, n + 1)) for n in new]
-            hidden, positions, cu_q_lens, kv_lens = batch_of(new.tolist(), [3] * 200, hidden_size, dtype)
-            rows = listed_rows(cu_q_lens, num_kept, sum(num_kept) + 13)
-            arguments = (hidden, positions, rows, cu_q_lens, kv_lens)
-            assert_is_the_reference(run(module, *arguments, device="cuda"), *arguments)
-        check_arbitrary_data(module, "cuda")
+    module = on_gpu("compact_rows")
+    for hidden_size, dtype in ((4096, torch.bfloat16), (75, torch.float16), (2048, torch.float32)):
+        new = rng.integers(0, 17, 200)
+        num_kept = [int(rng.integers(0, n + 1)) for n in new]
+        hidden, positions, cu_q_lens, kv_lens = batch_of(new.tolist(), [3] * 200, hidden_size, dtype)
+        rows = listed_rows(cu_q_lens, num_kept, sum(num_kept) + 13)
+        arguments = (hidden, positions, rows, cu_q_lens, kv_lens)
+        assert_is_the_reference(run(module, *arguments, device="cuda"), *arguments)
+    check_arbitrary_data(module, "cuda")

@@ -56,10 +56,7 @@ def test_wrong_tensors_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_on_a_gpu(dtype: torch.dtype) -> None:
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
-
-    with Module(compile_stem("copy_kv", device_arch()).path) as module:
-        for seed in range(5):
-            compare(module, (64, 40, 8, 32, 128), dtype, 16, seed, "cuda")
+def test_on_a_gpu(on_gpu, dtype: torch.dtype) -> None:
+    module = on_gpu("copy_kv")
+    for seed in range(5):
+        compare(module, (64, 40, 8, 32, 128), dtype, 16, seed, "cuda")

@@ -100,12 +100,9 @@ def test_wrong_tensors_are_refused():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_on_a_gpu(dtype):
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
-
-    with Module(compile_stem("early_exit", device_arch()).path) as module:
-        check(module, "cuda", dtype)
-        check_what_does_not_exist(module, "cuda")
-        arguments = inputs(9, num_hidden_rows=300, num_rows=257, hidden_size=4096, vocab_size=128_256, dtype=dtype)
-        assert_equal_but_for_rounding(run(module, arguments, "cuda"), expected(arguments))
+def test_on_a_gpu(on_gpu, dtype):
+    module = on_gpu("early_exit")
+    check(module, "cuda", dtype)
+    check_what_does_not_exist(module, "cuda")
+    arguments = inputs(9, num_hidden_rows=300, num_rows=257, hidden_size=4096, vocab_size=128_256, dtype=dtype)
+    assert_equal_but_for_rounding(run(module, arguments, "cuda"), expected(arguments))

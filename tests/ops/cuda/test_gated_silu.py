@@ -89,13 +89,10 @@ def test_wrong_tensors_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_on_a_gpu(dtype: str) -> None:
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
-
-    with Module(compile_stem("gated_silu", device_arch()).path) as module:
-        for shape in ((1, 64, 64), (200, 14336, 4096), (3, 4104, 8)):
-            case = Case(*shape, dtype, True, 0)
-            assert_near(case.run(module, "cuda"), case.reference())
-            if dtype == "bf16":
-                assert_same(run_scaled(case, module, "cuda"), quantize_rows(case.run(module, "cuda")))
+def test_on_a_gpu(on_gpu, dtype: str) -> None:
+    module = on_gpu("gated_silu")
+    for shape in ((1, 64, 64), (200, 14336, 4096), (3, 4104, 8)):
+        case = Case(*shape, dtype, True, 0)
+        assert_near(case.run(module, "cuda"), case.reference())
+        if dtype == "bf16":
+            assert_same(run_scaled(case, module, "cuda"), quantize_rows(case.run(module, "cuda")))

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from faser_trtllm.ops.cuda.compiler import compile_stem
-from faser_trtllm.ops.cuda.driver import Module, device_arch
 from tests.ops.cuda.emulation import emulated
 from tests.ops.cuda.pruned_batches import boundary_batch
 from tests.ops.cuda.pruned_rows import assert_is_the_reference
@@ -41,8 +39,8 @@ def test_a_rule_that_doubts_nothing_keeps_all_and_one_that_doubts_all_keeps_one_
 
 
 @pytest.mark.gpu
-def test_on_a_gpu():
-    with Module(compile_stem("prune_rows", device_arch()).path) as module:
-        for seed in range(20):
-            scores, batch = boundary_batch(seed, [5] * 40, [100])
-            assert_is_the_reference(module, scores, batch, 24, "cuda")
+def test_on_a_gpu(on_gpu):
+    module = on_gpu("prune_rows")
+    for seed in range(20):
+        scores, batch = boundary_batch(seed, [5] * 40, [100])
+        assert_is_the_reference(module, scores, batch, 24, "cuda")

@@ -81,16 +81,13 @@ def test_a_residual_of_another_shape_is_refused() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu() -> None:
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, device_arch
-
-    with Module(compile_stem("quantize_rows", device_arch()).path) as module:
-        for x in (every_number(0.0), every_number(448.0), random_rows(200, 4096, 0), random_rows(3, 14336, 1)):
-            found = run(module, x.cuda())
-            assert_same(ScaledRows(found.values.cpu(), found.scales.cpu()), quantize_rows(x))
-            hidden, rows = x.flip(0).contiguous().cuda(), ScaledRows(found.values, found.scales)
-            launch_add(module, x.cuda(), hidden, rows)
-            wanted = x + x.flip(0)
-            assert torch.equal(hidden.cpu(), wanted)
-            assert_same(ScaledRows(rows.values.cpu(), rows.scales.cpu()), quantize_rows(wanted))
+def test_on_a_gpu(on_gpu) -> None:
+    module = on_gpu("quantize_rows")
+    for x in (every_number(0.0), every_number(448.0), random_rows(200, 4096, 0), random_rows(3, 14336, 1)):
+        found = run(module, x.cuda())
+        assert_same(ScaledRows(found.values.cpu(), found.scales.cpu()), quantize_rows(x))
+        hidden, rows = x.flip(0).contiguous().cuda(), ScaledRows(found.values, found.scales)
+        launch_add(module, x.cuda(), hidden, rows)
+        wanted = x + x.flip(0)
+        assert torch.equal(hidden.cpu(), wanted)
+        assert_same(ScaledRows(rows.values.cpu(), rows.scales.cpu()), quantize_rows(wanted))

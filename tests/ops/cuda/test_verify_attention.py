@@ -318,13 +318,9 @@ def test_wrong_arguments_are_named():
         op.launch(NotLaunched(), storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
 
 
-@pytest.fixture(scope="module")
-def gpu_module():
-    from faser_trtllm.ops.cuda.compiler import compile_stem
-    from faser_trtllm.ops.cuda.driver import Module, OnStream, device_arch
-
-    with Module(compile_stem("verify_attention", device_arch()).path) as module:
-        yield OnStream(module, lambda: torch.cuda.current_stream().cuda_stream)
+@pytest.fixture
+def gpu_module(on_gpu):
+    return on_gpu("verify_attention")
 
 
 @pytest.mark.gpu
