@@ -4,7 +4,7 @@ _EXECUTOR = "tests/executor/test_executor.py"
 _GUARD = "tests/executor/test_guard.py"
 _BUILD = "tests/builder/test_build.py"
 _FILE = "tests/builder/test_engine_file.py"
-_HEALTH = "tests/serving/edge/test_health.py"
+_HEALTH = "tests/serving/engine_process/test_health.py"
 _TRITON = "tests/serving/triton/test_triton.py"
 _PROCESSES = "tests/serving/triton/test_faults.py"
 _FAULTY = "tests/serving/reliability/test_faulty.py"
@@ -31,7 +31,7 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     # bounded by the request's own output, and our OpenAI door holds the model up
     38: (
         f"{_SERVER}::test_clients_that_do_not_read_hold_up_nobody_and_what_waits_for_them_is_bounded",
-        "tests/serving/edge/test_connection.py::test_what_came_while_the_socket_was_busy_goes_out_as_one_frame",
+        "tests/serving/engine_process/test_connection.py::test_what_came_while_the_socket_was_busy_goes_out_as_one_frame",
         "tests/serving/openai/test_app.py::test_a_client_that_does_not_read_holds_up_the_model",
     ),
     # a full queue; Retry-After over our OpenAI door, Triton has no header for it
@@ -129,7 +129,7 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
     56: (
         f"{_PROCESSES}::test_kill_of_the_engine_ends_every_stream_and_the_service_comes_back",
         f"{_TRITON}::test_kill_of_the_engine_under_streams",
-        "tests/serving/edge/test_server.py::test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back",
+        "tests/serving/engine_process/test_server.py::test_a_killed_engine_ends_the_streams_of_all_models_and_comes_back",
         f"{_HEALTH}::test_a_request_that_kills_the_engine_again_and_again_does_not_end_the_service",
     ),
     57: "models have no processes of their own; that of the engine is 56",
@@ -172,7 +172,7 @@ FAULTS: dict[int, tuple[str, ...] | str] = {
         "tests/serving/launch/test_run_dir.py::test_a_place_that_cannot_be_written_to_is_a_sentence",
         f"{_START}::test_too_few_open_files_are_a_sentence_at_the_start",
         f"{_START}::test_a_low_soft_limit_of_files_and_a_full_log_disk_do_not_matter",
-        "tests/serving/edge/test_server.py::test_an_engine_process_that_ends_before_it_is_ready_is_told",
+        "tests/serving/engine_process/test_server.py::test_an_engine_process_that_ends_before_it_is_ready_is_told",
     ),
     68: "no GPU to lose here; what a lost one leads to, an engine process that dies or hangs, is 56 and 60",
     # the log's disk is full, standard output is closed

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 _BAD = "tests/serving/triton/test_bad_inputs.py::"
 _TRITON = "tests/serving/triton/test_triton.py::"
-_REQUEST = "tests/serving/triton/test_request.py::"
+_PROCESS = "tests/serving/engine_process/test_process.py::"
+_SERVED = _PROCESS + "test_good_requests_are_served_next_to_bad_ones_and_ids_need_not_differ"
 _CONTRACT = "tests/serving/triton/test_contract_server.py::"
 _TEXT = "tests/serving/text/test_service.py::"
 _OPENAI = "tests/serving/openai/test_server.py::"
@@ -57,9 +58,9 @@ INPUTS: dict[int, tuple[str, ...] | str] = {
     25: (_BAD + "test_bad_words_that_ban_every_token_still_give_an_answer",),
     26: (
         _BAD + "test_the_same_request_id_at_the_same_time_is_two_streams",
-        _REQUEST + "test_equal_request_ids_are_independent",
+        _SERVED,
     ),
-    27: (_BAD + "test_a_request_id_of_a_megabyte_is_refused", _REQUEST + "test_bad_and_good_requests_in_one_call"),
+    27: (_BAD + "test_a_request_id_of_a_megabyte_is_refused", _SERVED),
     28: (  # a batch is served, each prompt as a sequence of its own, or refused whole
         _TENSORS,
         _CONTRACT + "test_end_to_end_client_with_a_batch",

@@ -317,7 +317,7 @@ def test_the_wall_clock_is_read_only_to_be_shown():
     parts = ("core/", "engine/", "executor/", "kvcache/", "policy/", "scheduler/", "serving/")
     served = {path for path in _modules_that_call({"time.time", "time.time_ns"}) if path.startswith(parts)}
     shown = {
-        "serving/triton/metrics.py",
+        "serving/engine_process/metrics.py",
         "serving/openai/app.py",
         "serving/openai/reply.py",
         "serving/observe/spans.py",
