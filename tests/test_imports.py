@@ -89,8 +89,8 @@ def test_core_needs_no_heavy_package() -> None:
     blocker = (
         "import sys\n"
         f"for name in {heavy!r}: sys.modules[name] = None\n"
-        "import faser_trtllm.cli, faser_trtllm.executor.factory, faser_trtllm.serving.worker.engine_process\n"
-        "import faser_trtllm.builder.build, faser_trtllm.serving.edge.process\n"
+        "import faser_trtllm.cli, faser_trtllm.executor.factory, faser_trtllm.serving.engine_process.opening\n"
+        "import faser_trtllm.builder.build, faser_trtllm.serving.engine_process.main\n"
         "import faser_trtllm.builder.tensorrt_engine\n"
     )
     done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True, cwd=FOLDER.parent)

@@ -24,7 +24,7 @@ from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import assemble
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.policy.registry import make_policy
-from faser_trtllm.serving.edge.process import main
+from faser_trtllm.serving.engine_process.main import main
 
 MAX_BATCH_SIZE, MAX_SEQ_LEN, TOKENS_PER_BLOCK = 256, 2048, 32
 

@@ -13,9 +13,9 @@ from benchmarks.soak.options import SoakOptions
 from benchmarks.soak.watch import ServiceProcesses
 from faser_trtllm.bench.serve.served import free_ports
 from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving.launch.process import command_line
 from faser_trtllm.serving.observe.scrape import Scrape
 from faser_trtllm.serving.observe.view import fetch
-from faser_trtllm.serving.worker.process import command_line
 
 RESTARTS = "engine restarts"
 _STOP_S = 60.0

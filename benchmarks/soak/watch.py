@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, session_pids
+from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, session_pids
 
 ENGINE, LAUNCHER, SERVER = "engine", "launcher", "tritonserver"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -23,7 +23,7 @@ from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.profiling import ensure, profile
 from faser_trtllm.profiling.ensure import DISTURBED_S, ensure_profile, measure_once
 from faser_trtllm.serving.launch.options import check_engines
-from faser_trtllm.serving.worker.engine_process import open_engine_dir
+from faser_trtllm.serving.engine_process.opening import open_engine_dir
 from tests.support.checkpoints import make_pair
 
 

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from faser_trtllm.serving.worker.process import PARENT_OPTION, command_line, session_pids
+from faser_trtllm.serving.launch.process import PARENT_OPTION, command_line, session_pids
 
 ROOT = Path(__file__).resolve().parents[2]
 

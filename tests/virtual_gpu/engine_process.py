@@ -12,7 +12,7 @@ def main() -> None:
     torch.set_num_threads(1)
     install()
     write_counters()
-    from faser_trtllm.serving.edge.process import main as run
+    from faser_trtllm.serving.engine_process.main import main as run
 
     run()
 

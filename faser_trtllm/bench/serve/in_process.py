@@ -36,7 +36,8 @@ class InProcess:
             if output.is_final:
                 num_running -= 1
                 outcome.ended_s = now_s
-                outcome.finish_reason, outcome.error = output.finish_reason, output.error
+                outcome.finish_reason = output.finish_reason
+                outcome.error = None if output.error is None else str(output.error)
                 if output.error is None:
                     outcome.ending = Ending.COMPLETED
 

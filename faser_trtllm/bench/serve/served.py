@@ -10,7 +10,7 @@ from types import TracebackType
 
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
-from faser_trtllm.serving.worker.process import session_pids
+from faser_trtllm.serving.launch.process import session_pids
 
 
 class Served:
