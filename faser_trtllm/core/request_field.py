@@ -1,4 +1,4 @@
-"""The table of request fields: what one field of a request is called at every door, what it may be, and what it does.
+"""The table of request fields: the names of a field at every door, its bounds and its meaning.
 
 A row stands where the field is declared, as the default of a dataclass's field: `top_k: int | None = param(None, ...)`.
 Every door (Triton's tensors, OpenAI's JSON, Dynamo, `faser generate`, the client library) and the docs read the rows.
@@ -22,7 +22,7 @@ MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a number may be: from low to high, without low itself if it is above_low, without high if below_high.
+    """The numbers that a field may be: low to high, without low itself if it is above_low, without high if below_high.
 
     words: the limit as an error says it, where the numbers alone do not tell.
     """

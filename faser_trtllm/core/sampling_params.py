@@ -145,7 +145,7 @@ class SamplingFields:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingFields):
-    """What the engine samples a request with; token ids only.
+    """A request's parameters as the engine has them; token ids only.
 
     bad_words: token sequences that are never completed. logit_bias: (token id, value) added to the logits.
     end_ids: tokens that end the request (finish reason "stop"); the end token is not part of the output.
@@ -188,7 +188,7 @@ class SamplingParams(SamplingFields):
         Bounds(0, self.max_tokens, words="0 to max_tokens").check("min_tokens", self.min_tokens)
         if self.num_top_log_probs and not (self.return_log_probs or self.return_context_log_probs):
             raise InvalidArgumentError(
-                f"is {self.num_top_log_probs} without log probs that they stand beside; send return_log_probs or "
+                f"is {self.num_top_log_probs} without log probs that they go with; send return_log_probs or "
                 "return_context_log_probs too",
                 "num_top_log_probs",
                 self.num_top_log_probs,

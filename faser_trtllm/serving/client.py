@@ -32,7 +32,7 @@ Top = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Of a prompt: its tokens, the log probs of all but the first, and the most probable tokens there, or none."""
+    """The tokens of a prompt, the log probs of all but the first, and the most probable tokens there, or none."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]

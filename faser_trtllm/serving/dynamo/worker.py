@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,7 @@ class FaserEngine(LLMEngine):  # type: ignore[misc]
     async def from_args(cls, argv: list[str] | None = None) -> tuple[FaserEngine, WorkerConfig]:
         """The engine, not yet started, and the configuration of its worker."""
         arguments = _parser().parse_args(argv)
-        options = DynamoOptions(
-            engine_dir=arguments.engine_dir,
-            model_path=arguments.model_path,
-            served_model_name=arguments.served_model_name,
-            speculation=arguments.speculation,
-            drain_timeout_s=arguments.drain_timeout_s,
-        )
+        options = DynamoOptions(**{one.name: getattr(arguments, one.name) for one in fields(DynamoOptions)})
         worker_config = WorkerConfig(
             namespace=arguments.namespace,
             component=arguments.component,

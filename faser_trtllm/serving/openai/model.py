@@ -1,4 +1,4 @@
-"""The Triton model behind the API: one gRPC stream per sequence, so that each can be cancelled separately."""
+"""The Triton model that serves the API: one gRPC stream per sequence, so that each can be cancelled separately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model:
         await self._client.close()
 
     async def is_ready(self) -> bool:
-        """Whether the server answers and the model is ready."""
+        """True if the server answers and the model is ready."""
         from tritonclient.utils import InferenceServerException
 
         try:
@@ -110,7 +110,7 @@ class Model:
 
 
 def _has_ended(reading: asyncio.Future[Any]) -> bool:
-    """Whether this read found the stream's end, or its failure."""
+    """True if this read found the stream's end, or its failure."""
     return reading.done() and (reading.cancelled() or reading.exception() is not None)
 
 

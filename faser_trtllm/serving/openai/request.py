@@ -81,7 +81,7 @@ class ServedModel:
 class GenerationRequest:
     """One request: num_choices sequences per prompt. inputs: of the Triton model, except prompt and seed.
 
-    logprobs: how many of the most probable tokens stand beside each token's, None: no log probs. echo: the answer
+    logprobs: how many of the most probable tokens come with each token's, None: no log probs. echo: the answer
     begins with the prompt. only_prompt: it ends there; the model is asked for one token, since it gives no less.
     guide_field: the field that constrains the output.
     """
@@ -289,7 +289,7 @@ def _logit_bias(fields: Fields) -> dict[str, Any]:
 
 
 def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
-    """Whether to send the usage at the end, and with every chunk too."""
+    """Two flags: send the usage at the end, and with every chunk too."""
     options = fields.get("stream_options")
     if options is None:
         return False, False

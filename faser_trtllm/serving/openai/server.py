@@ -93,7 +93,7 @@ class _OwnTriton:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it runs, or is started again."""
+        """True while it runs or is started again."""
         return self._thread.is_alive()
 
     def wait_ready(self, stop: threading.Event) -> bool:

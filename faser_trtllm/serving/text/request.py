@@ -110,7 +110,7 @@ class TextRequest(SamplingFields):
         check_bounds(self, TEXT_ROWS)
 
     def guide(self) -> GuideSpec | None:
-        """What the output must look like, None for any text; raises InvalidArgumentError."""
+        """The constraints on the output, None for any text; raises InvalidArgumentError."""
         return guide_spec(self.guided_decoding_guide_type, self.guided_decoding_guide)
 
 
@@ -154,15 +154,10 @@ class TopLogProbs:
     ids: bytes = b""
     log_probs: bytes = b""
 
-    @staticmethod
-    def join(parts: Sequence[TopLogProbs]) -> TopLogProbs:
-        """Those of all parts' places, one behind the other."""
-        return TopLogProbs(b"".join(part.ids for part in parts), b"".join(part.log_probs for part in parts))
-
 
 @dataclass(frozen=True, slots=True)
 class ContextLogProbs:
-    """Of a prompt: its tokens, the log probs of all but the first, and the most probable tokens in those places."""
+    """The tokens of a prompt, the log probs of all but the first, and the most probable tokens in those places."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]

@@ -66,7 +66,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def is_stop(tensors: Tensors) -> bool:
-    """Whether the request asks to stop the requests with its id; its other inputs are dummies then."""
+    """True if the request asks to stop the requests with its id; its other inputs are dummies then."""
     return "stop" in tensors and bool(tensors["stop"].any())
 
 
