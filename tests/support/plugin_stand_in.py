@@ -19,6 +19,8 @@ from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.engine.interpreted.interpreter import PluginNode
 from faser_trtllm.ops.cuda.compact_rows import compact_rows_reference
 from faser_trtllm.ops.cuda.early_exit import early_exit_reference
+from faser_trtllm.ops.cuda.tensors import PagedKv
+from faser_trtllm.ops.cuda.verify_attention import verify_attention_reference
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows, prune_rows_reference
 
 
@@ -130,20 +132,9 @@ def append_kv(qkv, cos, sin, positions, cu_q_lens, block_table, kv_lens, k_cache
 
 
 def verify_attention(q, k_cache, v_cache, block_table, cu_q_lens, kv_lens, split_tokens):
-    """Row i of n of request b sees the first kv_lens[b] - n + i + 1 keys of its blocks; nothing is split."""
-    out = torch.full_like(q, float("nan"))
-    group = q.shape[1] // k_cache.shape[1]
-    for b in range(len(kv_lens)):
-        rows = range(int(cu_q_lens[b]), int(cu_q_lens[b + 1]))
-        k, v = (
-            cache[block_table[b].long()].transpose(1, 2).flatten(0, 1).repeat_interleave(group, 1).float()
-            for cache in (k_cache, v_cache)
-        )
-        for i, row in enumerate(rows):
-            end = int(kv_lens[b]) - len(rows) + i + 1
-            scores = torch.einsum("hd,khd->hk", q[row].float(), k[:end]) * q.shape[2] ** -0.5
-            out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v[:end]).to(q.dtype)
-    return out, torch.zeros(1)
+    """Nothing is split."""
+    kv = PagedKv(k_cache, v_cache, block_table, cu_q_lens, kv_lens)
+    return verify_attention_reference(q, kv), torch.zeros(1)
 
 
 def verify_attention_combine(whole, workspace, cu_q_lens, kv_lens, **sizes):
