@@ -8,9 +8,9 @@ reader can open it.
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, reason_of
 from faser_trtllm.models.fused import Part, Shape, fused_tensors
 from faser_trtllm.models.medusa import MedusaConfig, expected_shapes
+from faser_trtllm.models.safetensors_file import SafetensorError, SafetensorsFile
 
 VERSION = 1
 TYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"}
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int64": 8}
 _OWN_TYPES = {"rope_inv_freq": "float32", "head.target_ids": "int64"}
 _ALIGNMENT = 4096
-_MAX_HEADER_BYTES = 64 << 20
 
 Array = npt.NDArray[Any]
 
@@ -115,68 +115,53 @@ def write_cuda_file(
 class CudaFile(Closing):
     """An opened file, mapped read-only. model: the sizes; segments: layer boundaries; dtype: of the weights."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], data_start: int, mapping: mmap.mmap) -> None:
+    def __init__(self, file: SafetensorsFile, faser: Mapping[str, Any]) -> None:
         """open() makes one."""
-        faser = json.loads(header["__metadata__"]["faser"])
-        self.path = path
         self.model: dict[str, Any] = faser["model"]
         self.segments: tuple[int, ...] = tuple(faser["segments"])
         self.dtype: str = faser["dtype"]
-        self._header = header
-        self._data_start = data_start
-        self._mapping = mapping
+        self._file = file
 
     @classmethod
     def open(cls, path: Path) -> CudaFile:
         """Map a file after checking its header and size; EngineFileError otherwise."""
         label = f"{path.parent.name}/{path.name}"
         try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-                text = file.read(length) if length <= _MAX_HEADER_BYTES else b""
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+            file = SafetensorsFile(path)
+        except OSError as error:
             raise EngineFileError(
                 f"{label} cannot be read ({reason_of(error)}); rebuild it with faser build"
             ) from error
-        try:
-            header = json.loads(text)
-            faser = json.loads(header["__metadata__"]["faser"])
-        except (ValueError, KeyError, TypeError) as error:
-            mapping.close()
+        except SafetensorError as error:
             raise EngineFileError(
-                f"{label} is not an engine of the cuda backend; build it with faser build --backend cuda"
+                f"{label} is not an engine of the cuda backend, or damaged ({error}); build it with faser build "
+                "--backend cuda"
             ) from error
-        try:
-            if faser["version"] != VERSION:
+        with ExitStack() as guard:
+            guard.enter_context(file)
+            try:
+                faser = json.loads(file.metadata["faser"])
+                if faser["version"] != VERSION:
+                    raise EngineFileError(
+                        f"{label} has version {faser['version']}, this faser reads {VERSION}; rebuild it with faser "
+                        "build"
+                    )
+                for name, shape in tensor_shapes(faser["model"]).items():
+                    entry, kind = file.entries[name], type_of(name, faser["dtype"])
+                    if entry.shape != shape or entry.dtype != TYPE_NAMES[kind]:
+                        raise EngineFileError(f"{label}: tensor {name} is not as its sizes say; rebuild it")
+            except (KeyError, TypeError, ValueError) as error:
                 raise EngineFileError(
-                    f"{label} has version {faser['version']}, this faser reads {VERSION}; rebuild it with faser build"
-                )
-            shapes, dtype = tensor_shapes(faser["model"]), faser["dtype"]
-            wanted = 8 + length + num_bytes(faser["model"], dtype)
-            if len(mapping) != wanted:
-                raise EngineFileError(f"{label} has {len(mapping)} bytes, {wanted} were written; rebuild it")
-            for name, shape in shapes.items():
-                entry = header[name]
-                if tuple(entry["shape"]) != shape or entry["dtype"] != TYPE_NAMES[type_of(name, dtype)]:
-                    raise EngineFileError(f"{label}: tensor {name} is not as its sizes say; rebuild it")
-        except (KeyError, TypeError, ValueError) as error:
-            mapping.close()
-            raise EngineFileError(f"{label}: the header is damaged ({error}); rebuild it with faser build") from error
-        except EngineFileError:
-            mapping.close()
-            raise
-        return cls(path, header, 8 + length, mapping)
+                    f"{label}: the header is damaged ({error!r}); rebuild it with faser build"
+                ) from error
+            guard.pop_all()
+        return cls(file, faser)
 
-    def bytes_of(self, name: str) -> tuple[memoryview, Shape, str]:
-        """A tensor's bytes (valid until close), its shape and its dtype; KeyError if there is none of this name."""
-        entry = self._header[name]
-        begin, end = (self._data_start + offset for offset in entry["data_offsets"])
-        return memoryview(self._mapping)[begin:end], tuple(entry["shape"]), type_of(name, self.dtype)
+    def array(self, name: str) -> tuple[Array, str]:
+        """A tensor's bits as integers, a read-only view of the file, and its dtype; KeyError if there is none."""
+        dtype = type_of(name, self.dtype)
+        return self._file.array(name, f"i{ITEMSIZES[dtype]}"), dtype
 
     def close(self) -> None:
         """Unmap the file once no view is left."""
-        try:
-            self._mapping.close()
-        except BufferError:
-            return  # the last view unmaps it
+        self._file.close()

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
+import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import CheckpointError, reason_of
 from faser_trtllm.models.config import ModelConfig, read_json
 from faser_trtllm.models.fp8 import Float32Array, Fp8Matrix
+from faser_trtllm.models.fused import fused_tensors
+from faser_trtllm.models.safetensors_file import Entry, SafetensorError, SafetensorsFile
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FP8 = "F8_E4M3"
-_DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-_INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+_DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+_INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Dtype = type[np.uint16] | type[np.float32]
@@ -50,14 +49,6 @@ def float32_from_bfloat16(bits: Bfloat16Array) -> Float32Array:
 def converted(values: Float32Array, dtype: Dtype) -> npt.NDArray[Any]:
     """fp32 as it is, or rounded to bf16 bits."""
     return bfloat16_from_float32(values) if dtype is np.uint16 else values
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
 
 
 class Weights:
@@ -121,20 +112,22 @@ class CheckpointWeights(Weights, Closing):
     def __init__(self, directory: Path) -> None:
         """Map the checkpoint's files; CheckpointError if one is missing, truncated or damaged."""
         self.directory = directory
-        self._maps: dict[str, mmap.mmap] = {}
-        self._entries: dict[str, _Entry] = {}
-        try:
+        self._files: dict[str, SafetensorsFile] = {}
+        self._file_of: dict[str, str] = {}
+        with ExitStack() as guard:
             for file in _weight_files(directory):
-                self._open_file(file)
-        except BaseException:
-            self.close()
-            raise
+                self._files[file] = opened = guard.enter_context(self._open(file))
+                for name in opened.entries:
+                    if name in self._file_of:
+                        raise CheckpointError(f"tensor {name} is in both {self._file_of[name]} and {file}")
+                    self._file_of[name] = file
+            guard.pop_all()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._file_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).shape
@@ -147,11 +140,11 @@ class CheckpointWeights(Weights, Closing):
 
     def int32(self, name: str) -> npt.NDArray[np.int32]:
         """An int32 tensor of any shape, a read-only view of the file."""
-        return self._array(name, {"I32": np.dtype("<i4")})
+        return self._array(name, {"I32": "<i4"})
 
     def fp8(self, name: str) -> npt.NDArray[np.uint8]:
         """The bits of an e4m3 tensor of any shape, a read-only view of the file."""
-        return self._array(name, {FP8: np.dtype(np.uint8)})
+        return self._array(name, {FP8: "u1"})
 
     def dtype(self, name: str) -> str:
         """The type of a tensor as safetensors names it; CheckpointError if there is none of this name."""
@@ -165,38 +158,32 @@ class CheckpointWeights(Weights, Closing):
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that hold the tensors."""
-        return tuple(self._maps)
+        return tuple(self._files)
 
     def close(self) -> None:
         """Unmap the files as soon as no array views them."""
-        for mapping in self._maps.values():
-            try:
-                mapping.close()
-            except BufferError:  # arrays still view it; the last of them frees it
-                continue
-        self._maps.clear()
-        self._entries.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._file_of.clear()
 
-    def _entry(self, name: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None:
+    def _entry(self, name: str) -> Entry:
+        if name not in self._file_of:
             raise CheckpointError(f"tensor {name} is missing in the checkpoint {self.directory}")
-        return entry
+        return self._files[self._file_of[name]].entries[name]
 
-    def _array(self, name: str, dtypes: Mapping[str, np.dtype[Any]]) -> npt.NDArray[Any]:
-        entry = self._entry(name)
-        if entry.dtype not in dtypes:
+    def _array(self, name: str, dtypes: Mapping[str, npt.DTypeLike]) -> npt.NDArray[Any]:
+        dtype = self._entry(name).dtype
+        if dtype not in dtypes:
             raise CheckpointError(
-                f"{entry.file}: tensor {name} is of type {entry.dtype}, it must be {' or '.join(dtypes)}"
+                f"{self._file_of[name]}: tensor {name} is of type {dtype}, it must be {' or '.join(dtypes)}"
             )
-        array = np.frombuffer(self._maps[entry.file], dtypes[entry.dtype], math.prod(entry.shape), entry.start)
-        return array.reshape(entry.shape)
+        return self._files[self._file_of[name]].array(name, dtypes[dtype])
 
-    def _open_file(self, file: str) -> None:
+    def _open(self, file: str) -> SafetensorsFile:
         path = self.directory / file
         try:
-            with path.open("rb") as stream, safe_open(path, "numpy"):  # refuses headers that do not fit the file
-                mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return SafetensorsFile(path)
         except SafetensorError as error:
             raise CheckpointError(
                 f"{file}: {path.stat().st_size} bytes are a truncated or damaged safetensors file ({error}); fetch it "
@@ -204,15 +191,6 @@ class CheckpointWeights(Weights, Closing):
             ) from error
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read in {self.directory}: {reason_of(error)}") from error
-        self._maps[file] = mapping
-        data_start = 8 + int.from_bytes(mapping[:8], "little")
-        for name, info in json.loads(mapping[8:data_start]).items():
-            if name == "__metadata__":
-                continue
-            if name in self._entries:
-                raise CheckpointError(f"tensor {name} is in both {self._entries[name].file} and {file}")
-            start = data_start + info["data_offsets"][0]
-            self._entries[name] = _Entry(file, info["dtype"], tuple(info["shape"]), start)
 
 
 def _weight_files(directory: Path) -> list[str]:
@@ -234,30 +212,5 @@ def _weight_files(directory: Path) -> list[str]:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of a model under its Hugging Face name, with its shape ([out, in] for matrices)."""
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    linears = {
-        "self_attn.q_proj": (q_size, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv_size, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv_size, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q_size, config.o_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    for i in range(config.num_layers):
-        layer = f"model.layers.{i}"
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-        if config.qk_norm:
-            shapes[f"{layer}.self_attn.q_norm.weight"] = (head_dim,)
-            shapes[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
-        for name, (num_out, num_in, bias) in linears.items():
-            shapes[f"{layer}.{name}.weight"] = (num_out, num_in)
-            if bias:
-                shapes[f"{layer}.{name}.bias"] = (num_out,)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+    sizes = dataclasses.asdict(config) | {"tied": config.tie_word_embeddings}
+    return {name: shape for parts in fused_tensors(sizes).values() for name, shape in parts}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from faser_trtllm.builder.cuda_engine_file import CudaFile, tensor_shapes
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
@@ -156,11 +158,7 @@ def device_tensor(
     """A file's tensor, or a rank's rows of it, on the device. dtype: of what is in the file's; default: that one."""
     import torch
 
-    data, shape, kind = file.bytes_of(name)
-    row_bytes, own = len(data) // shape[0], shard.rows(name, shape[0], file.model)
-    read = bytearray()  # since torch warns about read-only memory; it lives until the copy is done
-    for rows in own:
-        read += data[rows.start * row_bytes : rows.stop * row_bytes]
-    shape = (sum(rows.stop - rows.start for rows in own), *shape[1:])
-    tensor = torch.frombuffer(read, dtype=getattr(torch, kind)).reshape(shape)
+    array, kind = file.array(name)
+    rows = np.concatenate([array[part] for part in shard.rows(name, len(array), file.model)])  # torch wants to own them
+    tensor = torch.from_numpy(rows).view(getattr(torch, kind))
     return tensor.to(device) if kind != file.dtype else tensor.to(device, dtype or tensor.dtype)
