@@ -8,6 +8,7 @@ import numpy as np
 
 from faser_trtllm.core.batch import Int32Array, RaggedBatch
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.transfer.fill_inputs import check_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: in
     cache_rows [num_requests] int32: the cache row of each request, 0 to max_batch_size - 1, without duplicates. Raises
     InvalidArgumentError for invalid cache rows or positions.
     """
-    counts = np.diff(batch.cu_rows)
-    past = _past(batch, counts, max_seq_len)
+    check_positions(batch, max_seq_len)
+    counts, past = np.diff(batch.cu_rows), batch.positions[batch.cu_rows[:-1]]
     if cache_rows.size and (cache_rows.min() < 0 or cache_rows.max() >= max_batch_size):
         raise InvalidArgumentError(f"cache rows are {cache_rows.tolist()}, they must be 0 to {max_batch_size - 1}")
     if np.unique(cache_rows).size != cache_rows.size:
@@ -57,21 +58,6 @@ def native_inputs(batch: RaggedBatch, cache_rows: Int32Array, max_batch_size: in
         "logit_rows": network_row[batch.logit_rows],
     }
     return NetworkInputs(arrays, order)
-
-
-def _past(batch: RaggedBatch, counts: Int32Array, max_seq_len: int) -> Int32Array:
-    """Position of each request's first row; checks that positions are consecutive and below max_seq_len."""
-    if counts.size and counts.min() < 1:
-        raise InvalidArgumentError(f"cu_rows is {batch.cu_rows.tolist()}, every request must have rows")
-    past: Int32Array = batch.positions[batch.cu_rows[:-1]]
-    expected = _ranges(past, counts)
-    if not np.array_equal(expected, batch.positions):
-        raise InvalidArgumentError(f"positions are {batch.positions.tolist()}, a request's rows must be consecutive")
-    if batch.num_rows and (expected.min() < 0 or expected.max() >= max_seq_len):
-        raise InvalidArgumentError(
-            f"positions reach from {expected.min()} to {expected.max()}, allowed is 0 to {max_seq_len - 1}"
-        )
-    return past
 
 
 def _ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:

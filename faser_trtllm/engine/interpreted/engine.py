@@ -23,6 +23,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
 from faser_trtllm.ops.prune_rows import HostPruning
+from faser_trtllm.ops.transfer.fill_inputs import check_size, check_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,8 @@ class InterpretedEngine(HostPruning, Closing):
         is_last = segment == num_segments - 1
         if batch.num_rows == 0:
             return np.zeros((0, self._spec.vocab_size), np.float32) if is_last else None
-        self._check(batch)
+        check_size(batch, self._spec.max_num_tokens, self._spec.max_batch_size)
+        check_tokens(batch, self._spec.vocab_size)
         inputs = native_inputs(
             batch,
             batch.block_table[batch.slots, 0],
@@ -173,16 +175,6 @@ class InterpretedEngine(HostPruning, Closing):
         if num_rows not in (None, len(self._hidden)):
             raise InvalidArgumentError(f"the batch has {num_rows} rows, the segment before left {len(self._hidden)}")
         return self._hidden
-
-    def _check(self, batch: RaggedBatch) -> None:
-        spec = self._spec
-        if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.max_batch_size:
-            raise InvalidArgumentError(
-                f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
-                f"{spec.max_num_tokens} rows of {spec.max_batch_size}"
-            )
-        if batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size:
-            raise InvalidArgumentError(f"token_ids are not all within 0 to {spec.vocab_size - 1}")
 
 
 def _empty_caches(segment: SegmentNetwork) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from faser_trtllm.engine.gpu.batch import TokenRows
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
-from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.transfer.fill_inputs import check_size, check_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,8 @@ class LinearBatch:
         self.write_idx[-1] = self._options.max_seq_len  # dummies belong to the last row: beyond its end
 
     def upload(self, batch: RaggedBatch, rows: int, query_rows: int) -> None:
-        self._check(batch)
+        check_size(batch, self._spec.max_num_tokens, self._spec.max_batch_size)
+        check_tokens(batch, self._spec.vocab_size)
         options = self._options
         inputs = native_inputs(batch, batch.block_table[batch.slots, 0], options.max_batch_size, self._spec.max_seq_len)
         arrays = padded_arrays(inputs.arrays, rows, query_rows, options.max_seq_len)
@@ -114,16 +115,6 @@ class LinearBatch:
         # Dummies are rows of the last cache row: behind its own, or beyond the cache.
         self.cu_q_lens[-1:].fill_(n)
         self.write_idx[-1:].copy_(torch.where(has_row[-1:], lens[-1:] - 1, self._options.max_seq_len))
-
-    def _check(self, batch: RaggedBatch) -> None:
-        spec = self._spec
-        if batch.num_rows > spec.max_num_tokens or batch.num_requests > spec.max_batch_size:
-            raise InvalidArgumentError(
-                f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
-                f"{spec.max_num_tokens} rows of {spec.max_batch_size}"
-            )
-        if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size):
-            raise InvalidArgumentError(f"token_ids are not all within 0 to {spec.vocab_size - 1}")
 
 
 def padded_arrays(arrays: dict[str, Int32Array], rows: int, query_rows: int, max_seq_len: int) -> dict[str, Int32Array]:

@@ -84,21 +84,16 @@ def fill_inputs_reference(batch: RaggedBatch, limits: PassLimits, out: Int32Arra
 def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
     """Raise InvalidArgumentError for a batch that the limits rule out: kernels skip invalid blocks, so that a wrong id
     would silently give wrong results."""
-    if batch.num_rows > limits.max_num_rows or batch.num_requests > limits.max_num_requests:
-        raise InvalidArgumentError(
-            f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
-            f"{limits.max_num_rows} rows of {limits.max_num_requests}"
-        )
+    check_size(batch, limits.max_num_rows, limits.max_num_requests)
     if batch.num_requests and (batch.slots.min() < 0 or batch.slots.max() >= batch.block_table.shape[0]):
         raise InvalidArgumentError(f"slots are not all within 0 to {batch.block_table.shape[0] - 1}")
-    if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= limits.vocab_size):
-        raise InvalidArgumentError(f"token_ids are not all within 0 to {limits.vocab_size - 1}")
+    check_tokens(batch, limits.vocab_size)
     if batch.block_table.shape[1] > limits.max_blocks_per_seq:
         raise InvalidArgumentError(
             f"block_table has {batch.block_table.shape[1]} blocks per request, max_seq_len "
             f"{limits.max_seq_len} needs {limits.max_blocks_per_seq}"
         )
-    _check_positions(batch, limits.max_seq_len)
+    check_positions(batch, limits.max_seq_len)
     if batch.num_rows:
         last = batch.positions[batch.cu_rows[1:] - 1] // limits.tokens_per_block
         table = batch.block_table[batch.slots]
@@ -121,7 +116,23 @@ def check_batch(batch: RaggedBatch, limits: PassLimits) -> None:
         )
 
 
-def _check_positions(batch: RaggedBatch, max_seq_len: int) -> None:
+def check_size(batch: RaggedBatch, max_num_rows: int, max_num_requests: int) -> None:
+    """InvalidArgumentError for a batch of more rows or requests."""
+    if batch.num_rows > max_num_rows or batch.num_requests > max_num_requests:
+        raise InvalidArgumentError(
+            f"a pass of {batch.num_rows} rows of {batch.num_requests} requests, the engine allows "
+            f"{max_num_rows} rows of {max_num_requests}"
+        )
+
+
+def check_tokens(batch: RaggedBatch, vocab_size: int) -> None:
+    """InvalidArgumentError for a token that does not exist."""
+    if batch.num_rows and (batch.token_ids.min() < 0 or batch.token_ids.max() >= vocab_size):
+        raise InvalidArgumentError(f"token_ids are not all within 0 to {vocab_size - 1}")
+
+
+def check_positions(batch: RaggedBatch, max_seq_len: int) -> None:
+    """InvalidArgumentError unless each request's rows are consecutive and below max_seq_len."""
     counts = np.diff(batch.cu_rows)
     if counts.size and counts.min() < 1:
         raise InvalidArgumentError(f"cu_rows is {batch.cu_rows.tolist()}, every request must have rows")
