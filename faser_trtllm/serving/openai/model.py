@@ -132,9 +132,7 @@ async def _read_to_end(answers: Any, reading: asyncio.Future[Any]) -> None:
 
 
 def _failure(error: Any) -> FaserError:
-    """The error for a failed gRPC call."""
-    code = str(error.code()).removeprefix("StatusCode.")
-    details = error.details() or ""
-    if code == "UNAVAILABLE" and ("connect" in details or "Socket closed" in details):
+    """The error for a failed gRPC call; the model's own errors come in answers."""
+    if error.code().name == "UNAVAILABLE":
         return UnavailableError("the Triton server cannot be reached; try again in a moment")
-    return response_error(details, code)
+    return response_error(error.details() or "", error.code().name)
