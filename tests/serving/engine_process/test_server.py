@@ -1,6 +1,7 @@
 """The backend `faser` in a real Triton server: models that share an engine process, and one that cannot be used."""
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -23,6 +24,7 @@ from tests.support.fake_engine import ENDLESS
 from tests.support.triton_server import REPOSITORY, Server, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
+GUIDE_TYPE = "guided_decoding_guide_type"
 KILLED_S = 2.0  # within which a process's death ends the streams of others
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -84,6 +86,40 @@ def test_requests_that_a_stopped_engine_does_not_read_arrive_whole(server):
         for client, prompt in zip(clients, prompts, strict=True):
             _, response = client.receive(PATIENCE_S)
             assert response.token_ids == tuple(np.resize(prompt, 6).tolist())
+
+
+def error_of(server, model, inputs, **options):
+    """The error string of a request, which must fail."""
+    tensors = []
+    for name, array in inputs.items():
+        kind = "BYTES" if array.dtype == object else {"int32": "INT32", "bool": "BOOL"}[array.dtype.name]
+        tensors.append(grpcclient.InferInput(name, array.shape, kind))
+        tensors[-1].set_data_from_numpy(array)
+    answers = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error))
+        client.async_stream_infer(model, tensors, **options)
+        return answers.get(timeout=PATIENCE_S).message()
+
+
+def test_an_error_is_a_sentence_or_json_whatever_it_quotes(server):
+    text, wild = np.array([[b"abc"]], object), 'no such "drafter"\n\\ \t\x01 é'
+    cases = [
+        ("faser", {"text_input": text, "max_tokens": np.array([[0]], np.int32)}, "max_tokens", "0"),
+        ("faser", {"text_input": text, GUIDE_TYPE: np.array([[wild.encode()]], object)}, GUIDE_TYPE, None),
+        ("tensorrt_llm", llm_client_inputs([65], 0), "request_output_len", "0"),
+    ]
+    for model, inputs, field, value in cases:
+        inputs = {name: array for name, array in inputs.items() if array.dtype != np.float32}
+        sentence = error_of(server, model, inputs)
+        record = json.loads(error_of(server, model, inputs, parameters={"error_codes": True}))
+        assert (record["code"], record["field"], record["message"]) == ("INVALID_ARG", field, sentence)
+        assert sentence.startswith(field)
+        assert value is None or record["value"] == value
+    big = {"text_input": np.array([[b"a" * (65 << 20)]], object)}
+    record = json.loads(error_of(server, "faser", big, parameters={"error_codes": True}))
+    assert record["code"] == "INVALID_ARG"
+    assert "allowed are at most" in record["message"], "the backend's own errors are records, too"
 
 
 def test_any_model_may_be_unloaded_while_another_streams(server):
