@@ -81,8 +81,8 @@ class CostTable:
     is on public measurements.
 
     source: MEASURED, or MODELLED from anchors (which, in words); such a table is for simulations only. traffic: what
-    the passes draw from memory, if known: then overlapped streams slow each other by it, else by `interference`. warning:
-    one sentence if other work disturbed the measurement. quick: of a quick profile, which a start may replace.
+    the passes draw from memory, if known: then overlapped streams slow each other by it, else by `interference`.
+    warning: one sentence if other work disturbed the measurement. quick: of a quick profile, which a start may replace.
     """
 
     fingerprint: Fingerprint

@@ -26,7 +26,8 @@ def predict_modes(
 
     draft_ahead: while the target verifies L drafts, L more are drafted behind them. They are of use if all L pass (then
     no bonus token is drawn); else the next step has nothing pending and one row per request runs beside the new drafts.
-    ping_pong: two half batches take turns, so a token costs the longer of drafting and verification for half a batch each.
+    ping_pong: two half batches take turns, so a token costs the longer of drafting and verification for half
+    a batch each.
     """
     pair = costs.interference_of(DRAFT, VERIFY)
     if pair is None or not costs.has("verify", VERIFY) or not costs.has("draft_step", DRAFT):

@@ -15,7 +15,7 @@ from tests.support.networks import load_trt
 @pytest.mark.slow
 def test_fp8_is_near_bf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load_trt()
-    main(str(make_checkpoint(tmp_path / "c", num_layers=2)), "1")
+    main([str(make_checkpoint(tmp_path / "c", num_layers=2)), "1"])
     lines = capsys.readouterr().out.splitlines()
     found = re.fullmatch(r"perplexity of 512 tokens: bf16 ([\d.]+), FP8 ([\d.]+) \(.*", lines[0])
     assert found is not None
