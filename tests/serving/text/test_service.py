@@ -187,23 +187,12 @@ BAD = [
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"min_tokens": 17}, "min_tokens is 17"),
     ({"temperature": float("nan")}, "temperature is nan"),
-    ({"temperature": float("inf")}, "temperature is inf"),
-    ({"temperature": -1.0}, "temperature is -1.0"),
-    ({"top_p": 0.0}, "top_p is 0.0"),
-    ({"top_p": 1.0001}, "top_p is 1.0001"),
-    ({"top_k": -1}, "top_k is -1"),
-    ({"min_p": 1.0}, "min_p is 1.0"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
-    ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
-    ({"num_draft_tokens": -1}, "num_draft_tokens is -1"),
     ({"end_ids": (999,)}, "end_id holds token id 999"),
     ({"stop_words": ("x",) * 65}, "65 entries, allowed are at most 64"),
     ({"stop_words": ("x" * 2000,)}, "2000 characters"),
     ({"embedding_bias_words": ("a",)}, "one weight for each word"),
     ({"embedding_bias_words": ("a",), "embedding_bias_weights": (float("nan"),)}, "nan"),
     ({"priority": 1.5}, "priority is 1.5"),
-    ({"priority": float("nan")}, "priority is nan"),
-    ({"timeout_ms": 0.0}, "timeout_ms is 0.0"),
 ]
 
 
