@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.arrays import Float32Array, Int32Array
 
 
@@ -24,3 +25,14 @@ def early_exit_reference(
     x *= final_norm
     scores = np.einsum("rh,rch->rc", x, lm_head[candidates].astype(np.float64))
     return np.where(candidates < 0, -np.inf, scores).astype(np.float32)
+
+
+def check_asked(rows: Int32Array, candidates: Int32Array, num_hidden: int, vocab_size: int, limit: int) -> None:
+    """ValueError unless there are candidates [rows.size, at most limit]; InvalidArgumentError for a hidden row or a
+    token that does not exist."""
+    if candidates.ndim != 2 or candidates.shape[0] != rows.size or candidates.shape[1] > limit:
+        raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n <= {limit}], not {list(candidates.shape)}")
+    if rows.size and (rows.min() < 0 or rows.max() >= num_hidden):
+        raise InvalidArgumentError(f"rows is {rows.tolist()}, allowed is 0 to {num_hidden - 1}")
+    if candidates.size and candidates.max() >= vocab_size:
+        raise InvalidArgumentError(f"candidates have token id {candidates.max()}, the largest is {vocab_size - 1}")

@@ -15,8 +15,10 @@ from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.errors import InvalidArgumentError
+from faser_trtllm.ops.compact_rows import check_listed
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows
 from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES
+from faser_trtllm.ops.early_exit import check_asked
 from faser_trtllm.ops.prune_rows import PruneBatch, kept_rows
 
 if TYPE_CHECKING:
@@ -65,11 +67,7 @@ class Boundary:
 
     def compact_rows(self, rows: Int32Array) -> None:
         """As Engine.compact_rows."""
-        num_hidden = self.num_hidden
-        if rows.size and (rows[0] < 0 or rows[-1] >= num_hidden or (np.diff(rows) <= 0).any()):
-            raise InvalidArgumentError(
-                f"rows is {rows.tolist()}, it must list rows 0 to {num_hidden - 1} ascending, each once"
-            )
+        check_listed(rows, self.num_hidden)
         size = self._buckets.rows(rows.size)
         listed = self._staging.fill()
         listed[: rows.size], listed[rows.size : size] = self._placed(rows), -1
@@ -79,17 +77,7 @@ class Boundary:
 
     def early_exit(self, rows: Int32Array, candidates: Int32Array) -> npt.NDArray[np.float32]:
         """As Engine.early_exit; the host waits for the scores."""
-        num_hidden = self.num_hidden
-        if candidates.ndim != 2 or candidates.shape[0] != rows.size or candidates.shape[1] > MAX_CANDIDATES:
-            raise ValueError(
-                f"{rows.size} rows need candidates [{rows.size}, n <= {MAX_CANDIDATES}], not {list(candidates.shape)}"
-            )
-        if rows.size and not (rows.min() >= 0 and rows.max() < num_hidden):
-            raise InvalidArgumentError(f"rows is {rows.tolist()}, allowed is 0 to {num_hidden - 1}")
-        if candidates.size and candidates.max() >= self._spec.vocab_size:
-            raise InvalidArgumentError(
-                f"candidates have token id {candidates.max()}, the largest is {self._spec.vocab_size - 1}"
-            )
+        check_asked(rows, candidates, self.num_hidden, self._spec.vocab_size, MAX_CANDIDATES)
         if not candidates.size:
             return np.zeros(candidates.shape, np.float32)
         asked = rows if self._row_of is None else self._row_of[rows]

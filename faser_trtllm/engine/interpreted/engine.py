@@ -22,6 +22,8 @@ from faser_trtllm.engine.interpreted.interpreter import Interpreter
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 from faser_trtllm.models.weights import Weights
+from faser_trtllm.ops.compact_rows import check_listed
+from faser_trtllm.ops.early_exit import check_asked
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.ops.transfer.fill_inputs import check_size, check_tokens
 
@@ -127,24 +129,14 @@ class InterpretedEngine(HostPruning, Closing):
         import torch
 
         hidden = self._hidden_rows(None)
-        if rows.size and (rows[0] < 0 or rows[-1] >= len(hidden) or (np.diff(rows) <= 0).any()):
-            raise InvalidArgumentError(
-                f"rows is {rows.tolist()}, it must list rows 0 to {len(hidden) - 1} ascending, each once"
-            )
+        check_listed(rows, len(hidden))
         self._hidden = hidden[torch.from_numpy(np.ascontiguousarray(rows, np.int32))]
 
     def early_exit(self, rows: npt.NDArray[np.int32], candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         import torch
 
         hidden, limit = self._hidden_rows(None), self._options.num_candidates
-        if candidates.ndim != 2 or candidates.shape[0] != rows.size or candidates.shape[1] > limit:
-            raise ValueError(f"{rows.size} rows need candidates [{rows.size}, n <= {limit}], not {candidates.shape}")
-        if rows.size and (rows.min() < 0 or rows.max() >= len(hidden)):
-            raise InvalidArgumentError(f"rows is {rows.tolist()}, allowed is 0 to {len(hidden) - 1}")
-        if candidates.size and candidates.max() >= self._spec.vocab_size:
-            raise InvalidArgumentError(
-                f"candidates have token id {candidates.max()}, the largest is {self._spec.vocab_size - 1}"
-            )
+        check_asked(rows, candidates, len(hidden), self._spec.vocab_size, limit)
         if not rows.size:
             return np.zeros(candidates.shape, np.float32)
         padded = np.full((rows.size, limit), -1, np.int32)
