@@ -119,7 +119,7 @@ class ExecutorConfig(_Strict):
     )
     gpu_partitions: GpuPartitioning = Field(
         GpuPartitioning.GREEN_CONTEXTS,
-        description="of overlapped modes on a GPU: green_contexts, SMs of their own for both; streams: all SMs for both",
+        description="of overlapped modes on a GPU: green_contexts, SMs for each model; streams: all SMs for both",
     )
     synthetic_acceptance: float | tuple[float, ...] | None = Field(
         None,
