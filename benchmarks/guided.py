@@ -1,15 +1,19 @@
-"""What guides cost on an engine directory: python -m tests.guided.measure ENGINE_DIR [ROUNDS]
+"""Measure what guides cost on an engine directory.
 
 Tokens per second of the same prompts with and without a guide, with and without speculation, and the time that masks
 take. Rounds of all systems are interleaved; the numbers are medians.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import random
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
@@ -36,7 +40,7 @@ RECORD = {
     "required": ["name", "size", "ok"],
     "additionalProperties": False,
 }
-GUIDES = {
+GUIDES: dict[str, dict[str, Any]] = {
     "none": {},
     "json_schema": {
         "guided_decoding_guide_type": "json_schema",
@@ -50,29 +54,30 @@ MAX_TOKENS = 128
 class MaskClock:
     """Adds up the time that drafting and testing spend on masks, and the masks written."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = 0.0
         self.num_masks = 0
         prepare = GuidedMasks.prepare
 
-        def timed(masks, slot, position, num_rows):
+        def timed(masks: GuidedMasks, slot: int, position: int, num_rows: int) -> None:
             begun = time.perf_counter()
             prepare(masks, slot, position, num_rows)
             self.seconds += time.perf_counter() - begun
 
-        GuidedMasks.prepare = timed  # drafting calls it too
+        # Drafting calls it too.
+        setattr(GuidedMasks, "prepare", timed)  # noqa: B010
         write = guided_masks._GuidedSlot._write
 
-        def counted(*arguments):
+        def counted(*arguments: Any) -> Any:
             self.num_masks += 1
             return write(*arguments)
 
-        guided_masks._GuidedSlot._write = counted
+        setattr(guided_masks._GuidedSlot, "_write", counted)  # noqa: B010
 
 
-def run(executor, generator, guide, batch_size):
+def run(executor: Any, generator: TextGenerator, guide: dict[str, Any], batch_size: int) -> tuple[float, ...]:
     """(seconds, tokens, steps, drafted, accepted) of one batch."""
-    finals = []
+    finals: list[Any] = []
     for index, prompt in enumerate(PROMPTS[:batch_size]):
         request = TextRequest(text=prompt, max_tokens=MAX_TOKENS, end_ids=(), stream=False, **guide)
         generator.compile_guide(request)
@@ -86,11 +91,15 @@ def run(executor, generator, guide, batch_size):
     return seconds, total[0], steps, total[1], total[2]
 
 
-def main():
-    engine_dir, rounds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 5
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="faser bench guided", description=__doc__)
+    parser.add_argument("engine_dir", type=Path)
+    parser.add_argument("rounds", type=int, nargs="?", default=5)
+    args = parser.parse_args(argv)
+    engine_dir, rounds = args.engine_dir, args.rounds
     clock = MaskClock()
     tokenizer = Tokenizer.load(EngineDir.load(engine_dir).tokenizer_dir)
-    found = {}
+    found: dict[tuple[str, int, str], list[tuple[float, ...]]] = {}
     opened = {s: open_executor(engine_dir, ExecutorConfig(speculation=s)) for s in ("off", "fixed:4")}
     generators = {s: TextGenerator(executor, tokenizer) for s, executor in opened.items()}
     for number in range(rounds + 1):
