@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from faser_trtllm.serving.client import INPUT_DTYPES
 from tests.support.effort import pick
 
 NUM_FUZZ_TESTS = 4
@@ -18,34 +19,11 @@ DEFAULT_SECONDS = pick(2.0, 60.0)
 BATCH = 20
 MIN_BATCHES = 5  # inputs enough to be of every kind, however slow the machine
 
-TEXTS = ("text_input", "stop_words", "bad_words", "embedding_bias_words")
-INTEGERS = (
-    "max_tokens",
-    "min_tokens",
-    "top_k",
-    "seed",
-    "end_id",
-    "pad_id",
-    "beam_width",
-    "num_return_sequences",
-    "num_draft_tokens",
-    "num_top_log_probs",
-    "input_ids",
-)
-FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "length_penalty",
-    "embedding_bias_weights",
-    "priority",
-    "timeout_ms",
-)
-BOOLS = ("stream", "exclude_input_in_output", "return_num_input_tokens", "return_log_probs", "return_perf_metrics")
-BOOLS += ("return_context_log_probs",)
+NOT_FUZZED = ("stop", "guided_decoding_guide_type", "guided_decoding_guide")
+"""Inputs that mean nothing without others."""
+
+DTYPES = {name: dtype for name, dtype in INPUT_DTYPES.items() if name not in NOT_FUZZED} | {"length_penalty": "FP32"}
+"""Every other input of the model `faser` and Triton's type of it."""
 
 texts = st.one_of(
     st.text(max_size=40),
@@ -61,6 +39,7 @@ floats = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.sampled_from([0.0, -1.0, 1e60, -1e60, 1e-300, 1e308]),
 )
+VALUES = {"BYTES": texts, "INT32": integers, "UINT64": integers, "FP32": floats, "BOOL": st.booleans()}
 anything: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), integers, floats, texts),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
@@ -74,10 +53,7 @@ def _field(name: str, value: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[
 
 json_fields = st.lists(
     st.one_of(
-        *(_field(name, texts) for name in TEXTS),
-        *(_field(name, integers) for name in INTEGERS),
-        *(_field(name, floats) for name in FLOATS),
-        *(_field(name, st.booleans()) for name in BOOLS),
+        *(_field(name, VALUES[dtype]) for name, dtype in DTYPES.items()),
         st.tuples(st.text(st.characters(exclude_characters="\r\n/"), max_size=12), anything),  # Triton repeats them
     ),
     max_size=6,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
-from tests.serving.triton.fuzz import BOOLS, FLOATS, INTEGERS, TEXTS, check_message, fuzz, json_fields
+from tests.serving.triton.fuzz import DTYPES, check_message, fuzz, json_fields
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import ROOT, Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -234,8 +234,6 @@ def test_raw_http(server, secrets):
     assert fuzz(send, verbs, paths, headers, bodies, lengths) > 0
 
 
-dtypes = {**dict.fromkeys(TEXTS, "BYTES"), **dict.fromkeys(INTEGERS, "INT32"), "seed": "UINT64"}
-dtypes |= {**dict.fromkeys(FLOATS, "FP32"), **dict.fromkeys(BOOLS, "BOOL")}
 shapes = st.one_of(
     *(st.just([1, 1]) for _ in range(6)),
     st.lists(st.integers(0, 6), max_size=3),
@@ -261,7 +259,7 @@ contents = st.one_of(
 tensors = st.lists(
     st.tuples(
         st.one_of(
-            *(st.sampled_from(sorted(dtypes)) for _ in range(4)), st.text("abcxyz_é 😀", max_size=8)
+            *(st.sampled_from(sorted(DTYPES)) for _ in range(4)), st.text("abcxyz_é 😀", max_size=8)
         ),  # Triton repeats them
         st.sampled_from(["right"] * 12 + ["INT32", "BYTES", "FP64", "", "BF16", "nonsense"]),
         shapes,
@@ -276,7 +274,7 @@ def request_of(prompt, drawn, parameters):
     inputs = [("text_input", "right", [1, 1], b"\x05\x00\x00\x00hello")] if prompt else []
     for name, dtype, shape, content in inputs + drawn:
         tensor = request.inputs.add(name=name.encode("utf-8", "ignore").decode(), shape=shape)
-        tensor.datatype = dtypes.get(name, "INT32") if dtype == "right" else dtype
+        tensor.datatype = DTYPES.get(name, "INT32") if dtype == "right" else dtype
         request.raw_input_contents.append(content)
     for name, value in parameters:
         parameter = request.parameters[name]
