@@ -167,8 +167,9 @@ class EngineServer:
             raise UnavailableError(SHUTTING_DOWN)
         assert self._generator is not None, "it was opened before its models"
         sequences: list[OpenRequest] = []
+        prepared = None
         for part in model.parse(tensors):
-            prepared = self._generator.prepare(part.request)
+            prepared = self._generator.prepare(part.request, like=prepared)
             sequences.append(OpenRequest(prepared, part, frame, model, sequences, self._outbox, self._forget))
         self._requests[frame.handle] = sequences
         for request in list(sequences):

@@ -20,6 +20,8 @@ from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.guide_queue import GuideQueue
 from faser_trtllm.serving.text.length_check import LengthCheck
 from faser_trtllm.serving.text.request import MAX_LOGITS_BYTES, TextOutput, TextRequest
+from faser_trtllm.serving.text.stop_words import StopWords
+from faser_trtllm.serving.text.stopping import token_text
 from faser_trtllm.serving.text.stream import PreparedText, TextStream
 
 OnOutput = Callable[[TextOutput], None]
@@ -60,13 +62,20 @@ class TextGenerator:
         self._compiler = GuideCompiler(tokenizer, executor.vocab_size)
         self._guides = GuideQueue(self._compiler)
 
-    def prepare(self, request: TextRequest) -> PreparedText:
-        """Check a request and tokenize its prompt; raises InvalidArgumentError."""
+    def prepare(self, request: TextRequest, like: PreparedText | None = None) -> PreparedText:
+        """Check a request and tokenize its prompt; raises InvalidArgumentError.
+
+        like: another request, whose tokens it shares if it differs in its seed only, as the sequences of a prompt do.
+        """
+        if like is not None and request == dataclasses.replace(like.request, seed=request.seed):
+            params = dataclasses.replace(like.params, seed=request.seed)
+            return dataclasses.replace(like, request=request, params=params)
         request.validate()
         check_token_ids("stop_words_list", list(itertools.chain(*request.stop_token_ids)), self._executor.vocab_size)
         prompt, params = self._prompt(request), self._params(request)
+        stop_words = StopWords.of(request.stop_words if request.detokenize else map(token_text, request.stop_token_ids))
         block = self._executor.tokens_per_block
-        return PreparedText(request, prompt, params, self._tokenizer, block, self._stream_interval)
+        return PreparedText(request, prompt, params, stop_words, self._tokenizer, block, self._stream_interval)
 
     def start(
         self, request_id: str, prepared: PreparedText, sink: Sink, on_error: Callable[[FaserError], None]

@@ -8,11 +8,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _Automaton:
+class StopWords:
+    """The automaton of some words, which any number of finders share."""
+
     children: tuple[dict[str, int], ...]
     suffix: tuple[int, ...]  # longest proper suffix of the state that is also a state
     depth: tuple[int, ...]  # characters of the state
     match: tuple[int, ...]  # length of the longest stop word that ends in the state, 0 if none
+
+    @staticmethod
+    def of(words: Iterable[str]) -> StopWords | None:
+        """None if no word has a character."""
+        words = [word for word in words if word]
+        return _build(words) if words else None
 
 
 class StopWordFinder:
@@ -22,8 +30,8 @@ class StopWordFinder:
     not depend on how the text is split.
     """
 
-    def __init__(self, words: Iterable[str]) -> None:
-        self._automaton = _build([word for word in words if word])
+    def __init__(self, words: StopWords) -> None:
+        self._automaton = words
         self._state = 0
 
     @property
@@ -50,7 +58,7 @@ class StopWordFinder:
         return None
 
 
-def _build(words: list[str]) -> _Automaton:
+def _build(words: list[str]) -> StopWords:
     children: list[dict[str, int]] = [{}]
     depth, match = [0], [0]
     for word in words:
@@ -74,4 +82,4 @@ def _build(words: list[str]) -> _Automaton:
                 shorter = suffix[shorter]
             suffix[child] = children[shorter].get(char, 0)
             match[child] = match[child] or match[suffix[child]]
-    return _Automaton(tuple(children), tuple(suffix), tuple(depth), tuple(match))
+    return StopWords(tuple(children), tuple(suffix), tuple(depth), tuple(match))

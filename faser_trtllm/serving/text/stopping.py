@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer
-from faser_trtllm.serving.text.stop_words import StopWordFinder
+from faser_trtllm.serving.text.stop_words import StopWordFinder, StopWords
 
 
 class StoppingText:
@@ -14,9 +14,9 @@ class StoppingText:
     A token is released with its last character. A token that overlaps the stop word is not part of the output.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stop_words: tuple[str, ...], min_tokens: int) -> None:
+    def __init__(self, detokenizer: IncrementalDetokenizer, stop_words: StopWords | None, min_tokens: int) -> None:
         self._detokenizer = detokenizer
-        self._finder = StopWordFinder(stop_words) if any(stop_words) else None
+        self._finder = None if stop_words is None else StopWordFinder(stop_words)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._held = ""
@@ -86,13 +86,17 @@ class StoppingText:
         del self._held_ids[:num_ids]
 
 
+def token_text(token_ids: Sequence[int]) -> str:
+    """A text with a character for each token id, since a StopWordFinder reads characters."""
+    return "".join(map(chr, token_ids))
+
+
 class StoppingTokens:
     """Token ids up to the first stop sequence, released once they cannot be part of one; produces no text."""
 
-    def __init__(self, stop_token_ids: tuple[tuple[int, ...], ...], min_tokens: int) -> None:
-        # The finder reads characters, so token ids are passed as code points.
-        words = ["".join(map(chr, ids)) for ids in stop_token_ids]
-        self._finder = StopWordFinder(words) if any(words) else None
+    def __init__(self, stop_sequences: StopWords | None, min_tokens: int) -> None:
+        """stop_sequences: of token_text()."""
+        self._finder = None if stop_sequences is None else StopWordFinder(stop_sequences)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._held_ids: list[int] = []

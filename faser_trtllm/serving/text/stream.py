@@ -15,6 +15,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import CancelledError, FaserError, UnavailableError
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.serving.text.request import ContextLogProbs, Statistics, TextOutput, TextRequest, TopLogProbs
+from faser_trtllm.serving.text.stop_words import StopWords
 from faser_trtllm.serving.text.stopping import StoppingText, StoppingTokens
 
 log = logging.getLogger(__name__)
@@ -24,13 +25,15 @@ log = logging.getLogger(__name__)
 class PreparedText:
     """A text request that was checked and tokenized.
 
-    tokens_per_block: KV cache blocks of the engine. stream_interval: steps between two outputs of a stream; the first
-    and the last output are due at once.
+    stop_words: texts or, of a request without text, token_text() of token ids; None if it has none. tokens_per_block:
+    tokens of a block of the engine's KV cache. stream_interval: steps between two outputs of a stream; the first and
+    the last output are due at once.
     """
 
     request: TextRequest
     prompt: Sequence[int]
     params: SamplingParams
+    stop_words: StopWords | None
     tokenizer: Tokenizer
     tokens_per_block: int
     stream_interval: int = 1
@@ -52,15 +55,15 @@ class TextStream:
         request = prepared.request
         self.prepared = prepared
         self.is_due = self.is_done = False
-        self.may_stop = any(request.stop_words) or any(request.stop_token_ids)
+        self.may_stop = prepared.stop_words is not None
         self.needs_stats = self.may_stop or request.return_statistics or request.return_is_draft
         self.num_bytes = 0
         self._stopping: StoppingText | StoppingTokens
         if request.detokenize:
             detokenizer = IncrementalDetokenizer(prepared.tokenizer, before=prepared.prompt)
-            self._stopping = StoppingText(detokenizer, request.stop_words, request.min_tokens)
+            self._stopping = StoppingText(detokenizer, prepared.stop_words, request.min_tokens)
         else:
-            self._stopping = StoppingTokens(request.stop_token_ids, request.min_tokens)
+            self._stopping = StoppingTokens(prepared.stop_words, request.min_tokens)
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._num_steps_held = prepared.stream_interval

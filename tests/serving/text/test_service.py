@@ -1,5 +1,7 @@
 """Text over a fake executor: what a request becomes, and what its tokens become."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -209,3 +211,20 @@ def test_an_empty_text_with_bos_is_a_prompt(tmp_path):
     executor = ScriptExecutor()
     TextGenerator(executor, Tokenizer.load(tmp_path)).submit("r", TextRequest(text=""), print)
     assert executor.request.prompt_len == 1
+
+
+def test_the_sequences_of_a_prompt_are_tokenized_once_and_have_their_own_seeds(tokenizer, monkeypatch):
+    """64 sequences took 64 times as long on the thread that reads all clients' requests."""
+    encoded, encode = [], Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **options: encoded.append(text) or encode(self, text))
+    generator = TextGenerator(ScriptExecutor(), tokenizer)
+    request = TextRequest(text="hello", seed=1, stop_words=("END",), bad_words=("x",), temperature=1.0)
+    first = generator.prepare(request)
+    num_encoded = len(encoded)
+    second = generator.prepare(replace(request, seed=2), like=first)
+    assert len(encoded) == num_encoded
+    assert second.stop_words is first.stop_words
+    assert (first.params.seed, second.params.seed) == (1, 2)
+    assert second == generator.prepare(replace(request, seed=2)), "as if it had come alone"
+    other = generator.prepare(replace(request, text="other"), like=first)
+    assert other == generator.prepare(replace(request, text="other"))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser_trtllm.serving.text.stop_words import StopWordFinder
+from faser_trtllm.serving.text.stop_words import StopWordFinder, StopWords
 
 WORDS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4)
 TEXT = st.text(alphabet="abc", max_size=30)
@@ -20,7 +20,7 @@ def plain_search(text, words):
 
 @given(TEXT, WORDS, st.lists(st.integers(1, 5), max_size=30))
 def test_any_cut_finds_what_a_plain_search_finds(text, words, sizes):
-    finder = StopWordFinder(words)
+    finder = StopWordFinder(StopWords.of(words))
     start, found = 0, None
     for size in [*sizes, len(text) or 1]:
         piece = text[start : start + size]
@@ -34,7 +34,7 @@ def test_any_cut_finds_what_a_plain_search_finds(text, words, sizes):
 
 @given(TEXT, WORDS)
 def test_holds_the_longest_end_that_may_begin_a_word(text, words):
-    finder = StopWordFinder(words)
+    finder = StopWordFinder(StopWords.of(words))
     if finder.push(text) is not None:
         return
     ends = [n for n in range(len(text) + 1) if any(w.startswith(text[len(text) - n :]) for w in words)]
@@ -42,6 +42,6 @@ def test_holds_the_longest_end_that_may_begin_a_word(text, words):
 
 
 def test_ignored_words_do_not_count_but_can_begin_a_later_one():
-    finder = StopWordFinder(["ab", "bc"])
+    finder = StopWordFinder(StopWords.of(["ab", "bc"]))
     assert finder.push("ab", ignore=True) is None
     assert finder.push("c") == (1, 2)
