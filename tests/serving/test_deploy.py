@@ -32,6 +32,7 @@ from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.repository import choose_models
 from tests.support.checkpoints import write_tokenizer
 from tests.support.triton_server import ROOT, Server, free_ports
+from tests.support.waiting import wait_until
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -254,11 +255,8 @@ def proxied(tmp_path_factory):
         ]
         process = subprocess.Popen(command)
         try:
-            deadline_s = time.monotonic() + 10
-            while status(ports[0], "GET", "/v2/health/ready") != 200:
-                assert process.poll() is None, (directory / "error.log").read_text()
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
+            wait_until(lambda: process.poll() is not None or status(ports[0], "GET", "/v2/health/ready") == 200)
+            assert process.poll() is None, (directory / "error.log").read_text()
             yield ports
         finally:
             process.terminate()

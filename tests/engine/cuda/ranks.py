@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from faser_trtllm.engine.opening import OpenedEngines, OpenRequest
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.green_context import GpuPartition, PartitionPair
 from tests.engine.cuda.host_executor import HostGpu
+from tests.support.waiting import wait_until
 
 LIMITS = BuildConfig(max_batch_size=4, max_num_tokens=64, max_seq_len=128, max_draft_len=15, tokens_per_block=32)
 
@@ -68,10 +68,7 @@ def has_ended(pid: int) -> bool:
 
 
 def wait_until_ended(pids: list[int], timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not all(map(has_ended, pids)):
-        assert time.monotonic() < end, [pid for pid in pids if not has_ended(pid)]
-        time.sleep(0.05)
+    wait_until(lambda: all(map(has_ended, pids)), timeout_s)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import queue
-import time
 
 import pytest
 
@@ -77,13 +76,12 @@ def test_a_failing_draft_costs_speed_only_and_is_counted_by_reason(server, alone
         wait_until(lambda: is_off(server, "draft_error") == 1)
         assert is_off(server, "draft_oom") == 0
 
-        def draft_again():
+        def drafts_again():
             """After its rest."""
-            time.sleep(0.2)
             *_, final = client.stream(PROMPTS[1], **GREEDY)
             return final.num_draft_tokens > 0
 
-        wait_until(draft_again)
+        wait_until(drafts_again, poll_s=0.2)
         wait_until(lambda: is_off(server, "draft_error") == 0)
 
 
