@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.source import Source
+from faser_trtllm.errors import InvalidArgumentError
+
+DEFAULT_TOKENS_PER_BLOCK = 32
 
 
 class Progress(Protocol):
@@ -32,3 +36,22 @@ class EngineBuilder(Protocol):
 
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
         """Write one engine file; FaserError if it cannot be built, OSError from the file system."""
+
+
+def paged_block_size(wanted: int | None) -> int:
+    """EngineBuilder.tokens_per_block of paged KV caches."""
+    size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
+    if size < 16 or size % 16:
+        raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
+    return size
+
+
+def tensor_progress(role: str, total: int, progress: Progress | None) -> Callable[[str], None]:
+    """What is called with each tensor's name once it is written, and counts."""
+    done = itertools.count(1)
+
+    def on_tensor(name: str) -> None:
+        if progress is not None:
+            progress(role, next(done), total)
+
+    return on_tensor

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.builder import engine_file
-from faser_trtllm.builder.backend import Progress
+from faser_trtllm.builder.backend import Progress, paged_block_size, tensor_progress
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.engine_file import (
     PANEL,
@@ -30,7 +30,6 @@ from faser_trtllm.models.quantized_weight import QuantizedWeight, Scheme, quanti
 from faser_trtllm.models.rope import rope_frequencies
 from faser_trtllm.models.weights import Weights, float32_from_bfloat16
 
-DEFAULT_TOKENS_PER_BLOCK = 32
 _QUANTIZED_ROWS = 4096  # quantised at once, which bounds the memory that large matrices take
 
 
@@ -44,10 +43,7 @@ class CpuBackend:
         self._schemes = schemes or {}
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
-        size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
-        if size < 16 or size % 16:
-            raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
-        return size
+        return paged_block_size(wanted)
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
         entries: dict[str, Any] = {"engine_file_version": engine_file.VERSION}
@@ -71,14 +67,7 @@ class CpuBackend:
             tensors = list(medusa_tensors(head))
         else:
             tensors = list(engine_tensors(source.config, source.weights, scheme, head))
-        done = 0
-
-        def on_tensor(name: str) -> None:
-            nonlocal done
-            done += 1
-            if progress is not None:
-                progress(source.role, done, len(tensors))
-
+        on_tensor = tensor_progress(source.role, len(tensors), progress)
         model = _model(source, build_config)
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from faser_trtllm.builder.backend import Progress
-from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK, engine_model, head_json, tensor_flags
+from faser_trtllm.builder.backend import Progress, paged_block_size, tensor_progress
+from faser_trtllm.builder.cpu_engine import engine_model, head_json, tensor_flags
 from faser_trtllm.builder.cuda_engine_file import VERSION, Array, num_bytes, tensor_parts, write_cuda_file
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.options import BuildOptions
@@ -30,10 +30,7 @@ class CudaBackend:
         self._tp_size = tp_size
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
-        size = wanted if wanted is not None else DEFAULT_TOKENS_PER_BLOCK
-        if size < 16 or size % 16:
-            raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
-        return size
+        return paged_block_size(wanted)
 
     def identity(self, sources: Sequence[Source], build_config: BuildConfig) -> dict[str, Any]:
         for source in sources:
@@ -60,14 +57,7 @@ class CudaBackend:
     def write_engine(self, path: Path, source: Source, build_config: BuildConfig, progress: Progress | None) -> None:
         model = _sizes(source, build_config)
         parts = tensor_parts(model)
-        done = 0
-
-        def on_tensor(name: str) -> None:
-            nonlocal done
-            done += 1
-            if progress is not None:
-                progress(source.role, done, len(parts))
-
+        on_tensor = tensor_progress(source.role, len(parts), progress)
         named = ((name, functools.partial(self._make, source, name, parts[name])) for name in parts)
         write_cuda_file(path, model, list(source.segments), self._dtype, named, on_tensor)
 

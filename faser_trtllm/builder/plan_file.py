@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from faser_trtllm.builder.engine_file import TENSORRT_MAGIC
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
@@ -83,6 +84,15 @@ class Requirements:
     portable: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """What a file holds and needs. network: its limits."""
+
+    requirements: Requirements
+    network: NetworkOptions
+    plans: tuple[Plan, ...]
+
+
 class PlanFileWriter:
     """Writes a plan file plan by plan; leaving the block without an error completes it."""
 
@@ -115,12 +125,8 @@ class PlanFileWriter:
         with self._file as file:
             if error is not None:
                 return
-            table = {
-                "requirements": asdict(self._requirements),
-                "network": asdict(self._network),
-                "plans": [asdict(plan) for plan in self._plans],
-            }
-            data = json.dumps(table, separators=(",", ":")).encode()
+            table = PlanTable(self._requirements, self._network, tuple(self._plans))
+            data = json.dumps(asdict(table), separators=(",", ":")).encode()
             offset = file.tell()
             file.write(data)
             file.seek(0)
@@ -132,18 +138,9 @@ class PlanFileWriter:
 class PlanFile(Closing):
     """A plan file mapped read-only; views of plans must be released before close()."""
 
-    def __init__(
-        self,
-        label: str,
-        requirements: Requirements,
-        network: NetworkOptions,
-        plans: tuple[Plan, ...],
-        mapping: mmap.mmap,
-    ) -> None:
+    def __init__(self, label: str, table: PlanTable, mapping: mmap.mmap) -> None:
         self.label = label
-        self.requirements = requirements
-        self.network = network
-        self.plans = plans
+        self.requirements, self.network, self.plans = table.requirements, table.network, table.plans
         self._mapping = mapping
 
     @classmethod
@@ -163,7 +160,7 @@ class PlanFile(Closing):
         except BaseException:
             mapping.close()
             raise
-        return cls(label, *table, mapping)
+        return cls(label, table, mapping)
 
     @property
     def segments(self) -> tuple[Plan, ...]:
@@ -208,7 +205,7 @@ def _round_up(offset: int) -> int:
     return -(-offset // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
 
 
-def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements, NetworkOptions, tuple[Plan, ...]]:
+def _read_table(mapping: mmap.mmap, size: int, label: str) -> PlanTable:
     magic, version, _, offset, length, digest = _PREFIX.unpack(mapping[: _PREFIX.size])
     if magic != MAGIC:
         raise EngineFileError(f"{label} is not a TensorRT engine file of faser; {_REMEDY}")
@@ -220,46 +217,18 @@ def _read_table(mapping: mmap.mmap, size: int, label: str) -> tuple[Requirements
     if hashlib.sha256(data).digest() != digest:
         raise EngineFileError(f"{label}: the table of plans is damaged; {_REMEDY}")
     try:
-        table = json.loads(data)
-        fields = table["requirements"]
-        requirements = Requirements(**fields | {"compute_capabilities": tuple(fields["compute_capabilities"])})
-        network = NetworkOptions.parse(table["network"])
-        plans = tuple(_plan(entry, offset) for entry in table["plans"])
-        _check_segments(plans)
-    except (ValueError, KeyError, TypeError, AttributeError, FaserError) as error:
+        table = TypeAdapter(PlanTable).validate_json(data)
+        for plan in table.plans:
+            if plan.offset % PLAN_ALIGNMENT or not 0 < plan.offset <= plan.offset + plan.nbytes <= offset:
+                raise ValueError(f"a plan of {plan.nbytes} bytes at {plan.offset}")
+        _check_segments(table.plans)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EngineFileError(f"{label}: the table of plans is damaged ({where}: {first['msg']}); {_REMEDY}") from error
+    except (ValueError, FaserError) as error:
         raise EngineFileError(f"{label}: the table of plans is damaged ({error}); {_REMEDY}") from error
-    return requirements, network, plans
-
-
-def _plan(entry: dict[str, Any], end: int) -> Plan:
-    info, offset, nbytes = entry["info"], entry["offset"], entry["nbytes"]
-    if offset % PLAN_ALIGNMENT or not 0 < offset <= offset + nbytes <= end:
-        raise ValueError(f"a plan of {nbytes} bytes at {offset}")
-    return Plan(
-        PlanInfo(
-            kind=info["kind"],
-            first=int(info["first"]),
-            last=int(info["last"]),
-            flavour=info["flavour"],
-            specification=info["specification"],
-            inputs=_tensors(info["inputs"]),
-            outputs=_tensors(info["outputs"]),
-            plugins=tuple(info["plugins"]),
-            profiles=tuple({name: _range(shapes) for name, shapes in p.items()} for p in info["profiles"]),
-        ),
-        offset,
-        nbytes,
-        entry["sha256"],
-    )
-
-
-def _tensors(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(entry["name"], entry["dtype"], tuple(entry["shape"])) for entry in entries)
-
-
-def _range(shapes: list[list[int]]) -> Range:
-    smallest, expected, largest = (tuple(shape) for shape in shapes)
-    return smallest, expected, largest
+    return table
 
 
 def _check_segments(plans: tuple[Plan, ...]) -> None:

@@ -169,7 +169,7 @@ def _open(role: str, path: Path, stack: ExitStack, tokenizer_dir: Path | None) -
 def _open_target(checkpoint: Checkpoint, expand: int, exit_layers: Sequence[int]) -> Source:
     config = expand_config(checkpoint.config, expand)
     weights = ExpandedWeights(checkpoint.weights, expand)
-    return Source("target", checkpoint, config, weights, _segments(tuple(exit_layers), config.num_layers))
+    return Source("target", checkpoint, config, weights, segment_bounds(exit_layers, config.num_layers))
 
 
 def _open_draft(checkpoint: Checkpoint, vocab_size: int) -> Source:
@@ -218,7 +218,11 @@ def _head_checkpoint(
     return Checkpoint(directory, config, weights, target.checkpoint.tokenizer, {}, paths, tuple(types))
 
 
-def _segments(exit_layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+def segment_bounds(exit_layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Boundaries of the segments that exit_layers (any order) cut, 0 and num_layers included.
+
+    Raises InvalidArgumentError for a wrong cut.
+    """
     for layer in exit_layers:
         if not 0 < layer < num_layers:
             raise InvalidArgumentError(

@@ -11,20 +11,20 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from faser_trtllm.backends import find_backend
-from faser_trtllm.builder.backend import Progress
+from faser_trtllm.builder.backend import Progress, paged_block_size
 from faser_trtllm.builder.build_monitor import PhaseProgress, run_builder
-from faser_trtllm.builder.cpu_engine import DEFAULT_TOKENS_PER_BLOCK
 from faser_trtllm.builder.cuda_engine import CudaBackend
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.fp8 import FP8, BlankLayers, CheckpointLayers, Fp8Layers, is_layers
 from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
-from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
+from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment
 from faser_trtllm.builder.network.vendor import create_network, load_tensorrt, logger, rtx_refusal
 from faser_trtllm.builder.options import BuildOptions, fp8_roles
 from faser_trtllm.builder.plan_file import (
@@ -112,10 +112,7 @@ class TensorRTBackend:
 
     def tokens_per_block(self, wanted: int | None, max_seq_len: int) -> int:
         if self._has_plugins:
-            size = DEFAULT_TOKENS_PER_BLOCK if wanted is None else wanted
-            if size < 16 or size % 16:
-                raise InvalidArgumentError(f"tokens_per_block is {size}, it must be a multiple of 16")
-            return size
+            return paged_block_size(wanted)
         if wanted not in (None, max_seq_len):
             raise InvalidArgumentError(
                 f"tokens_per_block is {wanted}, {self._name} keeps each request's KV in one block of max_seq_len "
@@ -213,9 +210,8 @@ class TensorRTBackend:
 
     def _parts(self, source: Source) -> list[tuple[str, int, int]]:
         """The plans of this model's file, in order: kind, first layer, last layer."""
-        ranges = segment_ranges(source.config, source.segments[1:-1])
-        parts = [(SEGMENT, first, last) for first, last in ranges]
-        return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(ranges) > 1 else parts
+        parts = [(SEGMENT, first, last) for first, last in pairwise(source.segments)]
+        return [*parts, (EARLY_EXIT, 0, source.config.num_layers)] if len(parts) > 1 else parts
 
     def _specifications(self, source: Source, build_config: BuildConfig) -> list[str]:
         options = self._options(source, build_config)

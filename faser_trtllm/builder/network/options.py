@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from faser_trtllm.errors import ConfigError
 
@@ -35,12 +33,6 @@ class NetworkOptions:
     num_blocks: int = 0
     profile_rows: tuple[int, ...] = ()
     read_layers: tuple[int, ...] = ()
-
-    @classmethod
-    def parse(cls, entries: Mapping[str, Any]) -> NetworkOptions:
-        """Of the JSON object of asdict(); TypeError for other names."""
-        tuples = {name: tuple(entries.get(name, ())) for name in ("profile_rows", "read_layers")}
-        return cls(**{**entries, **tuples})
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from faser_trtllm.builder.network.attention import choose_attention
@@ -26,7 +25,6 @@ __all__ = [
     "create_network",
     "load_tensorrt",
     "logger",
-    "segment_ranges",
 ]
 
 
@@ -64,19 +62,6 @@ class SegmentNetwork:
                     profile.set_shape(spec.name, *limits)
             profiles.append(profile)
         return profiles
-
-
-def segment_ranges(config: ModelConfig, exit_layers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """[first, last) layers of each segment, cut at exit_layers (any order); InvalidArgumentError for a wrong cut."""
-    for layer in exit_layers:
-        if not 0 < layer < config.num_layers:
-            raise InvalidArgumentError(
-                f"exit_layers has {layer}, boundaries lie between 1 and {config.num_layers - 1} in a model of "
-                f"{config.num_layers} layers"
-            )
-    if len(set(exit_layers)) != len(exit_layers):
-        raise InvalidArgumentError(f"exit_layers {list(exit_layers)} names a layer twice")
-    return tuple(pairwise([0, *sorted(exit_layers), config.num_layers]))
 
 
 def build_segment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.fp8 import Fp8Layers
 from faser_trtllm.builder.network.inputs import native_inputs
 from faser_trtllm.builder.network.options import NetworkOptions
-from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, segment_ranges
+from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment
 from faser_trtllm.builder.network.vendor import create_network, logger
+from faser_trtllm.builder.source import segment_bounds
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
@@ -52,7 +54,7 @@ class InterpretedEngine(HostPruning, Closing):
         self._trt = trt
         self._config = config
         self._options = options
-        ranges = segment_ranges(config, exit_layers)
+        segments = segment_bounds(exit_layers, config.num_layers)
         self._spec = EngineSpec(
             vocab_size=config.vocab_size,
             max_seq_len=options.max_seq_len,
@@ -61,17 +63,17 @@ class InterpretedEngine(HostPruning, Closing):
             tokens_per_block=options.tokens_per_block,
             max_num_tokens=options.max_num_tokens,
             max_batch_size=options.max_batch_size,
-            segments=(0, *(last for _, last in ranges)),
+            segments=segments,
         )
         self._builder = trt.Builder(logger(trt))
         self._segments: list[Interpreter] = []
         self._caches: list[dict[str, torch.Tensor]] = []
-        for first, last in ranges:
+        for first, last in pairwise(segments):
             segment = build_segment(trt, self._network(), config, weights, first, last, options, fp8)
             self._segments.append(Interpreter(trt, segment.network, segment.weights))
             self._caches.append(_empty_caches(segment))
         self._exit = None
-        if len(ranges) > 1:
+        if len(segments) > 2:
             segment = build_early_exit(trt, self._network(), config, weights, options)
             self._exit = Interpreter(trt, segment.network, segment.weights)
         self._hidden: torch.Tensor | None = None  # hidden rows in batch order, between two segments

@@ -20,8 +20,8 @@ from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, 
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
+from faser_trtllm.engine.draft_loop import draft_loop
 from faser_trtllm.executor.factory import assemble
-from faser_trtllm.ops import sample
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.policy.static import FixedPolicy
 
@@ -61,23 +61,7 @@ class TableEngine(HostPruning, Closing):
         return self.forward(batch)
 
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
-        batch, num_new_drafts = draft_batch.batch, draft_batch.num_new_drafts
-        known_tokens = draft_batch.num_tokens + draft_batch.num_drafts
-        logits = self.forward(batch)
-        drafted = np.zeros(batch.num_requests, np.int32)
-        active = np.flatnonzero(num_new_drafts > 0)
-        while active.size:
-            known = (known_tokens + drafted)[active]
-            tokens = sample.sample_draft(
-                draft_batch.sampling, batch.slots[active], logits, VOCAB_SIZE, known, draft_batch.max_draft_len
-            )
-            drafted[active] += 1
-            going = drafted[active] < num_new_drafts[active]
-            active, tokens, known = active[going], tokens[going], known[going]
-            rows = np.arange(active.size + 1, dtype=np.int32)
-            step = RaggedBatch(batch.slots[active], rows, tokens, known, rows[:-1], batch.block_table)
-            logits = self.forward(step)
-        return drafted
+        return draft_loop(self.forward, VOCAB_SIZE, draft_batch)
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         raise NotImplementedError("one segment has no boundary to drop rows at")

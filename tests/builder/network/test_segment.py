@@ -17,8 +17,8 @@ from faser_trtllm.builder.network.segment import (
     create_network,
     load_tensorrt,
     logger,
-    segment_ranges,
 )
+from faser_trtllm.builder.source import segment_bounds
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
 from tests.support.checkpoints import write_safetensors
@@ -131,15 +131,14 @@ def test_float16_overflow_is_refused(tmp_path: Path) -> None:
         build(trt, new_builder(trt), (config, CheckpointWeights(tmp_path)), (0, 4), dtype="float16")
 
 
-def test_segment_ranges(tmp_path: Path) -> None:
-    config, _ = make_model(tmp_path, "llama")
-    assert segment_ranges(config, ()) == ((0, 4),)
-    assert segment_ranges(config, (3, 1)) == ((0, 1), (1, 3), (3, 4))
+def test_segment_bounds() -> None:
+    assert segment_bounds((), 4) == (0, 4)
+    assert segment_bounds((3, 1), 4) == (0, 1, 3, 4)
     for layers in ((0,), (4,), (-1, 2)):
         with pytest.raises(InvalidArgumentError, match="between 1 and 3"):
-            segment_ranges(config, layers)
+            segment_bounds(layers, 4)
     with pytest.raises(InvalidArgumentError, match="names a layer twice"):
-        segment_ranges(config, (2, 2))
+        segment_bounds((2, 2), 4)
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from faser_trtllm.builder.network.early_exit import build_early_exit
 from faser_trtllm.builder.network.fp8 import CheckpointLayers, Fp8Layers
 from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe
@@ -144,7 +146,7 @@ def _interpret(name: str, plan: bytes) -> tuple[PlanInfo, Interpreter] | None:
         _open_checkpoints,
     )
     source = next(source for source in sources if source.role == recipe["role"])
-    options = NetworkOptions.parse(recipe["options"])
+    options = TypeAdapter(NetworkOptions).validate_python(recipe["options"])
     kind, first, last = (recipe[key] for key in ("kind", "first", "last"))
     scales = recipe["input_scales"]
     fp8 = None if scales is None else CheckpointLayers(source.weights, scales)
