@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher
-from faser_trtllm.ops.cuda.tensors import E4M3_MAX, PagedKv, bits_of, check_kv, expect, pointer_to, type_name
+from faser_trtllm.ops.cuda.tensors import (
+    E4M3_MAX,
+    PagedKv,
+    PagedShape,
+    bits_of,
+    check_kv,
+    expect,
+    pointer_to,
+    type_name,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,20 +29,10 @@ _ROW_MULTIPLE = 8  # entries that a thread loads at once
 
 
 @dataclass(frozen=True, slots=True)
-class AppendShape:
-    """Sizes of one launch."""
+class AppendShape(PagedShape):
+    """max_seq_len: positions that the rope knows."""
 
-    num_rows: int
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_blocks: int
-    tokens_per_block: int
-    max_blocks_per_seq: int
     max_seq_len: int
-    dtype: str
-    kv_dtype: str
 
 
 class Rope(NamedTuple):
@@ -62,8 +61,7 @@ class QkvNorm:
 
 def kernel_name(shape: AppendShape, is_normed: bool = False) -> str:
     """The entry point for a shape's types. is_normed: of the kernel that takes a QkvNorm."""
-    types = shape.dtype if shape.kv_dtype == shape.dtype else f"{shape.dtype}_{shape.kv_dtype}"
-    return f"append_kv_normed_{types}" if is_normed else f"append_kv_{types}"
+    return f"append_kv_normed_{shape.types}" if is_normed else f"append_kv_{shape.types}"
 
 
 def grid(shape: AppendShape) -> Dim3:
@@ -235,19 +233,8 @@ def shape_of(qkv: Tensor, rope: Rope, kv: PagedKv, q_rotated: Tensor, *, is_norm
     expect("positions", rope.positions, "int32", (num_rows,))
     expect("q_rotated", q_rotated, dtype, (num_rows, num_heads, head_dim))
     kv_dtype = check_kv(kv, dtype, head_dim)
-    return AppendShape(
-        num_rows,
-        kv.kv_lens.shape[0],
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        num_blocks,
-        tokens_per_block,
-        kv.block_table.shape[-1],
-        max_seq_len,
-        dtype,
-        kv_dtype,
-    )
+    kv_sizes = (num_kv_heads, head_dim, num_blocks, tokens_per_block, kv.block_table.shape[-1])
+    return AppendShape(num_rows, kv.kv_lens.shape[0], num_heads, *kv_sizes, dtype, kv_dtype, max_seq_len)
 
 
 def _check_norm(shape: AppendShape, qkv: Tensor, norm: QkvNorm) -> None:

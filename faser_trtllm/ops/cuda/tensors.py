@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faser_trtllm.errors import InvalidArgumentError
@@ -41,6 +42,27 @@ class PagedKv(NamedTuple):
     block_table: Tensor
     cu_q_lens: Tensor
     kv_lens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedShape:
+    """Sizes of one launch over a paged KV cache, and the kernels' names of its types."""
+
+    num_rows: int
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int
+    tokens_per_block: int
+    max_blocks_per_seq: int
+    dtype: str
+    kv_dtype: str
+
+    @property
+    def types(self) -> str:
+        """As the names of kernels have them."""
+        return self.dtype if self.kv_dtype == self.dtype else f"{self.dtype}_{self.kv_dtype}"
 
 
 def check_kv(kv: PagedKv, dtype: str, head_dim: int) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.driver import Argument, Dim3, Launcher
-from faser_trtllm.ops.cuda.tensors import PagedKv, bits_of, check_kv, expect, pointer_to, type_name
+from faser_trtllm.ops.cuda.tensors import PagedKv, PagedShape, bits_of, check_kv, expect, pointer_to, type_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,19 +34,9 @@ COMBINE_THREADS = 32 * _COMBINE_WARPS
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Sizes of one launch. window: number of positions a row sees, including its own; 0: all, or BUT_FIRST."""
+class AttentionShape(PagedShape):
+    """window: number of positions a row sees, including its own; 0: all, or BUT_FIRST."""
 
-    num_rows: int
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_blocks: int
-    tokens_per_block: int
-    max_blocks_per_seq: int
-    dtype: str
-    kv_dtype: str
     window: int = 0
 
     @property
@@ -92,8 +82,7 @@ def _slot_bytes(shape: AttentionShape) -> int:
 
 def kernel_name(shape: AttentionShape, tile_rows: int) -> str:
     """The entry point for a shape's types and head size."""
-    types = shape.dtype if shape.kv_dtype == shape.dtype else f"{shape.dtype}_{shape.kv_dtype}"
-    return f"verify_attention_{types}_h{shape.head_dim}_m{tile_rows}"
+    return f"verify_attention_{shape.types}_h{shape.head_dim}_m{tile_rows}"
 
 
 def combine_name(shape: AttentionShape) -> str:
@@ -299,16 +288,5 @@ def shape_of(
     dtype = type_name("q", q, *(() if any_shape else ("bf16", "fp16")))
     expect("q", q, dtype, (num_rows, num_heads, head_dim))
     kv_dtype = check_kv(kv, dtype, head_dim)
-    return AttentionShape(
-        num_rows,
-        kv.kv_lens.shape[0],
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        num_blocks,
-        tokens_per_block,
-        kv.block_table.shape[-1],
-        dtype,
-        kv_dtype,
-        window,
-    )
+    kv_sizes = (num_kv_heads, head_dim, num_blocks, tokens_per_block, kv.block_table.shape[-1])
+    return AttentionShape(num_rows, kv.kv_lens.shape[0], num_heads, *kv_sizes, dtype, kv_dtype, window)
