@@ -61,7 +61,7 @@ def baselines(settings: Iterable[Setting]) -> Iterator[Answer]:
         yield Answer(setting, "chain of 5", rates, sms)
 
 
-def lanes(settings: Iterable[Setting]) -> Iterator[Answer]:
+def streams(settings: Iterable[Setting]) -> Iterator[Answer]:
     """Two half batches in turn, by what shares the GPU between them, over serial steps."""
     for setting in settings:
         pair = make_pair(setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.paper.arithmetic import Answer, baselines, lanes
+from benchmarks.paper.arithmetic import Answer, baselines, streams
 from benchmarks.paper.case import EAGLE3, OFF, Setting
 
 PRICE = "price"
@@ -20,7 +20,7 @@ ABLATION = {
     "+ early exit where it pays": "price:mode=serial,prune=auto",
     "+ overlap": "price:mode=auto,prune=auto",
 }
-LANES = {
+STREAMS = {
     PRICE: "price:mode=serial,prune=off",
     "ping_pong": "price:mode=ping_pong,prune=off",
     "draft_ahead": "price:mode=draft_ahead,prune=off",
@@ -92,7 +92,7 @@ SECTIONS = {
                 for acceptance in (0.7, 0.88)
                 for sms in (16, 32)
             ),
-            LANES,
+            STREAMS,
             base=PRICE,
         ),
         Section(
@@ -125,7 +125,7 @@ QUESTIONS = {
         Question("baselines", "trees and several drafters", _PAIRS, baselines),
         Question(
             "sharing",
-            "what shares the GPU between two lanes",
+            "what shares the GPU between two streams",
             tuple(
                 replace(setting, load=load, acceptance=acceptance)
                 for setting in (
@@ -138,7 +138,7 @@ QUESTIONS = {
                 for acceptance in (0.7, 0.85)
                 for load in (4, 16, 64, 256)
             ),
-            lanes,
+            streams,
         ),
     )
 }

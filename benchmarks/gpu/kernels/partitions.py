@@ -163,12 +163,12 @@ def _form(
             if bench.left_s < 0:
                 bench.record.error("the time was over")
                 return
-            lanes = (
+            both = (
                 (pair.draft, streams.capture(pair.draft, step), DRAFT_LEN),
                 (pair.target, streams.capture(pair.target, verify), repeats),
             )
-            (draft_ms,), (verify_ms,) = (streams.times_ms([lane]) for lane in lanes)
-            together = streams.times_ms(lanes)
+            (draft_ms,), (verify_ms,) = (streams.times_ms([work]) for work in both)
+            together = streams.times_ms(both)
             division = f"{pair.draft.num_sms}/{pair.target.num_sms}"
             times = (draft_ms, verify_ms, *together, serial_ms)
             rows.append(Row(form, draft_rows, verify_rows, division, *times))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.paper.arithmetic import baselines, lanes
+from benchmarks.paper.arithmetic import baselines, streams
 from benchmarks.paper.case import Setting, run_case
 from benchmarks.paper.expected import caught_by, levels, tokens_per_step
 from tests.support.effort import ONLY_ALL
@@ -40,7 +40,7 @@ def test_a_tree_has_a_chain_behind_each_candidate():
 
 @pytest.mark.parametrize("load", [16, 256])
 def test_time_slices_bring_nothing_over_serial_steps_and_waits_cost(load):
-    (answer,) = lanes([Setting("h200", "llama-3.1-8b", "llama-3.2-1b", load, acceptance=0.85)])
+    (answer,) = streams([Setting("h200", "llama-3.1-8b", "llama-3.2-1b", load, acceptance=0.85)])
     assert answer.ratios["serial"] == 1.0
     assert answer.ratios["time slices"] < 1.0
     assert answer.ratios["priority, 10 us per kernel"] <= answer.ratios["priority, ideal"]

@@ -63,7 +63,7 @@ def test_nothing_to_save_where_all_drafts_were_accepted() -> None:
     assert oracle_step_ms(outcome, TABLE) == pytest.approx(outcome.step_ms)
 
 
-def test_overlapped_step_is_as_long_as_its_longer_lane() -> None:
+def test_overlapped_step_is_as_long_as_its_longer_stream() -> None:
     outcome = step([4, 4], [1, 2], mode=Mode.PING_PONG, draft_ms=3.5, verify_ms=4.0)
     assert oracle_step_ms(outcome, TABLE) == pytest.approx(3.5 + 0.25)
 
