@@ -129,7 +129,7 @@ def open_gpu_engines(
         decoder = _Decoder(DeviceBatch(runtime, opened), opened, clock)
         probs = draft_probs if is_draft else None
         place = Placement(ops, runtime, WHOLE)
-        engine = GpuEngine(decoder, opened, place, limits, draft_probs=probs, keep_logits=not is_draft)
+        engine = GpuEngine(decoder, opened, place, limits, draft_probs=probs)
         stack.callback(engine.close)
         engine.capture_graphs((WHOLE,))
         return engine, decoder

@@ -88,7 +88,7 @@ class Scenario:
             accepted = min(rows.num_true, count) if rows.num_accepted is None else rows.num_accepted
             assert accepted <= min(rows.num_true, count)
             done += tokens[:accepted]
-        return logits, np.concatenate(expected)
+        return logits[:], np.concatenate(expected)
 
     def worst_error(self, steps: Sequence[Step]) -> float:
         """Largest |logits - reference| of all steps; infinite where logits are not finite."""

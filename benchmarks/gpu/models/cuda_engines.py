@@ -105,7 +105,6 @@ def _open(
             max_draft_len=limits.max_draft_len if draft_probs is not None else 0,
         ),
         draft_probs=draft_probs,
-        keep_logits=draft_probs is None,
     )
     return stack.enter_context(engine), ops
 

@@ -47,7 +47,6 @@ def make_engine(
     limits: GpuLimits,
     *,
     draft_probs: DeviceDraftProbs | None = None,
-    keep_logits: bool = False,
     hidden_rows: HiddenRows | None = None,
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO,
     membership: Membership | None = None,
@@ -64,7 +63,7 @@ def make_engine(
         raise ConfigError(f"tokens_per_block is {limits.tokens_per_block}, it must be a multiple of 16")
     spec = limits.spec(weights.sizes, segments)
     kv_type = torch.float8_e4m3fn if kv_dtype is KvCacheDtype.FP8 else None
-    options: dict[str, Any] = {"draft_probs": draft_probs, "keep_logits": keep_logits}
+    options: dict[str, Any] = {"draft_probs": draft_probs}
     decoder: Decoder
     if isinstance(weights, MedusaWeights):
         assert hidden_rows is not None, "heads read their target's hidden rows"

@@ -62,10 +62,10 @@ def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> Opene
     request = replace(request, num_blocks=num_blocks)
     hidden_rows = open_hidden_rows(request, gpu)
 
-    def open_one(role: str, draft_probs: DeviceDraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
+    def open_one(role: str, draft_probs: DeviceDraftProbs | None) -> tuple[GpuEngine, Ops]:
         if role == "draft":  # whole, on rank 0
             return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
-        return _open(request, gpu, stack, role, hidden_rows, keep_logits=keep_logits, membership=membership)
+        return _open(request, gpu, stack, role, hidden_rows, membership=membership)
 
     return open_pair(request, gpu, stack, open_one)
 
@@ -92,7 +92,7 @@ def head_buffers(request: OpenRequest) -> dict[str, int]:
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
     """A rank's part of the target, behind rank 0; raises as open_cuda_engines."""
     membership = Membership(stack.enter_context(_join(shard, directory, gpu)))
-    return _open(request, gpu, stack, "target", None, keep_logits=True, membership=membership)[0]
+    return _open(request, gpu, stack, "target", None, membership=membership)[0]
 
 
 def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
@@ -102,7 +102,7 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
     """As open_draft_alone; ConfigError for a head, which drafts for no target but its own."""
     check_no_head(request.engines)
-    return open_draft_alone(request, gpu, lambda role, probs, _: open_cuda_draft_file(request, gpu, stack, None, probs))
+    return open_draft_alone(request, gpu, lambda role, probs: open_cuda_draft_file(request, gpu, stack, None, probs))
 
 
 def check_no_head(engines: EngineDir) -> None:
@@ -158,7 +158,6 @@ def _open(
     role: str,
     hidden_rows: HiddenRows | None,
     draft_probs: DeviceDraftProbs | None = None,
-    keep_logits: bool = False,
     membership: Membership | None = None,
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.builder.cuda_engine_file import CudaFile
@@ -182,7 +181,6 @@ def _open(
         Placement(ops, runtime, gpu.whole),
         limits,
         draft_probs=draft_probs,
-        keep_logits=keep_logits,
         hidden_rows=hidden_rows,
         kv_dtype=request.kv_dtype,
         membership=membership,

@@ -56,12 +56,11 @@ class GpuEngine(HostPruning):
         limits: GpuLimits,
         *,
         draft_probs: DeviceDraftProbs | None = None,
-        keep_logits: bool = False,
         graphs: GraphStore | None = None,
     ) -> None:
         """decoder: made at this place, closed with the engine. draft_probs: where the distributions of unseeded
-        drafts are kept for a test on the device; without it they are copied to the sampling table. keep_logits:
-        forward() and run_segment() return DeviceLogits, not arrays. graphs: an empty store; default: one of its own.
+        drafts are kept for a test on the device; without it they are copied to the sampling table. graphs: an
+        empty store; default: one of its own.
         """
         import torch
 
@@ -70,7 +69,6 @@ class GpuEngine(HostPruning):
         self._spec = spec
         self._decoder = decoder
         self._batch = decoder.batch
-        self._keep_logits = keep_logits
         logit_rows = (spec.max_logit_rows or spec.max_num_tokens) + spec.max_num_branches
         self._max_logit_rows = min(logit_rows, max(spec.max_num_tokens, spec.max_batch_size))
         graph_rows = max(1, min(limits.max_graph_rows, limits.max_num_tokens, self._max_logit_rows))
@@ -153,7 +151,7 @@ class GpuEngine(HostPruning):
         self._move(current)
         return self.graphs.num_left_out - before
 
-    def run_segment(self, batch: RaggedBatch, segment: int) -> npt.NDArray[np.float32] | None:
+    def run_segment(self, batch: RaggedBatch, segment: int) -> Any | None:
         num_segments = len(self._spec.segments) - 1
         if not 0 <= segment < num_segments:
             raise InvalidArgumentError(f"segment is {segment}, allowed is 0 to {num_segments - 1}")
@@ -167,14 +165,13 @@ class GpuEngine(HostPruning):
             self._boundary.reach(segment, batch.num_rows)
             return None
         self._boundary.leave()
-        logits: npt.NDArray[np.float32] = self._returned_logits(batch.logit_rows.size)
-        return logits
+        return DeviceLogits(self._logits[: batch.logit_rows.size], self)
 
-    def forward(self, batch: RaggedBatch) -> npt.NDArray[np.float32]:
+    def forward(self, batch: RaggedBatch) -> Any:
+        """As Engine.forward, with DeviceLogits."""
         self._run(batch, WHOLE_PASS, True)
         self._boundary.leave()
-        logits: npt.NDArray[np.float32] = self._returned_logits(batch.logit_rows.size)
-        return logits
+        return DeviceLogits(self._logits[: batch.logit_rows.size], self)
 
     def compact_rows(self, rows: npt.NDArray[np.int32]) -> None:
         with self._enqueueing():
@@ -367,11 +364,6 @@ class GpuEngine(HostPruning):
 
         with self.runtime.on(self.partition), torch.no_grad():
             yield
-
-    def _returned_logits(self, num_rows: int) -> Any:
-        if self._keep_logits:
-            return DeviceLogits(self._logits[:num_rows], self)
-        return self.host_logits(num_rows)
 
 
 def _largest_first(sizes: tuple[int, ...]) -> tuple[int, ...]:

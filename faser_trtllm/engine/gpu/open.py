@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
     from faser_trtllm.partition.green_context import GpuPartition
 
-    OpenOne = Callable[[str, DeviceDraftProbs | None, bool], tuple[GpuEngine, Ops]]
+    OpenOne = Callable[[str, DeviceDraftProbs | None], tuple[GpuEngine, Ops]]
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOne) -> OpenedEngines:
     """Open the target and, if drafting, the draft, and capture their graphs; closed with the stack, the GPU is not.
 
-    open_one(role, draft_probs, keep_logits): opens the "target" or the "draft", as GpuEngine has the others; it closes
+    open_one(role, draft_probs): opens the "target" or the "draft", as GpuEngine has the others; it closes
     with the stack. Raises what it raises, and FaserError of the driver.
     """
     from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
 
     limits, drafting = request.limits, request.drafting
     draft_probs = _draft_probs(request, gpu) if drafting and limits.max_draft_len else None
-    target, ops = open_one("target", None, True)
-    draft = open_one("draft", draft_probs, False)[0] if drafting else None
+    target, ops = open_one("target", None)
+    draft = open_one("draft", draft_probs)[0] if drafting else None
     sampler = GpuRejectionSampler(target, ops, limits.max_draft_len, draft_probs)
     lanes = drafting and request.overlap
     _capture("target", target, (gpu.whole, gpu.pair.target) if lanes else (gpu.whole,))
@@ -51,7 +51,7 @@ def open_pair(request: OpenRequest, gpu: Gpu, stack: ExitStack, open_one: OpenOn
 
 def open_draft_alone(request: OpenRequest, gpu: Gpu, open_one: OpenOne) -> GpuEngine:
     """Only the draft, on its side of the pair, for a target run by another system. Raises as open_pair."""
-    draft, _ = open_one("draft", _draft_probs(request, gpu), False)
+    draft, _ = open_one("draft", _draft_probs(request, gpu))
     _capture("draft", draft, (gpu.pair.draft,))
     draft.use(gpu.pair.draft)
     return draft

@@ -26,7 +26,6 @@ def open_engine(
     limits: GpuLimits,
     *,
     draft_probs: DeviceDraftProbs | None = None,
-    keep_logits: bool = False,
     cache_dir: Path | None = None,
     hidden_rows: HiddenRows | None = None,
 ) -> GpuEngine:
@@ -58,6 +57,6 @@ def open_engine(
         guard.callback(plans.close)
         max_logit_rows = max(limits.max_logit_rows, limits.max_batch_size)
         decoder = PlanDecoder(file, plans, place, spec, max_logit_rows, hidden_rows)
-        engine = GpuEngine(decoder, spec, place, limits, draft_probs=draft_probs, keep_logits=keep_logits)
+        engine = GpuEngine(decoder, spec, place, limits, draft_probs=draft_probs)
         guard.pop_all()
         return engine

@@ -61,10 +61,10 @@ def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> Op
     request = replace(request, num_blocks=fit_blocks(request, weights, gpu.free_bytes(), buffers))
     hidden_rows = open_hidden_rows(request, gpu)
 
-    def open_one(role: str, draft_probs: DeviceDraftProbs | None, keep_logits: bool) -> tuple[GpuEngine, Ops]:
+    def open_one(role: str, draft_probs: DeviceDraftProbs | None) -> tuple[GpuEngine, Ops]:
         if role == "draft" and hidden_rows is not None:  # heads are torch's and our kernels', whatever the target is
             return open_cuda_draft_file(request, gpu, stack, hidden_rows, draft_probs)
-        return _open(request, trt, gpu, stack, hidden_rows, role, draft_probs, keep_logits)
+        return _open(request, trt, gpu, stack, hidden_rows, role, draft_probs)
 
     return open_pair(request, gpu, stack, open_one)
 
@@ -103,7 +103,6 @@ def _open(
     hidden_rows: HiddenRows | None,
     role: str,
     draft_probs: DeviceDraftProbs | None,
-    keep_logits: bool,
 ) -> tuple[GpuEngine, Ops]:
     from faser_trtllm.engine.gpu.decoder import Placement
     from faser_trtllm.engine.gpu.limits import GpuLimits
@@ -118,7 +117,6 @@ def _open(
         gpu.compute_capability,
         GpuLimits.of(request.limits, request.num_blocks, has_drafts=draft_probs is not None),
         draft_probs=draft_probs,
-        keep_logits=keep_logits,
         cache_dir=_cache_dir(),
         hidden_rows=hidden_rows,
     )

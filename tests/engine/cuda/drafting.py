@@ -60,7 +60,7 @@ class Drafting:
         counts = (num_tokens, self.num_drafts, np.array(wanted, np.int32))
         draft_batch = DraftBatch(self.batch, self.table.array, *counts, self.max_draft_len, stop)
         if by_host:
-            drafted = draft_loop(self.engine.forward, 320, draft_batch)
+            drafted = draft_loop(lambda batch: self.engine.forward(batch)[:], 320, draft_batch)
         else:
             drafted = self.engine.draft(draft_batch)
         found = []

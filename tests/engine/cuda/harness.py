@@ -118,7 +118,6 @@ def open_engine(
     dtype=torch.float32,
     runtime=None,
     draft_probs=None,
-    keep_logits=False,
     quantization=Quantization.NONE,
     kv_dtype=KvCacheDtype.AUTO,
     partition=WHOLE,
@@ -143,7 +142,6 @@ def open_engine(
         Placement(ops or ExactOps(), runtime, partition),
         GpuLimits(**(sizes | limits)),
         draft_probs=draft_probs,
-        keep_logits=keep_logits,
         kv_dtype=kv_dtype,
     )
 

@@ -217,7 +217,7 @@ def test_pruned_rows_leave_the_others_as_they_are(pair) -> None:
             batch = keep_rows(batch, kept, [4, 1, 1])
             for segment in range(boundary, 3):
                 logits = engine.run_segment(batch, segment)
-            np.testing.assert_array_equal(logits, full[kept])
+            np.testing.assert_array_equal(logits[:], full[kept])
         after = harness.run([(0, tokens, 4, 9)])[0]  # the KV of dropped rows is written by the pass that runs them
         np.testing.assert_array_equal(after, full[4:9])
 

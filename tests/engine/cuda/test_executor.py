@@ -249,7 +249,7 @@ def test_unseeded_sampling_has_the_targets_distribution(drafters: str, num_branc
         patch.setattr("os.urandom", lambda n: keys.bytes(n))
         draft_probs = draft_engine = None
         limits = {"max_num_branches": 32 * num_branches}
-        target_engine = open_weights(target, stack, keep_logits=True, **limits)
+        target_engine = open_weights(target, stack, **limits)
         if "model" in drafters:
             draft_probs = DeviceDraftProbs(HostRuntime(), HostGpu.whole, 32, 3, vocab_size)
             limits = {"max_draft_len": 3, "keeps_runners_up": num_branches > 0}
@@ -336,7 +336,7 @@ def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:
     found = []
     with ExitStack() as stack:
         draft_probs = DeviceDraftProbs(HostRuntime(), HostGpu.whole, 32, 3, 3)
-        target = open_weights(random_weights(3, 0), stack, keep_logits=True)
+        target = open_weights(random_weights(3, 0), stack)
         draft = open_weights(random_weights(3, 1), stack, draft_probs=draft_probs, max_draft_len=3)
         sampler = GpuRejectionSampler(target, ExactOps(), 3, draft_probs)
         table = SamplingTable(32, 3, 3, new_key=lambda: next(keys) // 2, draft_probs=draft_probs)

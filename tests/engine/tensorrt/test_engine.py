@@ -346,7 +346,7 @@ def test_the_executor_runs_on_it(
                 OpenRequest(Directory(), BuildConfig(4, 64, 96, max_draft_len, BLOCK), 24, max_draft_len > 0),
                 HostGpu(),
                 stack,
-                lambda role, probs, keep: open_one(make(flavour), stack, max_draft_len, probs, keep),
+                lambda role, probs: open_one(make(flavour), stack, max_draft_len, probs),
             )
             executor = assemble(
                 opened.target,
@@ -385,7 +385,7 @@ class Directory:
     vocab_size = 320
 
 
-def open_one(stand_in: StandIn, stack: ExitStack, max_draft_len: int, draft_probs: Any, keep_logits: bool) -> Any:
+def open_one(stand_in: StandIn, stack: ExitStack, max_draft_len: int, draft_probs: Any) -> Any:
     place = Placement(ExactOps(), HostRuntime(), HostGpu.whole)
     limits = GpuLimits.of(BuildConfig(4, 64, 96, max_draft_len, BLOCK), 24, has_drafts=draft_probs is not None)
     engine = open_file(
@@ -395,6 +395,5 @@ def open_one(stand_in: StandIn, stack: ExitStack, max_draft_len: int, draft_prob
         CAPABILITY,
         limits,
         draft_probs=draft_probs,
-        keep_logits=keep_logits,
     )
     return stack.enter_context(engine), place.ops

@@ -50,7 +50,7 @@ class Target(Protocol):
 
 
 class GpuRejectionSampler:
-    """RejectionSampler for logits that stayed on the engine's device (GpuEngine with keep_logits).
+    """RejectionSampler for logits that stayed on the engine's device.
 
     The pass may still be running when sample() starts. Scratch for edited logits is allocated when a request first
     needs it. The token after every branch is drawn with the others, since nobody knows yet which of them is recovered;
