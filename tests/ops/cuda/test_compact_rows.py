@@ -64,14 +64,6 @@ def test_dummies_are_behind_every_request():
     assert (found.hidden[2:] == 0).all()
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_the_order_of_threads_does_not_matter(order):
-    hidden, positions, cu_q_lens, kv_lens = batch_of([5, 9, 1], [1, 2, 3], 300)
-    arguments = (hidden, positions, listed_rows(cu_q_lens, [3, 2, 1], 8), cu_q_lens, kv_lens)
-    ascending, other = (run(emulated("compact_rows", order=o), *arguments) for o in (0, order))
-    assert all(torch.equal(a, b) for a, b in zip(ascending, other, strict=True))
-
-
 def test_arbitrary_data_is_harmless():
     check_arbitrary_data(emulated("compact_rows"))
 

@@ -32,15 +32,6 @@ def test_the_kernel_is_the_reference(dtype):
     check(emulated("early_exit"), dtype=dtype)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_the_order_of_threads_does_not_matter(order):
-    arguments = inputs(1, hidden_size=200)
-    for ascending, other in zip(
-        run(emulated("early_exit"), arguments), run(emulated("early_exit", order=order), arguments), strict=True
-    ):
-        np.testing.assert_array_equal(ascending, other)
-
-
 def test_what_does_not_exist_has_no_score():
     check_what_does_not_exist(emulated("early_exit"))
 

@@ -1,4 +1,4 @@
-"""The emulator's own rules, shown by kernels that break CUDA's."""
+"""The emulator's own rules, shown by kernels that break CUDA's, and that ours keep them."""
 
 from __future__ import annotations
 
@@ -48,3 +48,10 @@ def test_what_shared_memory_held_before_does_not_matter(stem: str) -> None:
     wanted = results_of(stem)
     for byte in BYTES:
         assert results_of(stem, shared_byte=byte) == wanted, hex(byte)
+
+
+@pytest.mark.parametrize("stem", sorted(CASES))
+def test_the_order_of_threads_does_not_matter(stem: str) -> None:
+    wanted = results_of(stem)
+    for order in (1, 2, 3):
+        assert results_of(stem, order) == wanted

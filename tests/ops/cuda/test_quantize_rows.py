@@ -52,13 +52,6 @@ def test_nan_stays_and_harms_no_other_row() -> None:
     assert torch.equal(found.values[::2].view(torch.uint8), quantize_rows(x[::2]).values.view(torch.uint8))
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_the_order_of_threads_does_not_matter(order: int) -> None:
-    x = random_rows(3, 4112, 1)
-    ascending, other = (run(emulated("quantize_rows", order=o), x) for o in (0, order))
-    assert_same(ascending, other)
-
-
 def test_wrong_tensors_are_refused() -> None:
     x = random_rows(2, 32, 0)
     rows = ScaledRows(torch.zeros(2, 32).to(torch.float8_e4m3fn), torch.zeros(2, 1))

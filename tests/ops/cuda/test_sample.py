@@ -48,12 +48,6 @@ def test_a_step_must_be_worth_its_price(row_price: float, worth: float, by_kerne
         assert case.stop.num_going.tolist() == [num_going]
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_the_order_of_threads_does_not_matter(order: int) -> None:
-    ascending, other = (SampleCase(FIELDS, 300, 3, 4).run(SmallBlocks(o, "sample")) for o in (0, order))
-    assert_same(other, ascending)
-
-
 def test_nobody_needs_to_ask_for_runners_up() -> None:
     asked, found = (SampleCase(FIELDS, 300, 3, 4) for _ in range(2))
     found.draws = dataclasses.replace(found.draws, runners_up=None)
