@@ -96,7 +96,12 @@ def load_entries(release: str) -> dict[str, Entry]:
 
 
 def signature(arguments: Sequence[str]) -> inspect.Signature:
-    """The signature of arguments in the recorded spelling, without self; annotations are texts.
+    """The signature of arguments in the recorded spelling, without self."""
+    return inspect.Signature(parse_arguments(arguments))
+
+
+def parse_arguments(arguments: Sequence[str]) -> list[inspect.Parameter]:
+    """Arguments as texts -> parameters, whose annotations are texts; defaults that are no literals are Symbols.
 
     "name: type = default" with both parts optional, "/" behind the positional-only ones, "*" before the keyword-only
     ones, "*args", "**kwargs".
@@ -118,7 +123,7 @@ def signature(arguments: Sequence[str]) -> inspect.Signature:
             name, typed = _name_and_type(declared)
             value = _default(default.strip()) if equals else inspect.Parameter.empty
             parameters.append(inspect.Parameter(name.rstrip("?"), kind, default=value, annotation=typed))
-    return inspect.Signature(parameters)
+    return parameters
 
 
 def is_unconfirmed(argument: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from faser_trtllm.trtllm.check.api_surface import Entry, Symbol, is_unconfirmed, signature
+from faser_trtllm.trtllm.check.api_surface import Entry, Symbol, is_unconfirmed, parse_arguments, signature
 from faser_trtllm.trtllm.check.type_names import annotation_text, differ
 
 _EMPTY = inspect.Parameter.empty
@@ -179,30 +179,13 @@ def installed_signatures(found: Any) -> list[list[inspect.Parameter]]:
 
 def parse_signature(text: str, defaults: Sequence[Any] = ()) -> list[inspect.Parameter]:
     r"""Parameters of nanobind's "def f(self, a: int, b: bool = \0, /) -> None"; \0 stands for defaults[0]."""
-    parameters: list[inspect.Parameter] = []
-    kind: inspect._ParameterKind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    for part in _split(text[text.index("(") + 1 :]):
-        if part == "/":
-            parameters = [p.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for p in parameters]
-            continue
-        if part == "*":
-            kind = inspect.Parameter.KEYWORD_ONLY
-            continue
-        match = re.match(r"(\*{0,2})(\w+)(?::\s*([^=]+))?", part)
-        if match is None or match[2] == "self":
-            continue
-        if match[1]:
-            stars = inspect.Parameter.VAR_POSITIONAL if match[1] == "*" else inspect.Parameter.VAR_KEYWORD
-            parameters.append(inspect.Parameter(match[2], stars))
-            continue
-        default: Any = _EMPTY
-        written = re.search(r"(?<![=<>!])=(?!=)\s*(.+)$", part)
-        if written is not None:
-            place = re.fullmatch(r"\\(\d+)", written[1].strip())
-            default = defaults[int(place[1])] if place and int(place[1]) < len(defaults) else Symbol(written[1].strip())
-        typed = match[3].strip() if match[3] else _EMPTY
-        parameters.append(inspect.Parameter(match[2], kind, default=default, annotation=typed))
-    return parameters
+    written = [part for part in _split(text[text.index("(") + 1 :]) if not re.match(r"self\b", part)]
+
+    def value(default: Any) -> Any:
+        place = re.fullmatch(r"\\(\d+)", default.name) if isinstance(default, Symbol) else None
+        return defaults[int(place[1])] if place and int(place[1]) < len(defaults) else default
+
+    return [parameter.replace(default=value(parameter.default)) for parameter in parse_arguments(written)]
 
 
 def _split(text: str) -> Iterator[str]:
