@@ -9,7 +9,6 @@ import pytest
 from benchmarks.drafters.runner import DrafterBenchOptions, run_drafter_bench
 from benchmarks.drafters.workload import edits
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.errors import ConfigError
 from faser_trtllm.models.tokenizer import Tokenizer
 from tests.support.checkpoints import make_pair
 
@@ -43,20 +42,6 @@ def test_every_system_says_the_same_and_is_counted(pair, tmp_path):
     if find_spec("matplotlib"):
         assert (tmp_path / "drafters.png").read_bytes().startswith(b"\x89PNG")
     assert "| edits, replayed | off |" in (tmp_path / "drafters.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("system", "message"),
-    [
-        ("fixed:3/model/x", "configuration key num_branches is 'x': input should be a valid integer"),
-        ("fixed:3/model/99", "configuration key num_branches is '99': input should be less than or equal to 16"),
-        ("fixed:3/ngram", "configuration key drafters is 'ngram': .* it must be a list of model and suffix"),
-        ("fixed:3/model/2/4", "allowed is off, or speculation/drafters/num_branches"),
-    ],
-)
-def test_a_system_that_is_none_is_named(pair, tmp_path, system, message):
-    with pytest.raises(ConfigError, match=f"systems has {system}.*{message}"):
-        run_drafter_bench(DrafterBenchOptions(pair, tmp_path, ("off", system), num_threads=1), print)
 
 
 def test_an_edit_repeats_most_of_what_it_edits(pair):

@@ -23,8 +23,7 @@ from benchmarks.gpu.report.markdown import render_markdown
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.runner import run_gpu_bench
 from benchmarks.gpu.section_process import run_entry
-from benchmarks.gpu.sections import SECTIONS, Section, chosen, fitting
-from faser_trtllm.errors import InvalidArgumentError
+from benchmarks.gpu.sections import SECTIONS, Section, fitting
 from tests.support.effort import pick
 
 pytestmark = pytest.mark.slow
@@ -126,13 +125,6 @@ def test_sections_without_time_are_not_run(tmp_path: Path) -> None:
     assert found["sections"]["fine"]["status"] == "not run: the 0.01 minutes were over"
 
 
-def test_sections_are_chosen_by_name_in_the_suites_order() -> None:
-    assert [s.name for s in chosen(("kernels", "environment"))] == ["environment", "kernels"]
-    assert len(chosen(())) == len(SECTIONS)
-    with pytest.raises(InvalidArgumentError, match="section speed is unknown, there are environment, cuda"):
-        chosen(("speed",))
-
-
 def test_the_default_time_is_enough_for_every_section(tmp_path: Path) -> None:
     assert fitting(SECTIONS, 60 * options(tmp_path).minutes) == list(SECTIONS)
     assert all(0 < s.typical_s <= s.limit_s for s in SECTIONS)
@@ -192,41 +184,11 @@ def test_forms_without_time_are_noted(
     assert "Not measured:\n\n- 1B: the time was over" in render_markdown(report[0] | found)
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"forms": ("7B",)}, "form 7B is unknown, there are 1B, 8B, 8B-128k, 32B"),
-        ({"forms": ()}, "forms is empty"),
-        ({"concurrency": (0,)}, "concurrency has 0"),
-        ({"minutes": 0.0}, "minutes is 0.0"),
-        ({"max_tokens": 1}, "max_tokens is 1"),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(tmp_path: Path, values: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=words):
-        options(tmp_path, **values).validate()
-
-
-def test_options_survive_the_way_to_a_section(tmp_path: Path) -> None:
-    given = options(tmp_path, forms=("1B",), concurrency=(2, 4), sections=("kernels",))
-    assert GpuBenchOptions.from_json(given.to_json()) == given
-
-
 def test_every_form_and_its_draft_have_a_shape() -> None:
     assert set(FORMS) == set(DRAFT_OF)
     assert set(DRAFT_OF) | set(DRAFT_OF.values()) <= set(SHAPES)
     for form, draft in DRAFT_OF.items():
         assert SHAPES[form].vocab_size == SHAPES[draft].vocab_size
-
-
-def test_a_record_replaces_tables_of_the_same_title(tmp_path: Path) -> None:
-    record = Record(tmp_path / "r.json")
-    record.table("t", ("a",), [(1,)])
-    record.table("t", ("a",), [(2,)])
-    record.value("nan", float("nan"))
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert [table["rows"] for table in found["tables"]] == [[["2"]]]
-    assert found["values"] == {"nan": None}
 
 
 def test_ceilings_are_the_slower_of_bytes_and_arithmetic() -> None:

@@ -69,21 +69,6 @@ def test_the_report_takes_medians_over_rounds_and_ratios_to_the_reference():
     assert "| 32 | 0.200 (20) | 0.0100 |" in render_markdown(report)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"num_requests": (0,)}, "requests is .* must be"),
-        ({"num_rounds": 0}, "rounds is .* must be"),
-        ({"num_steps": 0}, "steps is .* must be"),
-        ({"systems": ("price/oracle",)}, "policies has .* must be"),
-        ({"engines": "cuda"}, "engines is 'cuda', it must be one of null, gpu$"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_by_name(tmp_path, change, words):
-    with pytest.raises(InvalidArgumentError, match=f"^{words}"):
-        run_host_bench(HostBenchOptions(tmp_path, **change))
-
-
 def test_the_loop_in_c_checks_its_arguments():
     assert measure_reference(3, 4, 5) > 0.0
     with pytest.raises(InvalidArgumentError):

@@ -11,7 +11,6 @@ from benchmarks.policies.options import PolicyBenchOptions
 from benchmarks.policies.runner import run_policy_bench
 from benchmarks.policies.systems import System
 from benchmarks.policies.workload import Workload
-from faser_trtllm.errors import InvalidArgumentError
 from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL, pick
 from tests.support.executor_harness import toy_costs
@@ -87,23 +86,6 @@ def test_without_time_one_round_after_the_warm_up_is_measured(options: PolicyBen
     assert all(len(case.rounds) == 1 for case in report.cases)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"policies": ("best",)}, "policy best is unknown"),
-        ({"minutes": 0.0}, "minutes is 0"),
-        ({"swing": 0.5}, "swing is 0.5"),
-        ({"expand": ()}, "expand is empty"),
-        ({"max_tokens": 3}, "max_tokens is 3"),
-        ({"slowdown": 0.5}, "slowdown is 0.5"),
-        ({"slowdown": 1.5}, "add --simulated"),
-    ],
-)
-def test_wrong_options(options: PolicyBenchOptions, change: dict, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        run_policy_bench(replace(options, **change))
-
-
 @ONLY_ALL
 @pytest.mark.slow
 def test_a_simulated_run_repeats_itself(options: PolicyBenchOptions, tmp_path: Path) -> None:
@@ -122,8 +104,3 @@ def test_a_simulated_run_repeats_itself(options: PolicyBenchOptions, tmp_path: P
         assert "SIMULATED" in (tmp_path / name / "policies.md").read_text()
     assert rates[0] == rates[1]
     assert rates[0]["concurrency 3", "price"] == rates[0]["concurrency 3", "price again"]
-
-
-def test_a_cost_table_is_for_simulation(options: PolicyBenchOptions) -> None:
-    with pytest.raises(InvalidArgumentError, match="add --simulated"):
-        run_policy_bench(replace(options, cost_table=Path("profile.json")))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu.backends import built, parity, section, soak
-from benchmarks.gpu.backends.built import check_installed, engine_path, open_built
+from benchmarks.gpu.backends import parity, section, soak
+from benchmarks.gpu.backends.built import engine_path, open_built
 from benchmarks.gpu.backends.passes import time_passes
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.dry_gpu import DryGpu, HostRuntime
@@ -17,7 +17,6 @@ from benchmarks.gpu.machine import DryMachine
 from benchmarks.gpu.options import GpuBenchOptions
 from benchmarks.gpu.report.record import Record
 from benchmarks.gpu.section_process import run_entry
-from benchmarks.gpu.skipped import Skipped
 from faser_trtllm.core.cost_table import Fingerprint
 from faser_trtllm.engine import fingerprint
 from faser_trtllm.engine.gpu.runtime import Runtime
@@ -165,14 +164,3 @@ def test_price_goes_by_the_table_that_is_written(options: GpuBenchOptions, monke
     monkeypatch.setattr(fingerprint, "gpu_model", lambda: ("B GPU", "sm_90, driver 13.0", 132))
     with pytest.raises(ConfigError, match="cpu_model is 'A GPU' there and 'B GPU' here"):
         fingerprint.load_costs(path, 1)
-
-
-def test_a_gpu_that_tensorrt_for_rtx_refuses_is_no_failure(
-    options: GpuBenchOptions, machine: DryMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(options, machine, Record())
-    monkeypatch.setattr(machine, "is_gpu", True)
-    for arch, refused in (("sm_90", True), ("sm_120", False)):
-        monkeypatch.setattr(built, "device_arch", lambda arch=arch: arch)
-        with pytest.raises(Skipped, match="refuses such GPUs") if refused else nullcontext():
-            check_installed(bench, "tensorrt_rtx")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -57,18 +56,3 @@ def test_a_curve_that_does_not_fit_fails_the_section(options: GpuBenchOptions, h
         costs.judge(bench, "1B", which)
         assert len(bench.record.data["errors"]) == num_errors
         assert bench.record.data["tables"][0]["rows"]
-
-
-def test_a_table_of_another_pair_or_gpu_is_measured_again(
-    options: GpuBenchOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = bench_on(dataclasses.replace(options, output_dir=tmp_path))
-    monkeypatch.setattr(costs, "measure_table", lambda *arguments: again)
-    with open_pair(bench, "1B", PairLimits(2, 48, 64)) as pair:
-        samples = [CostSample(kind, 1, 1, 16, 1.0) for kind in ("verify", "draft_step")]
-        again, fitting = (CostTable.fit(samples, bench.machine.fingerprint(what)) for what in (b"x", pair.made_of))
-        again.save(tmp_path / costs.cost_file("1B"))
-        assert costs.table_of(bench, pair, 16) is again
-        assert "engine is" in bench.record.data["values"]["table of 1B measured again"]
-        fitting.save(tmp_path / costs.cost_file("1B"))
-        assert costs.table_of(bench, pair, 16) == fitting

@@ -1,7 +1,6 @@
 """The comparison at equal bits: our real engine on a tiny model beside a made-up peer; no time is asserted."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from benchmarks.peers.bits.machine import Machine
 from benchmarks.peers.bits.options import BitsOptions
 from benchmarks.peers.bits.systems import Loaded
 from benchmarks.peers.report import FASER
-from faser_trtllm.errors import InvalidArgumentError
 from tests.support.checkpoints import make_checkpoint
 
 Log = list[tuple[int, int, int]]  # sequences, tokens of each, and tokens to generate
@@ -67,18 +65,3 @@ def test_every_cell_of_every_system(options: BitsOptions, monkeypatch: pytest.Mo
     data = json.loads((options.output_dir / "bits.json").read_text())
     assert len(data["ratios"]) == 6
     assert "**no**" not in (options.output_dir / "bits.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"bits": ("int2",)}, "bits has int2"),
-        ({"peers": ("vllm",)}, "peers has vllm"),
-        ({"rows": ()}, "rows is empty"),
-        ({"checkpoint_dir": None}, "there is no model"),
-        ({"num_threads": 1000}, "num_threads is 1000"),
-    ],
-)
-def test_refusals(options: BitsOptions, change: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        replace(options, **change).validate()  # type: ignore[arg-type]
