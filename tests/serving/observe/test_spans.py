@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.core.request import FinishReason
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.errors import ConfigError
@@ -24,7 +23,7 @@ from faser_trtllm.serving.client import generate_http
 from faser_trtllm.serving.engine_process.wire import OpenStatus
 from faser_trtllm.serving.observe.spans import MAX_STEPS, SpanRecorder, open_span_recorder
 from tests.support.backend_peer import Backend
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.executor_harness import Collector, Setup
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
@@ -256,8 +255,7 @@ def collector():
 
 @pytest.mark.parametrize("by_option", [True, False])
 def test_the_engine_process_sends_spans_to_a_collector(tmp_path, collector, monkeypatch, by_option):
-    target, draft = make_pair(tmp_path, 320)
-    build_engines(BuildOptions(target, draft, tmp_path / "engine", max_batch_size=4, max_seq_len=128))
+    engine_dir = make_engine_dir(tmp_path, max_batch_size=4, max_seq_len=128)
     url = f"http://127.0.0.1:{collector.server_port}"
     if not by_option:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
@@ -266,7 +264,7 @@ def test_the_engine_process_sends_spans_to_a_collector(tmp_path, collector, monk
     config.write_text(
         "speculation: fixed:2\nnum_threads: 1\n" + (f"otlp_traces_endpoint: {url}\n" if by_option else "")
     )
-    with Backend(tmp_path / "engine", str(config), module="faser_trtllm.serving.engine_process.main") as backend:
+    with Backend(engine_dir, str(config), module="faser_trtllm.serving.engine_process.main") as backend:
         backend.hello()
         backend.open(0)
         assert backend.opened()[1] is OpenStatus.OPENED
@@ -296,9 +294,8 @@ def test_a_server_that_is_stopped_sends_what_it_has_first(tmp_path, collector, m
     """The SDK would send after an hour; the server is stopped before that."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
-    target, draft = make_pair(tmp_path, 320)
-    build_engines(BuildOptions(target, draft, tmp_path / "engine", max_batch_size=4, max_seq_len=128))
-    with Server(tmp_path / "engine", speculation="fixed:2", log=tmp_path / "log") as server:
+    engine_dir = make_engine_dir(tmp_path, max_batch_size=4, max_seq_len=128)
+    with Server(engine_dir, speculation="fixed:2", log=tmp_path / "log") as server:
         server.wait_ready()
         for _ in range(3):
             generate_http(server.http_url, "hello", max_tokens=5)

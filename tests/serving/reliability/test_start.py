@@ -15,7 +15,6 @@ from unittest import mock
 
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig, load_service_config
 from faser_trtllm.errors import CheckpointError, ConfigError, EngineFileError, FaserError, UnavailableError
@@ -26,8 +25,9 @@ from faser_trtllm.serving.launch import limits
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.process import command_line, session_pids
-from tests.support.checkpoints import make_pair, write_tokenizer
+from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import pick
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import FAKE_ENGINE, REPOSITORY, ROOT, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -41,10 +41,7 @@ def fake_engine_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    build_engines(BuildOptions(target, draft, directory / "engine", max_batch_size=2, max_seq_len=64, max_draft_len=2))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), max_batch_size=2, max_seq_len=64, max_draft_len=2)
 
 
 @pytest.fixture

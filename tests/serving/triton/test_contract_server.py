@@ -13,7 +13,6 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.executor.factory import open_executor
@@ -30,7 +29,7 @@ from tests.serving.triton.contract_clients import (
     succeed,
     tokens_of,
 )
-from tests.support.checkpoints import make_pair
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -44,11 +43,8 @@ LONG = 450
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
     sizes = {"max_batch_size": 32, "max_seq_len": MAX_SEQ_LEN, "max_draft_len": 4, "tokens_per_block": 16}
-    build_engines(BuildOptions(target, draft, directory / "engine", **sizes))
-    return directory / "engine"
+    return make_engine_dir(tmp_path_factory.mktemp("pair"), **sizes)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,10 @@ import pytest
 from benchmarks.soak.growth import MIB, slope
 from benchmarks.soak.verdict import POOL_SLACK
 from benchmarks.soak.watch import ENGINE, LAUNCHER, SERVER, ServiceProcesses
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.client import generate_http
 from faser_trtllm.serving.launch.process import command_line
-from tests.support.checkpoints import make_pair
 from tests.support.effort import ONLY_ALL, pick
+from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import Server
 from tests.support.waiting import wait_until
 
@@ -34,9 +33,7 @@ MAX_GROWTH_MIB_PER_CYCLE = 0.25
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(directory, 320)
-    output = directory / "engine"
-    build_engines(BuildOptions(target, draft, output, max_batch_size=8, max_seq_len=128, tokens_per_block=16))
+    output = make_engine_dir(directory, max_batch_size=8, max_seq_len=128, tokens_per_block=16)
     with Server(output, speculation="fixed:4", allow_control=True, log=directory / "log") as server:
         yield server.wait_ready()
 
