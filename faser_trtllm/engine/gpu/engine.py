@@ -59,8 +59,8 @@ class GpuEngine(HostPruning):
         graphs: GraphStore | None = None,
     ) -> None:
         """decoder: made at this place, closed with the engine. draft_probs: where the distributions of unseeded
-        drafts are kept for a test on the device; without it they are copied to the sampling table. graphs: an
-        empty store; default: one of its own.
+        drafts are kept for the rejection sampler; None: where nobody finds them. graphs: an empty store; default: one
+        of its own.
         """
         import torch
 

@@ -20,6 +20,7 @@ from faser_trtllm.engine.cuda.hidden_rows import HiddenRows
 from faser_trtllm.engine.gpu.decoder import Placement
 from faser_trtllm.engine.gpu.engine import GpuEngine
 from faser_trtllm.engine.gpu.limits import GpuLimits
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
@@ -34,10 +35,12 @@ SAMPLED = SamplingParams(max_tokens=20, temperature=1.0)
 
 @dataclass
 class Pair:
-    """layers: those whose entering hidden rows are kept. head: the published forward pass in torch."""
+    """layers: those whose entering hidden rows are kept. head: the published forward pass in torch. probs: where the
+    draft engine keeps its q."""
 
     target: Harness
     draft: GpuEngine
+    probs: DeviceDraftProbs
     kept: HiddenRows
     reference: ReferenceModel
     layers: tuple[int, ...]
@@ -56,17 +59,19 @@ def open_pair(engines: EngineDir, stack: ExitStack, head: Any, dtype=torch.float
         layers = draft_file.model.get("head", {"layers": (NUM_LAYERS,)})["layers"]
         hidden = file.model["hidden_size"]
         kept = HiddenRows(runtime, layers, hidden, dtype, num_blocks=4 * NUM_SLOTS, tokens_per_block=32)
+        probs = DeviceDraftProbs(runtime, WHOLE, NUM_SLOTS, MAX_DRAFT_LEN, VOCAB)
         for each in (file, draft_file):
             weights = load_weights(each, runtime.device, dtype)
             limits = GpuLimits(
                 4 * NUM_SLOTS, 32, NUM_SLOTS, 128, MAX_SEQ_LEN, 128, 0 if each is file else MAX_DRAFT_LEN
             )
-            engine = make_engine(weights, each.segments, Placement(ops(), runtime, WHOLE), limits, hidden_rows=kept)
+            options = {"hidden_rows": kept, "draft_probs": None if each is file else probs}
+            engine = make_engine(weights, each.segments, Placement(ops(), runtime, WHOLE), limits, **options)
             opened.append(stack.enter_context(engine))
     target_dir = engines.path.parent / "t"
     weights = stack.enter_context(CheckpointWeights(target_dir))
     reference = ReferenceModel(load_model_config(target_dir), weights)
-    return Pair(Harness(opened[0]), opened[1], kept, reference, tuple(layers), head)
+    return Pair(Harness(opened[0]), opened[1], probs, kept, reference, tuple(layers), head)
 
 
 def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: SamplingParams = SAMPLED):
@@ -87,7 +92,8 @@ def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: S
     for slot, ((tokens, _, _, _), count) in enumerate(zip(requests, found, strict=True)):
         end = len(tokens) + count
         places = [position % MAX_DRAFT_LEN for position in range(len(tokens), end)]
-        drafted.append((bound[slot].tokens[:end].tolist(), table.draft_probs.rows(slot)[places].copy()))
+        rows = (pair.probs or table.draft_probs).rows(slot)
+        drafted.append((bound[slot].tokens[:end].tolist(), np.array(rows[places])))
     return drafted
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
@@ -24,7 +23,6 @@ from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
 from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.ops.sample import draft_probs_row
 from faser_trtllm.ops.transfer.store_drafts import DraftStore
 from faser_trtllm.partition.green_context import GpuPartition
 
@@ -84,8 +82,7 @@ class DraftLoop:
         self._graphs = graphs
         self._buckets = buckets
         self._spec = spec
-        self._probs_stay = draft_probs is not None
-        self._draft_probs = (
+        probs = (
             torch.zeros((spec.max_batch_size, max_draft_len, spec.vocab_size), device=runtime.device)
             if draft_probs is None
             else draft_probs.tensor
@@ -94,7 +91,7 @@ class DraftLoop:
         self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
-        self._state = DraftState(runtime, spec, max_draft_len, blocks, self._draft_probs, keeps_runners_up)
+        self._state = DraftState(runtime, spec, max_draft_len, blocks, probs, keeps_runners_up)
 
     def capture(self, partition: str) -> None:
         """Capture draws and steps for every number of requests on the current stream, which is the partition's."""
@@ -148,8 +145,6 @@ class DraftLoop:
                 self._loop(engine.partition.name, call, draft_batch.stop)
             read = self._state.read(int(call.wanted.max()))
             drafted[active] = self._store.store(sampling, slots, call.known, *read)
-            if not self._probs_stay:
-                self._copy_probs_to_host(call, drafted[active], max_draft_len)
         return drafted
 
     def _loop(self, partition: str, call: DraftCall, stop: DraftStop | None) -> None:
@@ -192,14 +187,6 @@ class DraftLoop:
         draws, logits = self._state.draws, self._logits[:size]
         self._ops.sample(draws, logits, size, None if edits is None else edits.scratch())
         self._ops.advance(draws, self._state.stop, size, has_history=edits is not None)
-
-    def _copy_probs_to_host(self, call: DraftCall, drafted: Int32Array, max_draft_len: int) -> None:
-        for i, entry in enumerate(call.sampling[call.slots]):
-            if entry["mode"] != native.SAMPLED:
-                continue
-            for position in range(int(call.known[i]), int(call.known[i] + drafted[i])):
-                probs = self._draft_probs[int(call.slots[i]), position % self.max_draft_len]
-                draft_probs_row(entry, position, self._spec.vocab_size, max_draft_len)[:] = probs.cpu().numpy()
 
     def _size(self, num_requests: int) -> int:
         return min(self._buckets.rows(num_requests), self._spec.max_batch_size)
