@@ -148,13 +148,19 @@ def open_draft(request: OpenRequest, stack: ExitStack) -> Engine:
 
 
 def check_draft_backend(engines: EngineDir) -> str:
-    """The draft_opener of a directory's backend; ConfigError if it has none."""
+    """The draft_opener of a directory's backend; ConfigError if it has none, or if the draft is a head, which drafts
+    for no target but its own."""
     backend = backend_of(engines)
     if backend.draft_opener is None:
         usable = names_with(lambda b: b.draft_opener)
         raise ConfigError(
             f"{engines.path} is of the backend {backend.name}, beside a target that is not ours a {usable} draft runs; "
             f"build with --backend {usable}"
+        )
+    if engines.draft_head is not None:
+        raise ConfigError(
+            f"{engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft model "
+            "to draft for another system"
         )
     return backend.draft_opener
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.engine.modes import Modes
 from faser_trtllm.engine.opening import OpenedEngines, OpenRequest, cpu_sampler
-from faser_trtllm.errors import ConfigError
 from faser_trtllm.partition.core_set import CoreSet
 
 
@@ -36,13 +35,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
     """As engine.opening.open_draft."""
-    draft = _open(request.engines.draft_path, request, stack)
-    if draft.spec.is_head:
-        raise ConfigError(
-            f"{request.engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft "
-            "model to draft for another system"
-        )
-    return draft
+    return _open(request.engines.draft_path, request, stack)
 
 
 def _open(path: Path, request: OpenRequest, stack: ExitStack, max_num_branches: int = 0) -> CpuEngine:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.builder.shard import Shard
 from faser_trtllm.config import Quantization
 from faser_trtllm.engine.cuda.parallel.group import RankGroup
@@ -100,18 +99,8 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
-    """As open_draft_alone; ConfigError for a head, which drafts for no target but its own."""
-    check_no_head(request.engines)
+    """As open_draft_alone, of a draft model."""
     return open_draft_alone(request, gpu, lambda role, probs: open_cuda_draft_file(request, gpu, stack, None, probs))
-
-
-def check_no_head(engines: EngineDir) -> None:
-    """ConfigError for engines with a head, which drafts for no target but its own."""
-    if engines.draft_head is not None:
-        raise ConfigError(
-            f"{engines.path} has a draft head, which reads hidden rows of a target of ours; build with a draft model "
-            "to draft for another system"
-        )
 
 
 def open_hidden_rows(request: OpenRequest, gpu: Gpu) -> HiddenRows | None:

@@ -17,7 +17,7 @@ from faser_trtllm.builder.network.vendor import load_tensorrt, rtx_refusal
 from faser_trtllm.builder.plan_file import PlanFile, arch_capability
 from faser_trtllm.builder.source import Source, open_sources
 from faser_trtllm.builder.tensorrt_engine import TensorRTBackend
-from faser_trtllm.engine.cuda.open import check_no_head, head_buffers, open_cuda_draft_file, open_hidden_rows
+from faser_trtllm.engine.cuda.open import head_buffers, open_cuda_draft_file, open_hidden_rows
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.memory import fit_blocks
 from faser_trtllm.engine.gpu.open import open_draft_alone, open_pair
@@ -40,7 +40,6 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
     """As engine.opening.open_draft."""
-    check_no_head(request.engines)
     trt, gpu = _gpu(request.engines, stack, request.ordinal)
     return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack, None))
 

@@ -13,8 +13,8 @@ from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import Quantization
 from faser_trtllm.engine.cuda.engine import load_weights
 from faser_trtllm.engine.cuda.memory import weight_bytes
-from faser_trtllm.engine.cuda.open import open_cuda_draft, open_cuda_engines
-from faser_trtllm.engine.opening import OpenRequest
+from faser_trtllm.engine.cuda.open import open_cuda_engines
+from faser_trtllm.engine.opening import OpenRequest, open_draft
 from faser_trtllm.errors import ConfigError
 from tests.engine.cuda.harness import HEADS, WHOLE, build_with_head
 from tests.engine.cuda.heads import NUM_LAYERS, draft, open_pair, random_tokens
@@ -88,7 +88,7 @@ def test_what_a_head_cannot_do_is_refused(kind: str, engines: EngineDir) -> None
         with pytest.raises(ConfigError, match=f"quantization is fp8, but .* drafts with {says[kind]} in the dtype"):
             open_cuda_engines(replace(request, quantization=Quantization.FP8), gpu, stack)
         with pytest.raises(ConfigError, match="reads hidden rows of a target of ours"):
-            open_cuda_draft(request, gpu, stack)
+            open_draft(request, stack)
 
 
 def test_weights_are_counted_to_the_byte(kind: str, engines: EngineDir) -> None:
