@@ -54,6 +54,7 @@ class Pair:
     reference: ReferenceModel
     layers: tuple[int, ...]
     path: Path
+    probs: None = None  # the sampling table has them
 
     @property
     def is_medusa(self) -> bool:

@@ -93,7 +93,7 @@ def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: S
         end = len(tokens) + count
         places = [position % MAX_DRAFT_LEN for position in range(len(tokens), end)]
         rows = (pair.probs or table.draft_probs).rows(slot)
-        drafted.append((bound[slot].tokens[:end].tolist(), np.array(rows[places])))
+        drafted.append((bound[slot].tokens[:end].tolist(), np.asarray(rows[places]).copy()))
     return drafted
 
 
