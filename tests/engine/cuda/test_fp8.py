@@ -148,6 +148,7 @@ class ScalingOps(TorchOps):
     """Rows are quantised by the very kernels, emulated: alone, with the residual, and with the activation."""
 
     def __init__(self) -> None:
+        super().__init__()
         stems = ("quantize_rows", "gated_silu")
         self.kernels = Ops({stem: emulated(stem) for stem in stems}, lambda: 0, num_sms=4)
         self.num_rows_in_e4m3 = 0

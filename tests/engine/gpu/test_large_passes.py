@@ -76,6 +76,7 @@ class CountedOps(ExactOps):
     """Remembers how many rows its products have had, and attention its bounds as well."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: dict[str, set[Any]] = {"layers": set(), "logits": set(), "attention": set()}
 
     def linear(self, x, weight, scaled=None):
