@@ -54,13 +54,6 @@ POLICIES = [
 ]
 
 
-@pytest.fixture(scope="module", params=pick([True], [False, True]), ids=pick(["edited"], ["plain", "edited"]))
-def alone(request: pytest.FixtureRequest, engines: EngineDir):
-    """Requests, and their tokens without speculation, one request at a time."""
-    requests = mixed_requests(request.param)
-    return requests, generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)[0]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_speculation_on_the_device_changes_nothing(engines: EngineDir, alone, policy: str) -> None:
     requests, expected = alone
@@ -225,13 +218,6 @@ def test_histories_longer_than_the_first_upload_buffer(engines: EngineDir) -> No
     requests = [(rng.integers(0, 300, 105).tolist(), params) for _ in range(4)]
     expected, _ = generate(engines, "off", requests, max_batch_size=1, max_num_tokens=128)
     tokens, _ = generate(engines, "fixed:2", requests)
-    assert tokens == expected
-
-
-def test_requests_that_wait_for_blocks_keep_their_text(engines: EngineDir, alone) -> None:
-    """Blocks for two requests at a time: others wait, and are drafted and verified in other slots than alone."""
-    requests, expected = alone
-    tokens, _ = generate(engines, "fixed:4", requests, num_blocks=8)
     assert tokens == expected
 
 
