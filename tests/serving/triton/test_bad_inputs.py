@@ -120,23 +120,40 @@ def test_tensors_that_cannot_be(server, tensors, message):
 
 FIELDS = [
     ({"input_ids": [1] * MAX_SEQ_LEN}, f"the prompt has {MAX_SEQ_LEN} tokens, the engine takes at most 255"),
+    ({"text_input": "ab" * 600}, "tokens, the engine takes at most 255"),
+    ({"text_input": "🙂" * (1 << 18)}, "shorten the prompt"),
+    ({"text_input": ""}, "the prompt is empty"),
+    ({"text_input": "a", "input_ids": [1]}, "send one of them"),
+    ({"input_ids": [-1]}, "token id -1"),
+    ({"input_ids": [320]}, "token id 320"),
+    ({"max_tokens": 0}, "max_tokens is 0, allowed is 1 or more"),
     ({"max_tokens": -(2**31)}, "max_tokens is -2147483648"),
+    ({"min_tokens": 17}, "min_tokens is 17, allowed is 0 to max_tokens"),
     ({"temperature": -INF}, "temperature is -inf"),
-    ({"top_p": -1.0}, "top_p is -1.0, allowed is more than 0 and at most 1"),
+    ({"temperature": NAN}, "temperature is nan"),
+    ({"top_k": -1}, "top_k is -1"),
+    ({"top_p": 0.0}, "top_p is 0.0, allowed is more than 0 and at most 1"),
+    ({"min_p": 1.5}, "min_p is 1.5"),
     ({"presence_penalty": -101.0}, "presence_penalty is -101.0, allowed is -100 to 100"),
     ({"frequency_penalty": NAN}, "frequency_penalty is nan"),
+    ({"num_draft_tokens": -1}, "num_draft_tokens is -1"),
     ({"embedding_bias_words": ["a"], "embedding_bias_weights": [INF]}, "is inf, it must be a finite number"),
-    ({"min_tokens": 17}, "min_tokens is 17, allowed is 0 to max_tokens"),
     ({"beam_width": 0}, "beam_width is 0, allowed is 1"),
-    ({"text_input": "🙂" * (1 << 18)}, "shorten the prompt"),
+    ({"num_return_sequences": 300}, "num_return_sequences is 300"),
+    ({"stop_words": ["x"] * 100_000}, "100000 entries, allowed are at most 64"),
+    ({"end_id": 999}, "token id 999"),
+    ({"priority": 7.0}, "priority is 7.0"),
+    ({"timeout_ms": -1.0}, "timeout_ms is -1.0"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "message"), FIELDS, ids=[message for _, message in FIELDS])
 def test_values_out_of_range(server, fields, message):
     with GrpcClient(server.grpc_url) as client, pytest.raises(ResponseError) as caught:
-        list(client.stream(**({} if "input_ids" in fields else {"text_input": "a"}) | fields))
+        list(client.stream(**({} if fields.keys() & {"input_ids", "text_input"} else {"text_input": "a"}) | fields))
     assert message in str(caught.value)
+    assert caught.value.code == "INVALID_ARG"
+    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     assert set(fields) <= set(INPUT_DTYPES)
 
@@ -245,16 +262,30 @@ def test_json_values_that_are_no_integer(server, value):
     assert "error" in answer, answer
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"text_input": "a", "max_to', b"nul", b"[" * 100_000, b'{"a":' * 20_000])
-def test_json_that_is_cut_or_too_deep(server, body):
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"text_input": "a", "max_tokens": "many"}', "Unable to parse"),
+        (b'{"text_input": "\\ud800"}', "surrogate"),
+        *((body, "") for body in (b"", b"{", b'{"a": "b", "max_to', b"nul", b"[" * 100_000, b'{"a":' * 20_000)),
+    ],
+)
+def test_json_that_cannot_be(server, body, message):
     for path in ("faser/generate", "faser/generate_stream"):
         status, answer = post(server, path, body)
         assert status >= 400
-        assert "error" in answer
+        assert message in answer["error"]
+
+
+def test_a_number_that_no_float32_holds(server):
+    _, answer = post(server, "faser/generate", b'{"text_input": "a", "temperature": 1e60}')
+    assert "temperature is inf, allowed is 0 (greedy) to 100" in answer["error"]
 
 
 def test_a_body_of_64_mb_does_not_end_the_server(server):
     """The proxy refuses more than 4 MB; see test_deploy.py."""
+    with pytest.raises(ResponseError, match="shorten the prompt"):
+        generate_http(server.http_url, "a" * (5 << 20), max_tokens=2)
     body = b'{"text_input": "%s", "max_tokens": 2}' % (b"a" * (64 << 20))
     try:
         status, answer = post(server, "faser/generate", body)
