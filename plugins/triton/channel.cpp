@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kChildFd = 3;
 constexpr size_t kReadBytes = 1 << 18;
+constexpr size_t kKeptBytes = 8 << 20;  // of the buffer, when a frame that was larger has been read
 
 std::string variable(const char* name, const char* fallback) {
   const char* const value = std::getenv(name);
@@ -136,9 +137,9 @@ void Channel::wake() {
   [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
 }
 
-void Channel::wait(int timeout_ms, bool wants_room) {
-  const short wanted = wants_room ? POLLIN | POLLOUT : POLLIN;
-  pollfd events[2] = {{wake_fd_, POLLIN, 0}, {socket_, wanted, 0}};
+void Channel::wait(int timeout_ms, bool reads, bool wants_room) {
+  const short wanted = static_cast<short>((reads ? POLLIN : 0) | (wants_room ? POLLOUT : 0));
+  pollfd events[2] = {{wake_fd_, POLLIN, 0}, {wanted != 0 ? socket_ : -1, wanted, 0}};
   if (poll(events, 2, timeout_ms) <= 0 || events[0].revents == 0) return;
   uint64_t count;
   [[maybe_unused]] const ssize_t taken = read(wake_fd_, &count, sizeof(count));
@@ -164,6 +165,7 @@ bool Channel::receive(const std::function<void(const char*, const char*)>& on_fr
     if (start == 0) continue;
     std::memmove(received_.data(), received_.data() + start, num_received_ - start);
     num_received_ -= start;
+    if (num_received_ == 0 && received_.size() > kKeptBytes) std::vector<char>().swap(received_);
   }
 }
 

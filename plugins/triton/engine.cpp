@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -40,7 +41,7 @@ std::string shown(double number, const char* format) {
 
 }  // namespace
 
-Engine::Engine() : moved_(Clock::now()), retry_at_(Clock::now()) {}
+Engine::Engine() : retry_at_(Clock::now()) {}
 
 Engine::~Engine() {
   {
@@ -58,8 +59,11 @@ Opened Engine::open(const ModelInfo& info, uint32_t* model) {
   models_[*model].info = info;
   if (!thread_.joinable())
     thread_ = std::thread(&Engine::run, this);
-  else if (channel_.is_open())
-    channel_.send(open_frame(*model, info));
+  else if (channel_.is_open() && channel_.send(open_frame(*model, info)) == Sent::kTooMuchWaits) {
+    models_.erase(*model);
+    return {OpenStatus::kFailed,
+            {TRITONSERVER_ERROR_UNAVAILABLE, "the engine process does not take requests; load the model again later"}};
+  }
   // A process that drains opens no more models, and none follows it.
   const auto is_decided = [&] {
     return models_[*model].has_answer || state_ == State::kClosed || state_ == State::kDraining;
@@ -100,12 +104,14 @@ bool Engine::is_ready() {
 void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
   TRITONBACKEND_ResponseFactory* factory;
   if (!succeeded(TRITONBACKEND_ResponseFactoryNew(&factory, request), "response factory")) return;
-  OpenRequest open(model, factory, wants_error_code(request));
+  const auto open = std::make_shared<OpenRequest>(model, factory, wants_error_code(request));
   const uint64_t handle = next_handle_++;
   std::string frame;
   Refusal refusal{TRITONSERVER_ERROR_INVALID_ARG, ""};
   try {
     frame = request_frame(model, handle, request);
+  } catch (const std::bad_alloc&) {
+    refusal = {TRITONSERVER_ERROR_UNAVAILABLE, "the server has no memory left for the request; try again later"};
   } catch (const std::runtime_error& error) {
     refusal.message = error.what();
   }
@@ -129,14 +135,14 @@ void Engine::submit(uint32_t model, TRITONBACKEND_Request* request) {
     const auto found = models_.find(model);
     if (found != models_.end()) info = found->second.info;
   }
-  open.fail(refusal);
+  open->fail(refusal);
   Metrics::count_failure(info.name, info.version,
                          refusal.code == TRITONSERVER_ERROR_UNAVAILABLE ? "UNAVAILABLE" : "INVALID_ARG");
 }
 
 bool Engine::accepts() const { return state_ == State::kReady && hung_s() < health_timeout_s(); }
 
-double Engine::hung_s() const { return seconds_since(moved_); }
+double Engine::hung_s() const { return silent_s_ + stalled_s_; }
 
 double Engine::health_timeout_s() const {
   return std::max(settings_.health_timeout_s, std::min(kSlowSteps * slow_step_s_, settings_.hang_timeout_s));
@@ -147,7 +153,7 @@ Refusal Engine::unavailable() const {
   if (state_ == State::kDraining || state_ == State::kClosed) return say(kShuttingDown);
   if (state_ == State::kReady) {
     const std::string time = shown(hung_s(), "%.0f");
-    if (stalls_) return say("the engine has been in one step for " + time + " s; try again later");
+    if (stalled_s_ >= kPingPeriodS) return say("the engine has been in one step for " + time + " s; try again later");
     return say("the engine process has not answered for " + time + " s; try again later");
   }
   const double left_s = Seconds(retry_at_ - Clock::now()).count();
@@ -197,16 +203,20 @@ void Engine::serve_process() {
     channel_.send(hello.frame());
     for (const auto& [id, model] : models_) channel_.send(open_frame(id, model.info));
   }
-  Clock::time_point next_ping = started, next_check = started;
+  Clock::time_point next_ping = started, next_check = started, last_pass = started;
   while (!closing_) {
     const Clock::time_point now = Clock::now();
+    const bool reads = large_responses_.num_bytes() < kMaxUnsentBytes;
     bool wants_room = false;
     int timeout_ms = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
+      // A pause of this process or machine is no silence of the engine: a pass counts for a ping's period at most.
+      if (awaits_pong_ && reads) silent_s_ += std::min(Seconds(now - last_pass).count(), kPingPeriodS);
+      last_pass = now;
       if (is_stuck(started)) return;
       if (state_ == State::kReady && now >= next_ping) {
-        channel_.send(FrameWriter(ToEngine::kPing).frame());
+        awaits_pong_ |= channel_.send(FrameWriter(ToEngine::kPing).frame()) == Sent::kYes;
         metrics_.set_ready(accepts());
         next_ping = now + ticks(kPingPeriodS);
       }
@@ -219,8 +229,8 @@ void Engine::serve_process() {
       if (!requests_.empty()) next = std::min(next, next_check);
       timeout_ms = std::max(1, static_cast<int>(std::ceil(1e3 * Seconds(next - now).count())));
     }
-    channel_.wait(timeout_ms, wants_room);
-    if (!channel_.receive([this](const char* begin, const char* end) { handle(begin, end); })) return;
+    channel_.wait(timeout_ms, reads, wants_room);
+    if (reads && !channel_.receive([this](const char* begin, const char* end) { handle(begin, end); })) return;
   }
 }
 
@@ -246,10 +256,10 @@ bool Engine::is_stuck(Clock::time_point started) {
 
 void Engine::check_cancelled() {
   for (auto& [handle, request] : requests_) {
-    if (!request.was_cancelled()) continue;
+    if (!request->was_cancelled()) continue;
     FrameWriter frame(ToEngine::kCancel);
     frame.put(handle);
-    channel_.send(frame.frame());
+    if (channel_.send(frame.frame()) == Sent::kYes) request->note_cancelled();
   }
 }
 
@@ -281,8 +291,8 @@ void Engine::handle(const char* begin, const char* end) {
     opened.error.message = body.take_text();
     if (opened.status == OpenStatus::kOpened && state_ != State::kReady && state_ != State::kDraining) {
       state_ = State::kReady;
-      moved_ = Clock::now();
-      stalls_ = false;
+      silent_s_ = stalled_s_ = 0;
+      awaits_pong_ = false;
     }
     if (opened.status == OpenStatus::kFailed) log_error("a model cannot be opened: " + opened.error.message);
     if (found != models_.end()) {
@@ -291,10 +301,10 @@ void Engine::handle(const char* begin, const char* end) {
     }
     changed_.notify_all();
   } else if (type == FromEngine::kPong) {
-    const double stalled_s = body.take<double>();
+    stalled_s_ = body.take<double>();
     slow_step_s_ = body.take<double>();
-    moved_ = Clock::now() - ticks(stalled_s);
-    stalls_ = stalled_s >= kPingPeriodS;
+    silent_s_ = 0;
+    awaits_pong_ = false;
   } else if (type == FromEngine::kDraining) {
     state_ = State::kDraining;
     changed_.notify_all();
@@ -305,20 +315,39 @@ void Engine::handle(const char* begin, const char* end) {
 
 void Engine::answer(FrameReader& body) {
   const uint64_t handle = body.take<uint64_t>();
-  OpenRequest* request;
+  FrameReader response = body;
+  const char* const begin = body.position();
+  const bool is_final = skip_response(body);
+  const size_t num_bytes = static_cast<size_t>(body.position() - begin);
+  std::shared_ptr<OpenRequest> request;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = requests_.find(handle);
     if (found == requests_.end()) throw std::runtime_error("it answered a request that is not open");
-    request = &found->second;  // only this thread removes requests
+    request = found->second;
+    if (is_final) requests_.erase(found);  // from now on nobody asks whether it was cancelled
   }
-  if (!request->answer(body)) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  requests_.erase(handle);
+  request->is_large |= num_bytes > kLargeBytes;
+  if (!request->is_large) {
+    request->answer(response);
+    return;
+  }
+  large_responses_.post(num_bytes, [this, request, bytes = std::string(begin, num_bytes)] {
+    FrameReader own(bytes.data(), bytes.data() + bytes.size());
+    request->answer(own);
+    channel_.wake();
+  });
+}
+
+void Engine::fail(const std::shared_ptr<OpenRequest>& request, const Refusal& refusal) {
+  if (request->is_large)
+    large_responses_.post(0, [request, refusal] { request->fail(refusal); });
+  else
+    request->fail(refusal);
 }
 
 void Engine::end_process() {
-  std::unordered_map<uint64_t, OpenRequest> left;
+  std::unordered_map<uint64_t, std::shared_ptr<OpenRequest>> left;
   std::map<uint32_t, Model> models;
   Refusal refusal{TRITONSERVER_ERROR_UNAVAILABLE, kStopped};
   bool drains;
@@ -345,8 +374,8 @@ void Engine::end_process() {
     changed_.notify_all();
   }
   for (auto& [handle, request] : left) {
-    request.fail(refusal);
-    const ModelInfo& info = models[request.model()].info;
+    const ModelInfo& info = models[request->model()].info;
+    fail(request, refusal);
     Metrics::count_failure(info.name, info.version, "UNAVAILABLE");
   }
   metrics_.rest();

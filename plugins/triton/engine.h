@@ -17,6 +17,7 @@
 #include "channel.h"
 #include "metrics.h"
 #include "requests.h"
+#include "task_thread.h"
 #include "triton_api.h"
 #include "wire.h"
 
@@ -33,7 +34,8 @@ struct Opened {
 };
 
 // All threads of Triton may call it; its own thread does the rest: it reads the engine process's frames, answers
-// requests, asks which were cancelled, and starts the process again after a crash.
+// requests, asks which were cancelled, and starts the process again after a crash. Triton turns a response into JSON on
+// the thread that sends it, so another thread sends the large ones: pings and other requests do not wait for them.
 class Engine {
  public:
   Engine();
@@ -69,8 +71,8 @@ class Engine {
   void end_process();
   void handle(const char* begin, const char* end);
   void answer(FrameReader& body);
+  void fail(const std::shared_ptr<OpenRequest>& request, const Refusal& refusal);
   void check_cancelled();
-  int poll_timeout_ms(Clock::time_point next_ping);
   bool is_stuck(Clock::time_point started);
   double hung_s() const;
   double health_timeout_s() const;
@@ -83,17 +85,20 @@ class Engine {
   State state_ = State::kStarting;
   Channel channel_;
   std::map<uint32_t, Model> models_;
-  std::unordered_map<uint64_t, OpenRequest> requests_;
+  std::unordered_map<uint64_t, std::shared_ptr<OpenRequest>> requests_;  // only its own thread removes them
   Settings settings_;
   double backoff_s_ = 0;
-  Clock::time_point moved_, retry_at_;
-  bool stalls_ = false;
+  Clock::time_point retry_at_;
+  // The time that a ping has waited for its answer, and for how long the executor had made no progress at the last one.
+  double silent_s_ = 0, stalled_s_ = 0;
+  bool awaits_pong_ = false;
   double slow_step_s_ = 0;
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> next_handle_{1};
   uint32_t next_model_ = 0;
   uint32_t num_starts_ = 0;
   Metrics metrics_;  // its own thread's only
+  TaskThread large_responses_;
   int pid_ = -1;
   std::thread thread_;
 };

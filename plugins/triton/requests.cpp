@@ -91,12 +91,12 @@ void put_input(FrameWriter& frame, TRITONBACKEND_Input* input) {
 }  // namespace
 
 bool OpenRequest::was_cancelled() {
-  if (is_cancelled_) return false;
-  succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(factory_, &is_cancelled_), "cancellation");
-  return is_cancelled_;
+  bool is_cancelled = false;
+  if (!is_noted_) succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(factory_, &is_cancelled), "cancellation");
+  return is_cancelled;
 }
 
-bool OpenRequest::answer(FrameReader& body) {
+void OpenRequest::answer(FrameReader& body) {
   const uint8_t flags = body.take<uint8_t>();
   const bool is_final = flags & kFinal;
   if (flags & kError) {
@@ -111,7 +111,6 @@ bool OpenRequest::answer(FrameReader& body) {
     succeeded(TRITONBACKEND_ResponseFactorySendFlags(factory_, TRITONSERVER_RESPONSE_COMPLETE_FINAL), "final flag");
   }
   if (is_final) close();
-  return is_final;
 }
 
 void OpenRequest::fail(const Refusal& refusal) {
@@ -164,6 +163,22 @@ void OpenRequest::send_error(const Refusal& refusal) {
 void OpenRequest::close() {
   succeeded(TRITONBACKEND_ResponseFactoryDelete(factory_), "response factory");
   factory_ = nullptr;
+}
+
+bool skip_response(FrameReader& body) {
+  const uint8_t flags = body.take<uint8_t>();
+  if (flags & kError) {
+    body.take<uint8_t>();
+    for (int i = 0; i < 4; ++i) body.take_bytes(body.take<uint32_t>());
+  } else if (flags & kOutputs) {
+    for (uint16_t i = 0, count = body.take<uint16_t>(); i < count; ++i) {
+      body.take_bytes(body.take<uint8_t>() + 1);
+      body.take<uint8_t>();
+      body.take_bytes(body.take<uint8_t>() * sizeof(int64_t));
+      body.take_bytes(body.take<uint32_t>());
+    }
+  }
+  return flags & kFinal;
 }
 
 bool wants_error_code(TRITONBACKEND_Request* request) {

@@ -17,20 +17,22 @@ struct Refusal {
   std::string field = "", value = "", limit = "";
 };
 
-// A request whose FINAL flag has not been sent. Not copied; end it with fail() or a final response.
+// A request whose FINAL flag has not been sent; end it with fail() or a final response.
 class OpenRequest {
  public:
-  OpenRequest() = default;
   OpenRequest(uint32_t model, TRITONBACKEND_ResponseFactory* factory, bool wants_code)
       : model_(model), factory_(factory), wants_code_(wants_code) {}
 
   uint32_t model() const { return model_; }
-  // True once, after the client has cancelled.
+  // Whether the client has cancelled; false again after note_cancelled().
   bool was_cancelled();
-  // Sends the response that comes next in the body; returns whether it was the last.
-  bool answer(FrameReader& body);
+  void note_cancelled() { is_noted_ = true; }
+  // Sends the response that comes next in the body.
+  void answer(FrameReader& body);
   // Ends the request with an error.
   void fail(const Refusal& refusal);
+
+  bool is_large = false;  // one of its responses was large, so that those after it follow on the same thread
 
  private:
   void send_outputs(FrameReader& body, bool is_final);
@@ -40,8 +42,11 @@ class OpenRequest {
   uint32_t model_ = 0;
   TRITONBACKEND_ResponseFactory* factory_ = nullptr;
   bool wants_code_ = false;
-  bool is_cancelled_ = false;
+  bool is_noted_ = false;
 };
+
+// Passes over the response that comes next in the body; returns whether it is a request's last.
+bool skip_response(FrameReader& body);
 
 // Whether the client sent the parameter error_codes: then its errors are JSON with the fields of a Refusal.
 bool wants_error_code(TRITONBACKEND_Request* request);

@@ -15,6 +15,8 @@ constexpr uint32_t kWireVersion = 2;
 constexpr uint64_t kMaxFrameBytes = 64ull << 20;     // of what a client sends
 constexpr uint64_t kMaxAnswerBytes = 512ull << 20;   // of what the engine process sends
 constexpr uint64_t kMaxBacklogBytes = 256ull << 20;  // of what the engine process has yet to read
+constexpr uint64_t kLargeBytes = 256ull << 10;       // of a response that is sent by a thread of its own
+constexpr uint64_t kMaxUnsentBytes = 256ull << 20;   // of large responses that wait for that thread
 
 enum class ToEngine : uint8_t { kHello = 1, kOpen, kClose, kRequest, kCancel, kPing };
 enum class FromEngine : uint8_t { kHello = 1, kOpened, kResponses, kPong, kDraining, kMetrics };
@@ -71,6 +73,7 @@ class FrameReader {
     return std::string(take_bytes(size), size);
   }
   bool is_done() const { return at_ == end_; }
+  const char* position() const { return at_; }
 
  private:
   const char* at_;

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,11 +56,29 @@ from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor, open
 
 log = logging.getLogger("faser.engine")
 
+_LATE_PING_S = 2.0  # the backend pings once a second
 _SETTINGS = struct.Struct("<I6d")
 _PONG = struct.Struct("<2d")
 _HELLO = struct.Struct("<2I")
 _HANDLE = struct.Struct("<Q")
 _OPENED = struct.Struct("<IBB")
+
+
+class Pauses:
+    """Times at which this process did not run, seen by pings that are late: they are no stall of the executor."""
+
+    def __init__(self) -> None:
+        self._pinged_s = time.monotonic()
+        self._paused_s = 0.0  # since the executor made progress
+
+    def without(self, stalled_s: float) -> float:
+        """Seconds without progress, less the pauses in them; call it for every ping."""
+        now_s = time.monotonic()
+        since_ping_s, self._pinged_s = now_s - self._pinged_s, now_s
+        if stalled_s < since_ping_s:
+            self._paused_s = 0.0
+        self._paused_s += max(0.0, min(since_ping_s, stalled_s) - _LATE_PING_S)
+        return max(0.0, stalled_s - self._paused_s)
 
 
 class EngineServer:
@@ -81,6 +100,7 @@ class EngineServer:
         self._publisher: ServedModel | None = None  # of the executor's counts, also after it was unloaded
         self._requests: dict[int, list[OpenRequest]] = {}  # by handle
         self._is_draining = False
+        self._pauses = Pauses()
 
     def run(self) -> None:
         """Handle frames until the backend hangs up."""
@@ -211,7 +231,8 @@ class EngineServer:
         if executor is None:
             return
         progress = executor.progress()
-        self._connection.send(ToBackend.PONG, _PONG.pack(progress.stalled_s, progress.slow_step_s))
+        stalled_s = self._pauses.without(progress.stalled_s)
+        self._connection.send(ToBackend.PONG, _PONG.pack(stalled_s, progress.slow_step_s))
         self._publish(executor.stats() | {"num_restarts": self._num_restarts})
 
     def _publish(self, stats: Mapping[str, float] | None = None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import ONLY_ALL
-from tests.support.fake_engine import CRASH_TOKEN, HANG_TOKEN
+from tests.support.fake_engine import CRASH_TOKEN, ENDLESS, HANG_TOKEN
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -105,6 +105,26 @@ def test_an_executor_that_hangs_is_seen_though_its_process_answers_and_is_starte
     wait_restarted(server, 1)
     assert server.engine_pid() != pid
     assert answers(server)
+
+
+@pytest.mark.parametrize("paused", ["server", "both"])
+def test_a_pause_of_the_machine_ends_no_stream(serve, paused):
+    """As of a virtual machine or a container: longer than hang_timeout_s, and nobody is at fault."""
+    server = serve("health_timeout_s: 2\nhang_timeout_s: 4\n")
+    pids = [server.triton_pid()] + ([server.engine_pid()] if paused == "both" else [])
+    with GrpcClient(server.grpc_url) as client:
+        client.send(input_ids=(65, 66), max_tokens=ENDLESS, stream=True)
+        client.receive(PATIENCE_S)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(7)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        until_s = time.monotonic() + 5  # longer than the limit again
+        while time.monotonic() < until_s:
+            client.receive(PATIENCE_S)
+        client.close(cancel=True)
+    assert server.metric("faser_engine_restarts_total") == 0
 
 
 PACED = """
