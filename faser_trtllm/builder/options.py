@@ -4,58 +4,65 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from faser_trtllm.backends import find_backend, names_with
-from faser_trtllm.builder.network.fp8 import FP8
+from faser_trtllm.backends import BACKENDS, find_backend, names_with
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.quantized_weight import Scheme
+from faser_trtllm.models.quantized_weight import FP8, Scheme
 
 MAX_DRAFT_LEN = 64
+_BACKENDS = "; ".join(b.name + (f" ({b.note})" if b.note else "") for b in BACKENDS)
 _FIELDS = {"target": "quantization", "draft": "draft_quantization"}
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Options of `faser build`; None and () mean "decide from the checkpoints and the backend".
+    """Options of `faser build`, with what its help says; None and () mean "decide from the checkpoints and the backend".
 
-    checkpoint_dir and draft_checkpoint_dir: Hugging Face folders or GGUF files; the draft may be an EAGLE-3 head or
-    Medusa heads. tokenizer_dir: a folder whose tokenizer both models take instead of their own. max_seq_len: default:
-    the limit of both models, at most 4096. max_draft_len: at most the number of Medusa heads is kept. tokens_per_block:
-    default: 32, or max_seq_len if the backend's KV cache is linear. exit_layers: layer boundaries that split the
-    (expanded) target into segments. eagle3_layers: of the target as it was before expand, whose entering hidden rows an
-    EAGLE-3 head reads; default: as the head's config.json says. mtp: the target's own MTP layer drafts;
-    mtp_reads_normed: from the target's hidden rows behind its final norm, not before it. expand: times the target's
-    layers (models/expand.py).
-    compute_capabilities: GPUs to build for, as "8.6"; default: the backend's default GPUs.
-    quantization, draft_quantization: as Scheme.parse reads them, or FP8, of the target's and of the draft's layers;
-    quantize_lm_head: of their LM heads too. calib_dataset: a text file that activations in fp8 are calibrated on;
-    default: a file of Python's standard library. tp_size: ranks that the target is split over, a GPU each.
+    max_draft_len: at most the number of Medusa heads is kept. eagle3_layers: of the target as it was before expand.
+    quantization, draft_quantization: as Scheme.parse reads them, or FP8.
     """
 
-    checkpoint_dir: Path
-    draft_checkpoint_dir: Path | None
-    output_dir: Path
-    backend: str = "cpu"
-    dtype: str = "bfloat16"
-    max_batch_size: int = 32
-    max_num_tokens: int = 2048
-    max_seq_len: int | None = None
-    max_draft_len: int = 8
-    tokens_per_block: int | None = None
-    exit_layers: tuple[int, ...] = ()
-    eagle3_layers: tuple[int, ...] = ()
-    mtp: bool = False
-    mtp_reads_normed: bool = False
-    expand: int = 1
-    compute_capabilities: tuple[str, ...] = ()
-    tokenizer_dir: Path | None = None
-    quantization: str = "none"
-    draft_quantization: str = "none"
-    quantize_lm_head: bool = False
-    calib_dataset: Path | None = None
-    tp_size: int = 1
-    dry_run: bool = False
-    force: bool = False
+    checkpoint_dir: Annotated[Path, "target checkpoint: a Hugging Face folder, or a GGUF file"]
+    draft_checkpoint_dir: Annotated[Path | None, "draft model with the same tokenizer, EAGLE-3 or Medusa heads"]
+    output_dir: Annotated[Path, "directory that the engines are written to"]
+    backend: Annotated[str, _BACKENDS] = "cpu"
+    dtype: Annotated[str, "bfloat16; also float16 for cuda and TensorRT, float32 for TensorRT"] = "bfloat16"
+    max_batch_size: Annotated[int, "requests in one pass"] = 32
+    max_num_tokens: Annotated[int, "rows in one pass"] = 2048
+    max_seq_len: Annotated[int | None, "tokens of prompt and output; default: the model's, at most 4096"] = None
+    max_draft_len: Annotated[int, "draft tokens per request and step"] = 8
+    tokens_per_block: Annotated[int | None, "a multiple of 16; default: 32, and max_seq_len for tensorrt_rtx"] = None
+    exit_layers: Annotated[tuple[int, ...], "layer boundaries where drafts may be pruned, such as 2,4"] = ()
+    eagle3_layers: Annotated[
+        tuple[int, ...],
+        "target layers whose entering hidden rows an EAGLE-3 head reads, such as 2,16,29; default: as its config.json "
+        "says",
+    ] = ()
+    mtp: Annotated[bool, "the target's own MTP layer drafts, in the draft model's place"] = False
+    mtp_reads_normed: Annotated[
+        bool, "the MTP layer reads the target's rows behind its final norm, as FastMTP's do; default: before it"
+    ] = False
+    expand: Annotated[int, "give the target N times its layers with the same outputs, to stand for a larger model"] = 1
+    compute_capabilities: Annotated[
+        tuple[str, ...], "GPUs that tensorrt_rtx builds for, such as 8.6,12.0; default: all that it supports"
+    ] = ()
+    tokenizer_dir: Annotated[Path | None, "folder whose tokenizer both models take instead of their own"] = None
+    quantization: Annotated[
+        str,
+        "of the target's layers; on the cpu backend: none, int8 (W8A16), int4 (W4A16), W8A8 or W4A8, those of 4 bits "
+        "with a scale for each 32 inputs, or 128 (int4:128); on tensorrt and tensorrt_rtx: none or FP8",
+    ] = "none"
+    draft_quantization: Annotated[str, "the same of the draft's layers"] = "none"
+    quantize_lm_head: Annotated[bool, "quantize the LM heads too, and embeddings that are one matrix with them"] = False
+    calib_dataset: Annotated[
+        Path | None,
+        "a text file that FP8 calibrates activations on, where a checkpoint has no scales for them; default: a file of "
+        "Python's standard library",
+    ] = None
+    tp_size: Annotated[int, "GPUs that the target is split over, on the cuda backend; the draft is on one"] = 1
+    dry_run: Annotated[bool, "check everything, write nothing"] = False
+    force: Annotated[bool, "replace whatever is in output_dir"] = False
 
 
 def fp8_roles(options: BuildOptions) -> frozenset[str]:

@@ -21,7 +21,7 @@ from faser_trtllm.builder.build_monitor import PhaseProgress, run_builder
 from faser_trtllm.builder.cuda_engine import CudaBackend
 from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.builder.network.early_exit import build_early_exit
-from faser_trtllm.builder.network.fp8 import FP8, BlankLayers, CheckpointLayers, Fp8Layers, is_layers
+from faser_trtllm.builder.network.fp8 import BlankLayers, CheckpointLayers, Fp8Layers, is_layers
 from faser_trtllm.builder.network.fp8_recipe import Fp8Recipe
 from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment
@@ -42,6 +42,7 @@ from faser_trtllm.builder.source import Source
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.errors import ConfigError, FaserError, InvalidArgumentError
 from faser_trtllm.models.calibration import calibration_text
+from faser_trtllm.models.quantized_weight import FP8
 from faser_trtllm.models.weights import expected_shapes
 
 VERIFY_ROWS = 128

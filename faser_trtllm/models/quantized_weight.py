@@ -17,6 +17,9 @@ from faser_trtllm.errors import InvalidArgumentError
 GROUP_SIZES = (32, 128)
 ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale where a weight's scale is a whole output's
 DEFAULT_GROUP_SIZE = 32
+FP8 = "FP8"
+"""As TensorRT-LLM names it: matrices of the layers and their inputs in e4m3. It is no Scheme."""
+
 _SPELLING = re.compile(r"(int8|W8A16|W8A8|int4|W4A16|W4A8)(?::(\d+))?")
 
 

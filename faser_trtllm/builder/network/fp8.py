@@ -11,9 +11,6 @@ from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.fp8 import Fp8Matrix, quantize, stack
 from faser_trtllm.models.weights import Weights
 
-FP8 = "FP8"
-"""As TensorRT-LLM names it: matrices of the layers and their inputs in e4m3."""
-
 
 def is_layers(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from faser_trtllm.builder.network.fp8 import FP8, is_layers
+from faser_trtllm.builder.network.fp8 import is_layers
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.calibration import calibrate_input_scales
 from faser_trtllm.models.config import ModelConfig
+from faser_trtllm.models.quantized_weight import FP8
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import Weights, expected_shapes
 
