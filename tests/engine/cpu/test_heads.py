@@ -19,7 +19,7 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights
 from faser_trtllm.partition.core_set import CoreSet
-from tests.engine.cuda.heads import MAX_DRAFT_LEN, NUM_LAYERS, NUM_SLOTS, VOCAB, draft, random_tokens
+from tests.engine.cuda.heads import MAX_DRAFT_LEN, NUM_LAYERS, NUM_SLOTS, VOCAB, draft, laws, random_tokens
 from tests.support.checkpoints import make_checkpoint
 from tests.support.eagle3 import make_head, torch_head
 from tests.support.engine_harness import Harness
@@ -70,23 +70,10 @@ class Pair:
                 rows[segment + 1] = torch.from_numpy(self.target.engine.hidden_rows(len(tokens)).copy())
         return torch.cat([rows[layer] for layer in self.layers], -1).bfloat16().float()
 
-    def laws(self, tokens: list[int], num_tokens: int, first: int) -> np.ndarray:
-        """Distributions [.., vocab] behind tokens[:first], tokens[:first + 1] and so on, of which the target has run
-        all but the last of num_tokens: beyond, a head goes on from its own outputs, and Medusa has a head a place."""
-        hidden = self.hidden(tokens[: num_tokens - 1])
-        if self.is_medusa:
-            return self.head.logits(hidden[-1])[first - num_tokens :].softmax(-1).numpy()
-        features = self.head.features(hidden)
-        while True:
-            outputs, logits = self.head.forward(features, tokens[1 : len(features) + 1])
-            if len(features) == len(tokens) - 1:
-                return logits[first - 2 :].softmax(-1).numpy()
-            features = torch.cat((features, outputs[-1:]))
-
     def check(self, drafted: tuple[list[int], np.ndarray], num_tokens: int, first: int) -> None:
         """q is 0 where a token cannot be drafted, and within bf16 error elsewhere."""
         tokens, found = drafted
-        wanted = self.laws(tokens[:-1], num_tokens, first)[: len(found)]
+        wanted = laws(self, tokens[:-1], num_tokens, first)[: len(found)]
         assert np.array_equal(found == 0, wanted == 0)
         logits = [np.log(np.where(law > 0, law, 1.0)) for law in (found, wanted)]
         possible = wanted > 1e-4
@@ -131,7 +118,7 @@ def test_laws_of_drafts_match_torch(pair):
     that drafts nothing. Places without a head get no draft."""
     tokens = random_tokens(5, 9, 40, 17, 6)
     if not pair.is_medusa and pair.head.config["draft_vocab_size"] < VOCAB:
-        assert 0 < (pair.laws(tokens[0], 9, 9) == 0).sum() < VOCAB
+        assert 0 < (laws(pair, tokens[0], 9, 9) == 0).sum() < VOCAB
     pair.target.run([(slot, t, 0, len(t) - 1) for slot, t in enumerate(tokens)])
     # of the second the first 35 are committed and 20 run, of the third all but two
     draft(pair, [([1], 1, 0, 0), (tokens[1][:20], 20, 0, 0)])

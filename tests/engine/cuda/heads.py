@@ -28,6 +28,7 @@ from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.harness import WHOLE
 from tests.support.engine_harness import Harness
+from tests.support.medusa import TorchMedusa
 
 VOCAB, NUM_LAYERS, NUM_SLOTS, MAX_DRAFT_LEN, MAX_SEQ_LEN = 320, 4, 4, 5, 128
 SAMPLED = SamplingParams(max_tokens=20, temperature=1.0)
@@ -45,6 +46,10 @@ class Pair:
     reference: ReferenceModel
     layers: tuple[int, ...]
     head: Any
+
+    @property
+    def is_medusa(self) -> bool:
+        return isinstance(self.head, TorchMedusa)
 
     def hidden(self, tokens: list[int]) -> torch.Tensor:
         """The target's hidden rows [n, layers * hidden], by torch."""
@@ -95,6 +100,20 @@ def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: S
         rows = (pair.probs or table.draft_probs).rows(slot)
         drafted.append((bound[slot].tokens[:end].tolist(), np.asarray(rows[places]).copy()))
     return drafted
+
+
+def laws(pair: Any, tokens: list[int], num_tokens: int, first: int) -> np.ndarray:
+    """Distributions [.., vocab] behind tokens[:first], tokens[:first + 1] and so on, of which the target has run all
+    but the last of num_tokens: beyond, a head goes on from its own outputs, and Medusa has a head a place."""
+    hidden = pair.hidden(tokens[: num_tokens - 1])
+    if pair.is_medusa:
+        return pair.head.logits(hidden[-1])[first - num_tokens :].softmax(-1).numpy()
+    features = pair.head.features(hidden)
+    while True:
+        outputs, logits = pair.head.forward(features, tokens[1 : len(features) + 1])
+        if len(features) == len(tokens) - 1:
+            return logits[first - 2 :].softmax(-1).numpy()
+        features = torch.cat((features, outputs[-1:]))
 
 
 def random_tokens(seed: int, *lengths: int) -> list[list[int]]:
