@@ -7,7 +7,7 @@ import torch
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES
 from faser_trtllm.ops.prune_rows import rank_and_gap
-from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.emulation import NO_KERNELS, emulated
 from tests.ops.cuda.exit_inputs import inputs
 from tests.ops.cuda.exit_runs import assert_equal_but_for_rounding, check_what_does_not_exist, expected, run
 
@@ -69,10 +69,6 @@ def test_the_reference_has_the_host_s_rank_and_gap():
 
 
 def test_wrong_tensors_are_refused():
-    class NotLaunched:
-        def launch(self, *arguments):
-            raise AssertionError("launched")
-
     wrong = {
         "hidden has type fp32; it must be bf16 or fp16": (0, lambda t: t.float()),
         r"rows has shape \[4\]; it must be \[5\]": (1, lambda t: t[:4]),
@@ -86,7 +82,7 @@ def test_wrong_tensors_are_refused():
         arguments = inputs(1)
         arguments[index] = change(arguments[index])
         with pytest.raises(InvalidArgumentError, match=message):
-            run(NotLaunched(), arguments)
+            run(NO_KERNELS, arguments)
 
 
 @pytest.mark.gpu

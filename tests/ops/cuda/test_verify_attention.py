@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda import verify_attention as op
 from faser_trtllm.ops.cuda.compiler import source_dir
-from tests.ops.cuda.emulation import emulated
+from tests.ops.cuda.emulation import NO_KERNELS, emulated
 from tests.ops.cuda.paged_cases import NEVER, PagedCase, assert_close, garbage, paged_case, run
 from tests.support.effort import examples, pick
 
@@ -286,10 +286,6 @@ def _shape(**changes) -> op.AttentionShape:
 
 
 def test_wrong_arguments_are_named():
-    class NotLaunched:
-        def launch(self, *arguments):
-            raise AssertionError("launched")
-
     case = paged_case(torch.Generator().manual_seed(0), [2], [20])
     wrong = [
         ("head_dim is 32", {"q": case.q[..., :32]}, {}),
@@ -312,10 +308,10 @@ def test_wrong_arguments_are_named():
     for message, tensors, options in wrong:
         changed = PagedCase(**(vars(case) | tensors))
         with pytest.raises(InvalidArgumentError, match=message):
-            op.launch(NotLaunched(), *changed.arguments(), torch.empty_like(changed.q), **options)
+            op.launch(NO_KERNELS, *changed.arguments(), torch.empty_like(changed.q), **options)
     storage = torch.zeros(case.q.numel() + 1, dtype=case.q.dtype)
     with pytest.raises(InvalidArgumentError, match="not a multiple of 16"):
-        op.launch(NotLaunched(), storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
+        op.launch(NO_KERNELS, storage[1:].view(case.q.shape), case.arguments()[1], torch.empty_like(case.q))
 
 
 @pytest.fixture
