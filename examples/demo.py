@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from faser_trtllm.engine.fingerprint import load_costs
+from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.errors import FaserError, InvalidArgumentError
 from faser_trtllm.models.tokenizer import IncrementalDetokenizer, Tokenizer
 from faser_trtllm.profiling.ensure import measure_once

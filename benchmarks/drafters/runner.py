@@ -23,8 +23,8 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.plan import DraftResult, RequestOutput, SchedulerOutput, VerifyResult
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
+from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.fingerprint import load_costs
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.executor import Executor
 from faser_trtllm.executor.factory import open_executor

@@ -16,7 +16,7 @@ from benchmarks.gpu.dry_gpu import DryGpu
 from benchmarks.gpu.skipped import Skipped
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.cost_table import Fingerprint
-from faser_trtllm.engine.fingerprint import gpu_fingerprint
+from faser_trtllm.costmodel.fingerprint import gpu_fingerprint
 from faser_trtllm.engine.gpu import runtime
 from faser_trtllm.engine.gpu.device import Gpu
 from faser_trtllm.engine.gpu.runtime import Runtime

@@ -17,7 +17,7 @@ _FIELDS = {"target": "quantization", "draft": "draft_quantization"}
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Options of `faser build`, with what its help says; None and () mean "decide from the checkpoints and the backend".
+    """Options of `faser build`, with their help; None and () mean "decide from the checkpoints and the backend".
 
     max_draft_len: at most the number of Medusa heads is kept. eagle3_layers: of the target as it was before expand.
     quantization, draft_quantization: as Scheme.parse reads them, or FP8.

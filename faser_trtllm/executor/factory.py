@@ -13,12 +13,12 @@ from faser_trtllm.config import DrafterName, ExecutorConfig, SchedulerKind
 from faser_trtllm.core.clock import Clock, MonotonicClock
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.decision import Mode
+from faser_trtllm.costmodel.fingerprint import load_costs
 from faser_trtllm.drafters.base import Drafter
 from faser_trtllm.drafters.cascade import Cascade
 from faser_trtllm.drafters.model import ModelDrafter
 from faser_trtllm.drafters.suffix import SuffixDrafter
 from faser_trtllm.engine.base import Engine
-from faser_trtllm.engine.fingerprint import load_costs
 from faser_trtllm.engine.opening import (
     Interpretation,
     OpenRequest,

@@ -14,7 +14,7 @@ from pathlib import Path
 from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference
-from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
 from faser_trtllm.profiling.grid import Limits, Point, decode_points, draft_points, held_out_points, verify_points

@@ -11,8 +11,8 @@ import pytest
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import ExecutorConfig
-from faser_trtllm.engine import fingerprint
-from faser_trtllm.engine.fingerprint import PROFILE, load_costs
+from faser_trtllm.costmodel import fingerprint
+from faser_trtllm.costmodel.fingerprint import PROFILE, load_costs
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import choose_policy, open_executor
 from faser_trtllm.profiling import profile

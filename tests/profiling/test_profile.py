@@ -9,7 +9,7 @@ import pytest
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.config import DrafterName
 from faser_trtllm.core.cost_table import CostTable
-from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError, InvalidArgumentError
 from faser_trtllm.executor.factory import choose_policy
 from faser_trtllm.partition.core_set import CoreSet

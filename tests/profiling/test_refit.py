@@ -16,7 +16,7 @@ from faser_trtllm.commands.table import load
 from faser_trtllm.config import ExecutorConfig
 from faser_trtllm.core.cost_table import CostTable
 from faser_trtllm.core.curve_error import CurveError
-from faser_trtllm.engine.fingerprint import PROFILE
+from faser_trtllm.costmodel.fingerprint import PROFILE
 from faser_trtllm.executor import factory
 from faser_trtllm.executor.factory import open_executor
 from faser_trtllm.profiling import profile

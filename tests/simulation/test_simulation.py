@@ -15,7 +15,7 @@ from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.plan import DraftResult, ScheduledRequests, SchedulerOutput
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.core.traffic import Traffic, Work
-from faser_trtllm.engine.fingerprint import PROFILE, fingerprint_of
+from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.simulation.draft_worker import SimulatedDraftWorker
 from faser_trtllm.simulation.priced_engine import PricedEngine, RunningDraft

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm.core.batch import RaggedBatch
+from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.engine.buckets import Buckets
 from faser_trtllm.engine.gpu.boundary import Boundary
@@ -40,7 +40,7 @@ WHOLE_PASS = -1
 """In place of a segment's number: all segments."""
 
 
-class GpuEngine(HostPruning):
+class GpuEngine(HostPruning, Closing):
     """Engine (engine/base.py) over a decoder in device memory. Not thread-safe: one caller at a time, on any thread.
 
     A pass is padded to a bucket, and so are the logits of one of more than max_graph_rows rows, which are made apart.
@@ -266,14 +266,6 @@ class GpuEngine(HostPruning):
             self._decoder.close()
             del self._decoder, self._batch, self._logits, self._boundary
             self._host_logits = None
-
-    def __enter__(self) -> GpuEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _move(self, partition: GpuPartition) -> None:
         if partition != self.partition:
