@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,18 @@ class AcceptResult:
     row_status: Int32Array
     followed: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp), kw_only=True)
 
+    @staticmethod
+    def over(flat: Any, n: int, max_draft_len: int) -> AcceptResult:
+        """The fields of n requests as views of one array or tensor of int32 [at least n * (max_draft_len + 5)]."""
+        width = max_draft_len + 1
+        counts = (flat[n * begin : n * (begin + 1)] for begin in range(width, width + 4))
+        return AcceptResult(flat[: n * width].reshape(n, width), *counts)
+
+    def part(self, chosen: slice | npt.NDArray[np.intp]) -> AcceptResult:
+        """Those of some requests."""
+        counts = (self.num_tokens, self.num_accepted, self.outcome, self.row_status)
+        return AcceptResult(self.token_ids[chosen], *(each[chosen] for each in counts))
+
 
 def accept(
     sampling: SamplingArray,
@@ -76,8 +89,9 @@ def accept(
     address, stride = logits_layout(logits, vocab_size)
     if logits.shape[0] < cu_logit_rows[n]:
         raise ValueError(f"{cu_logit_rows[n]} rows are to be verified, logits has {logits.shape[0]}")
-    token_ids, counts = np.zeros((n, max_draft_len + 1), np.int32), np.zeros((4, n), np.int32)
-    at_counts = address_of(counts, np.int32)
+    flat = np.zeros(n * (max_draft_len + 5), np.int32)
+    result = AcceptResult.over(flat, n, max_draft_len)
+    at = address_of(flat, np.int32)
     status = native.library().faser_accept(
         pool,
         n,
@@ -90,11 +104,11 @@ def accept(
         address_of(num_tokens, np.int32),
         address_of(num_drafts, np.int32),
         max_draft_len,
-        address_of(token_ids, np.int32),
-        *(at_counts + counts.strides[0] * column for column in range(4)),
+        at,
+        *(at + 4 * n * (max_draft_len + 1 + column) for column in range(4)),
     )
     native.check(status, "testing drafts")
-    return AcceptResult(token_ids, *counts)
+    return result
 
 
 def accept_reference(
@@ -111,7 +125,7 @@ def accept_reference(
 ) -> AcceptResult:
     """accept in numpy; `uniform` can be replaced to enumerate the randomness."""
     n = slots.size
-    result = AcceptResult(np.zeros((n, max_draft_len + 1), np.int32), *np.zeros((4, n), np.int32))
+    result = AcceptResult.over(np.zeros(n * (max_draft_len + 5), np.int32), n, max_draft_len)
     for i, slot in enumerate(slots.tolist()):
         entry = sampling[slot]
         result.outcome[i] = Outcome.STILL_PENDING

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 TEST, DRAFTS = "engine/gpu/sampler/accept:sample", "engine/gpu/sampler/draft_state:read"
 # For page-locked memory whose last copy is long done, where edits first need more memory, and at the end.
-OTHER_WAITS = ("engine/gpu/staging:fill", "engine/gpu/sampler/edits:upload", "engine/gpu/engine:close")
+OTHER_WAITS = ("engine/gpu/staging:fill", "engine/gpu/sampler/upload:send", "engine/gpu/engine:close")
 EDITS = {"repetition_penalty": 1.2, "bad_words": ((5, 6), (7,)), "logit_bias": ((8, 1.5),), "min_tokens": 3}
 # Greedy or seeded in turn. Prompts fit attention's narrow tile, since the wide one's sums differ in the last bit, and
 # all of them the first step, so that every step verifies.

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 MAX_DRAFT_LEN, HEAD_DIM = 4, 64
 NUM_CALLS = pick(6, 60)
 DRAFTS, STOP = "engine/gpu/sampler/draft_state:read", "engine/gpu/sampler/draft_state:num_going"
-PROBS = "engine/gpu/sampler/draft:_copy_probs_to_host"  # of unseeded drafts, where no test runs on the device
 REFUSALS = [
     {"LIBCUDA_FAILS": "cuGraphInstantiateWithFlags"},
     *pick(
@@ -96,7 +95,7 @@ def test_the_host_reads_once_a_call_and_steps_that_nobody_wants_run_nothing(by_d
         most = max(counts)
         assert kernels.get("sample_rows", 0) == kernels.get("set_conditional", 0) == most
         assert kernels.get("take_step", 0) == max(0, most - 1)
-        assert set(reads) - {PROBS} == ({DRAFTS} if wanted else set())
+        assert set(reads) == ({DRAFTS} if wanted else set())
         num_short += most < wanted
     assert num_short > 1, "rules end some calls early"
 

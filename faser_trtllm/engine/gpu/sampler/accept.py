@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from faser_trtllm import native
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
-from faser_trtllm.engine.gpu.sampler.probs import ProbsParameters, log_probs
-from faser_trtllm.engine.gpu.staging import Staging
+from faser_trtllm.engine.gpu.sampler.probs import log_probs
+from faser_trtllm.engine.gpu.sampler.upload import EntryUpload
 from faser_trtllm.ops.accept import AcceptResult
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray
+from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray
 from faser_trtllm.ops.log_probs import LogProbs, TokenRows, token_log_probs
 from faser_trtllm.ops.transfer.count_tests import count_tests
-from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, SamplingPacker, has_edits
+from faser_trtllm.ops.transfer.pack_sampling import ENTRY_INTS, has_edits
 from faser_trtllm.partition.green_context import GpuPartition
 from faser_trtllm.sampling.draft_probs import DraftProbs, HostDraftProbs
 from faser_trtllm.sampling.rejection import BranchTokens, VerificationRows
@@ -71,10 +68,8 @@ class GpuRejectionSampler:
         self._vocab_size = spec.vocab_size
         self._max_draft_len = max_draft_len
         batch = spec.num_slots
-        self._packer = SamplingPacker(spec.vocab_size)
-        size = batch * (ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64
         with runtime.on(target.partition):
-            self._staging = Staging(runtime, size)
+            self._upload = EntryUpload(runtime, spec.vocab_size, batch * (ENTRY_INTS + 4 + _TOKENS_PER_REQUEST) + 64)
             self._iota = torch.arange(batch, dtype=torch.int32, device=runtime.device)
             self._result = torch.zeros(batch * (max_draft_len + 5), dtype=torch.int32, device=runtime.device)
             self._verdicts = torch.zeros((0, 3), dtype=torch.int32, device=runtime.device)
@@ -90,7 +85,6 @@ class GpuRejectionSampler:
         import torch
 
         assert isinstance(logits, DeviceLogits)
-        num_requests = rows.slots.size
         every = rows if branches is None else _with_branches(rows, branches)
         n, cu_logit_rows = every.slots.size, every.cu_logit_rows
         num_rows = int(cu_logit_rows[n])
@@ -99,17 +93,26 @@ class GpuRejectionSampler:
         target, runtime, used = self._target, self._target.runtime, n * (self._max_draft_len + 5)
         result, found = self._results(n)
         with runtime.on(target.partition), torch.no_grad():
-            branch_tokens = () if branches is None else branches.token_ids.tolist()
-            (starts, num_tokens, num_drafts), is_edited = self._upload(sampling, every, cu_logit_rows, branch_tokens)
-            device = self._staging.device
+            columns = (every.num_tokens, every.num_drafts)
+            uploaded = self._upload.send(
+                sampling,
+                every.slots,
+                *columns,
+                cu_logit_rows,
+                *columns,
+                num_rows=every.num_rows,
+                branch_tokens=() if branches is None else branches.token_ids.tolist(),
+                draft_probs=self._draft_probs_address,
+            )
+            starts, num_tokens, num_drafts = uploaded.columns
             if num_rows > self._verdicts.shape[0]:
                 self._verdicts = torch.zeros((2 * num_rows, 3), dtype=torch.int32, device=runtime.device)
-            if is_edited and (self._edited is None or num_rows > self._edited.shape[0]):
+            if uploaded.is_edited and (self._edited is None or num_rows > self._edited.shape[0]):
                 self._edited = None  # the old rows first, since these may be a gigabyte
                 shape = (1 << (num_rows - 1).bit_length(), self._vocab_size)
                 self._edited = torch.zeros(shape, dtype=torch.float32, device=runtime.device)
             self._ops.accept(
-                device[: n * ENTRY_INTS].view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
+                uploaded.on_device.view(torch.uint8).view(n, SAMPLING_DTYPE.itemsize),
                 self._iota[:n],
                 logits.tensor[:num_rows],
                 self._vocab_size,
@@ -119,18 +122,16 @@ class GpuRejectionSampler:
                 self._max_draft_len,
                 result,
                 self._verdicts[:num_rows],
-                self._edited[:num_rows] if is_edited and self._edited is not None else None,
+                self._edited[:num_rows] if uploaded.is_edited and self._edited is not None else None,
             )
             self._host_result[:used].copy_(self._result[:used], non_blocking=True)
             runtime.wait()
-        after_branches = found
-        if branches is not None:
-            found, after_branches = (_part(found, part) for part in (slice(num_requests), slice(num_requests, n)))
-        count_tests(sampling, rows.slots, rows.num_tokens, found.num_accepted, found.outcome)
+        verified = found if branches is None else found.part(slice(rows.slots.size))
+        count_tests(sampling, rows.slots, rows.num_tokens, verified.num_accepted, verified.outcome)
         if branches is None:
-            return found
-        taken = branches.recovered(found)
-        return branches.follow(found, taken, _part(after_branches, taken))
+            return verified
+        taken = branches.recovered(verified)
+        return branches.follow(verified, taken, found.part(rows.slots.size + taken))
 
     def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
         """forward() only launches, and sample() waits for it: the device's own time tells."""
@@ -163,55 +164,16 @@ class GpuRejectionSampler:
             rows = logits.tensor.index_select(0, torch.from_numpy(asked.rows).to(runtime.device))
             if is_edited.any():
                 return token_log_probs(rows.cpu().numpy(), self._vocab_size, asked)
-            token_ids = torch.from_numpy(asked.token_ids).to(runtime.device)
-            is_greedy = torch.from_numpy(asked.sampling["mode"] == native.GREEDY).to(runtime.device)
-            parameters = ProbsParameters.of(asked.sampling, runtime.device)
-            num_top = min(int(asked.num_top.max(initial=0)), self._vocab_size)
-            values, ids, tops = log_probs(rows, token_ids, is_greedy, parameters, num_top)
-            pairs = zip(ids.cpu().numpy(), tops.cpu().numpy(), asked.num_top.tolist(), strict=True)
-            return LogProbs(values.cpu().numpy(), [(best[:num], logs[:num]) for best, logs, num in pairs])
+            return log_probs(rows, asked)
 
     def _results(self, n: int) -> tuple[AcceptResult, AcceptResult]:
         """Of n requests, on the device and on the host; kept, since most steps are of as many as the last one."""
         if self._result_views is None or self._result_views[0] != n:
             on_device, on_host = (
-                _split(flat, n, self._max_draft_len) for flat in (self._result, self._host_result.numpy())
+                AcceptResult.over(flat, n, self._max_draft_len) for flat in (self._result, self._host_result.numpy())
             )
             self._result_views = n, on_device, on_host
         return self._result_views[1:]
-
-    def _upload(
-        self, sampling: SamplingArray, rows: VerificationRows, cu_logit_rows: Int32Array, branch_tokens: Sequence[int]
-    ) -> tuple[list[Tensor], bool]:
-        """Send what n requests' tests read, entries first -> cu_logit_rows, num_tokens and num_drafts on the device,
-        and whether somebody edits logits."""
-        columns = (cu_logit_rows, rows.num_tokens, rows.num_drafts)
-        while True:
-            filled, device = self._staging.fill(), self._staging.device
-            size, is_edited = self._packer.pack(
-                sampling,
-                rows.slots,
-                rows.num_tokens,
-                rows.num_drafts,
-                filled,
-                device.data_ptr(),
-                num_rows=rows.num_rows,
-                branch_tokens=branch_tokens,
-                draft_probs=self._draft_probs_address,
-            )
-            end = -(-size // 4) * 4
-            needed = end + sum(column.size for column in columns)
-            if needed <= self._staging.size:
-                break
-            self._target.runtime.wait()
-            self._staging = Staging(self._target.runtime, max(needed, 2 * self._staging.size))
-        sections = []
-        for column in columns:
-            filled[end : end + column.size] = column
-            sections.append(device[end : end + column.size])
-            end += column.size
-        self._staging.send(end)
-        return sections, is_edited
 
 
 def _with_branches(rows: VerificationRows, branches: BranchTokens) -> VerificationRows:
@@ -225,16 +187,3 @@ def _with_branches(rows: VerificationRows, branches: BranchTokens) -> Verificati
         (rows.num_drafts, np.zeros_like(parents)),
     )
     return VerificationRows(*(np.concatenate(pair) for pair in columns))
-
-
-def _part(found: AcceptResult, part: slice | npt.NDArray[np.intp]) -> AcceptResult:
-    counts = (found.num_tokens, found.num_accepted, found.outcome, found.row_status)
-    return AcceptResult(found.token_ids[part], *(each[part] for each in counts))
-
-
-def _split(flat: Any, n: int, max_draft_len: int) -> AcceptResult:
-    """The fields of an AcceptResult as views of one array or tensor."""
-    width = max_draft_len + 1
-    ends = [n * width + k * n for k in range(5)]
-    counts = (flat[begin:end] for begin, end in itertools.pairwise(ends))
-    return AcceptResult(flat[: n * width].reshape(n, width), *counts)

@@ -20,7 +20,6 @@ from faser_trtllm.engine.gpu.runtime import Runtime, Work
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
 from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.draft_state import DraftState
-from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
 from faser_trtllm.engine.gpu.sampler.pending import PendingSteps
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.transfer.store_drafts import DraftStore
@@ -88,7 +87,7 @@ class DraftLoop:
             else draft_probs.tensor
         )
         self._store = DraftStore(spec.max_batch_size)
-        self._edits = DraftEdits(runtime, spec.max_batch_size, spec.vocab_size)
+        self._edited: Tensor | None = None  # scratch for edited logits, which most calls need none of
         blocks = -(-spec.max_seq_len // spec.tokens_per_block)
         self._pending = PendingSteps(runtime, spec.max_batch_size, max_draft_len) if spec.is_head else None
         self._state = DraftState(runtime, spec, max_draft_len, blocks, probs, keeps_runners_up)
@@ -133,7 +132,7 @@ class DraftLoop:
             )
             num_blocks = -(-int((call.known + call.wanted).max()) // self._spec.tokens_per_block)
             blocks = batch.block_table[:, :num_blocks][slots]
-            is_edited = self._state.upload(call, blocks, draft_batch.stop, self._edits)
+            is_edited = self._state.upload(call, blocks, draft_batch.stop)
             if self._pending is not None:
                 size = self._size(slots.size)
                 for step in self._pending.upload(call):
@@ -160,14 +159,19 @@ class DraftLoop:
 
     def _edited_loop(self, engine: Passes, call: DraftCall, stop: DraftStop | None) -> None:
         """As _loop with logit edits: only the passes are graphs."""
-        size = self._size(call.slots.size)
+        import torch
+
+        size, edited = self._size(call.slots.size), self._edited
+        if edited is None:
+            shape = (self._spec.max_batch_size, self._spec.vocab_size)
+            edited = self._edited = torch.zeros(shape, dtype=torch.float32, device=self._runtime.device)
 
         def step() -> None:
             self._state.give_to(self._batch, self._ops, size)
             engine.run_step(size)
-            self._draw(size, self._edits)
+            self._draw(size, edited)
 
-        self._one_by_one(call, stop, lambda: self._draw(size, self._edits), step)
+        self._one_by_one(call, stop, lambda: self._draw(size, edited), step)
 
     def _one_by_one(self, call: DraftCall, stop: DraftStop | None, draw: Work, step: Work) -> None:
         draw()
@@ -182,11 +186,11 @@ class DraftLoop:
         self._run_step(size)
         self._draw(size)
 
-    def _draw(self, size: int, edits: DraftEdits | None = None) -> None:
+    def _draw(self, size: int, edited: Tensor | None = None) -> None:
         """Draw the next token of the first `size` requests from logits [size, vocab_size]."""
         draws, logits = self._state.draws, self._logits[:size]
-        self._ops.sample(draws, logits, size, None if edits is None else edits.scratch())
-        self._ops.advance(draws, self._state.stop, size, has_history=edits is not None)
+        self._ops.sample(draws, logits, size, edited)
+        self._ops.advance(draws, self._state.stop, size, has_history=edited is not None)
 
     def _size(self, num_requests: int) -> int:
         return min(self._buckets.rows(num_requests), self._spec.max_batch_size)

@@ -16,7 +16,7 @@ from faser_trtllm.engine.gpu.batch import PassInputs
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.runtime import Runtime
 from faser_trtllm.engine.gpu.sampler.call import DraftCall
-from faser_trtllm.engine.gpu.sampler.edits import DraftEdits
+from faser_trtllm.engine.gpu.sampler.upload import EntryUpload
 from faser_trtllm.engine.gpu.staging import Staging
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.sample import Draws, StopTables
@@ -100,6 +100,7 @@ class DraftState:
         )
         self._host_num_going = runtime.host_tensor((1,), torch.int32)
         self._packer = SamplingPacker(spec.vocab_size)
+        self._edits = EntryUpload(runtime, spec.vocab_size, 4)  # few have penalties, bias, bad words or min_tokens
         self._native_stop = NativeStop(batch)
         self._none_pending = np.zeros(batch, np.int32)
 
@@ -108,9 +109,9 @@ class DraftState:
         self._staging.device.zero_()
         self.draws.known.fill_(1)
 
-    def upload(self, call: DraftCall, block_table: Int32Array, stop: DraftStop | None, edits: DraftEdits) -> bool:
-        """Load the requests of a call, in the order of their logits -> whether some edit their logits; `edits` has what
-        those read. block_table [n, any number of columns that their tokens fit]. stop: None lets everybody go on."""
+    def upload(self, call: DraftCall, block_table: Int32Array, stop: DraftStop | None) -> bool:
+        """Load the requests of a call, in the order of their logits -> whether some edit their logits. block_table [n,
+        any number of columns that their tokens fit]. stop: None lets everybody go on."""
         n, width = call.slots.size, self._block_table.shape[1]
         filled = self._staging.fill()
         first_row = self._parts["block_table"].start
@@ -120,7 +121,8 @@ class DraftState:
         none, at = self._none_pending[:n], self._staging.device.data_ptr()
         packed = self._packer.pack(call.sampling, call.slots, call.known, none, entries, at)
         if packed.is_edited:
-            entries[:] = edits.upload(call)
+            # With the tokens before, and room for those that are drawn.
+            entries[:] = self._edits.send(call.sampling, call.slots, call.known, call.wanted).entries
         parts["known"][n:] = 1
         columns = {"known": call.known, "remaining": call.wanted, "slots": call.slots}
         columns |= {"modes": call.modes, "pending": call.pending}
