@@ -38,12 +38,12 @@ class EngineSpec:
 
     @property
     def num_slots(self) -> int:
-        """Of requests and branches, which are also the most entries of a pass."""
+        """Slots of requests and branches, which are also the most entries of a pass."""
         return self.max_batch_size + self.max_num_branches
 
     @property
     def num_kv_blocks(self) -> int:
-        """Of requests and branches."""
+        """KV blocks of requests and branches."""
         return self.num_blocks + self.max_num_branches
 
 
@@ -54,7 +54,7 @@ class DraftBatch:
     batch: the draft model's missing rows, of committed tokens and of pending drafts; at least the row of the last known
     token where num_new_drafts > 0. Of a head, of committed tokens only: it runs pending drafts itself. sampling:
     SamplingTable.array, indexed by batch.slots. num_tokens, num_drafts, num_new_drafts [num_requests] int32,
-    contiguous: committed tokens, drafts pending behind them, and drafts wanted behind those. max_draft_len: the most
+    contiguous: committed tokens, drafts pending after them, and drafts wanted after those. max_draft_len: the most
     that may be pending then.
     """
 
@@ -100,7 +100,7 @@ class Engine(Protocol):
     def draft(self, draft_batch: DraftBatch) -> npt.NDArray[np.int32]:
         """Draft autoregressively in one call (a draft model's engine only) -> [num_requests] tokens drafted.
 
-        The batch's rows are run first; request i then drafts num_new_drafts[i] tokens, written behind its known ones,
+        The batch's rows are run first; request i then drafts num_new_drafts[i] tokens, written after its known ones,
         or fewer if stop ends it (ops/draft_stop.py).
         """
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_GRAPH_ROWS = 512
-"""Of passes whose graph makes the logits of all their rows: larger ones are mostly prompts, which need few."""
+"""Most rows of a pass whose graph makes the logits of all of them: larger ones are mostly prompts, which need few."""
 
 _SMALLEST = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)
 _STEP = 64  # up to 1024 rows; from there on a sixteenth to an eighth of a pass

@@ -71,7 +71,7 @@ class OpenRequest:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """As EngineDir.kv_bytes_per_token, with the KV caches that are asked for."""
+        """Like EngineDir.kv_bytes_per_token, with the KV caches that are asked for."""
         return self.engines.kv_bytes_per_token(1 if self.kv_dtype is KvCacheDtype.FP8 else None)
 
 

@@ -32,7 +32,7 @@ class FaserLayer(Structure):
 
 
 class FaserHead(Structure):
-    """struct faser_head: what an EAGLE-3 head or an MTP layer has beside a decoder's layer."""
+    """struct faser_head: what an EAGLE-3 head or an MTP layer has next to a decoder's layer."""
 
     _fields_ = [
         ("fc", c_void_p),

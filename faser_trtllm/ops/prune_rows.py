@@ -1,7 +1,7 @@
-"""Early pruning's decision: how many of its first rows each request keeps behind a segment boundary.
+"""Early pruning's decision: how many of its first rows each request keeps after a segment boundary.
 
 At a boundary every running row but a request's last scores the draft's candidates for the next token with the target's
-own intermediate hidden row (FASER's Top-K signal, arXiv 2604.20503). Rows behind a draft that is likely to be rejected
+own intermediate hidden row (FASER's Top-K signal, arXiv 2604.20503). Rows after a draft that is likely to be rejected
 are dropped; the row that would test it stays, so a wrong exit costs nothing but time.
 """
 
@@ -15,7 +15,7 @@ from faser_trtllm.core.decision import PruneRule
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.arrays import Float32Array, Float64Array, Int32Array
 
-MAX_PLACE = 8  # ranks behind it count as it
+MAX_PLACE = 8  # ranks after it count as it
 
 
 @value
@@ -36,7 +36,7 @@ class PruneBatch:
 
 
 class Boundary(Protocol):
-    """What pruning asks of an engine between two segments (engine/base.py)."""
+    """The part of an engine that pruning asks between two segments (engine/base.py)."""
 
     def early_exit(self, rows: Int32Array, candidates: Int32Array) -> Float32Array: ...
 
@@ -60,7 +60,7 @@ def prune_rows_reference(scores: Float32Array, batch: PruneBatch) -> Int32Array:
     """scores [num_drafts, num_candidates] -> rows kept per request [num_requests] int32, 1 to num_rows[i].
 
     A draft's rank and gap among its candidates and the estimate from before the pass give its acceptance anew; the
-    product along the request is the worth of the row behind it. Sums and products in float64, in the kernel's order.
+    product along the request is the worth of the row after it. Sums and products in float64, in the kernel's order.
     """
     rule = batch.rule
     rank, gap = rank_and_gap(scores, batch.places)

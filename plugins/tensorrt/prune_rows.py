@@ -1,4 +1,4 @@
-"""The plugin faser::prune_rows: how many rows each request keeps behind a boundary, and which rows stay."""
+"""The plugin faser::prune_rows: how many rows each request keeps after a boundary, and which rows stay."""
 
 from __future__ import annotations
 

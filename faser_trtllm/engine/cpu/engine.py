@@ -186,7 +186,7 @@ class CpuEngine(HostPruning, Closing):
 
     def copy_kv(self, copies: npt.NDArray[np.int32]) -> None:
         """Copy KV between blocks, and what is kept of it for a head; copies [4, n] int32 contiguous: from block, to
-        block, and the offsets in them, from the first to behind the last."""
+        block, and the offsets in them, from the first to after the last."""
         status = self._library.faser_engine_copy_kv(
             self._open_handle(), copies.shape[1], *(native.address_of_buffer(column) for column in copies)
         )

@@ -13,7 +13,7 @@ from faser_trtllm.partition.core_set import CoreSet
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """As engine.opening.open_engines; both engines run on request.core_set until a mode divides its cores."""
+    """See engine.opening.open_engines; both engines run on request.core_set until a mode divides its cores."""
     core_set = request.core_set
     assert core_set is not None, "cpu engines run on a core set"
     target = _open(request.engines.target_path, request, stack, request.num_branches * request.limits.max_batch_size)
@@ -34,7 +34,7 @@ def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> CpuEngine:
-    """As engine.opening.open_draft."""
+    """See engine.opening.open_draft."""
     return _open(request.engines.draft_path, request, stack)
 
 

@@ -1,6 +1,6 @@
 """The decoder layers over rows in device memory: GEMMs by torch, the rest by our kernels.
 
-RMSNorm is no kernel of its own: its weights are in the matrix behind it (engine/cuda/weights.py), and the row's scale
+RMSNorm is no kernel of its own: its weights are in the matrix after it (engine/cuda/weights.py), and the row's scale
 is applied to the product, by append_kv and gated_silu. The residual is the product's addend.
 """
 
@@ -148,7 +148,7 @@ class TorchDecoder:
     def _finish_layer(
         self, layer: LayerWeights, kv: PagedKv, qkv: Tensor, norm: QkvNorm | None, hidden: Tensor, bounds: Bounds
     ) -> ScaledRows | None:
-        """The layer behind its first product; hidden is the residual."""
+        """The layer after its first product; hidden is the residual."""
         ops, batch, rows = self._ops, self.batch, hidden.shape[0]
         q, attended = self._q[:rows], self._attended[:rows]
         rope = Rope(self._cos, self._sin, batch.positions[:rows])

@@ -54,14 +54,14 @@ class Eagle3Decoder(TorchDecoder):
         self._run_layer(self._features(kept), bounds)
 
     def write_logits(self, logits: Tensor) -> None:
-        """As Decoder.write_logits; the rows are kept for a step."""
+        """See Decoder.write_logits; the rows are kept for a step."""
         outputs = self._outputs_of(self._hidden.index_select(0, self.batch.logit_rows[: logits.shape[0]]))
         num_kept = min(outputs.shape[0], self._outputs.shape[0])
         self._outputs[:num_kept].copy_(outputs[:num_kept])
         self._draft_logits(outputs, logits)
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """As Decoder.step; requests without a row keep their output, and their logits are made of it again."""
+        """See Decoder.step; requests without a row keep their output, and their logits are made of it again."""
         import torch
 
         outputs = self._outputs[:rows]
@@ -80,11 +80,11 @@ class Eagle3Decoder(TorchDecoder):
         return self.weights.head
 
     def _features(self, kept: Tensor) -> Tensor:
-        """Of the target's rows [rows, num_features] -> [rows, hidden]."""
+        """The target's rows [rows, num_features] -> features [rows, hidden]."""
         return self._product(kept, self._head.fc, self._head.fc_bias)
 
     def _outputs_of(self, hidden: Tensor) -> Tensor:
-        """What the next step reads, of the layer's hidden rows."""
+        """The part of the layer's hidden rows that the next step reads."""
         return hidden
 
     def _run_layer(self, features: Tensor, bounds: Bounds) -> None:
@@ -101,7 +101,7 @@ class Eagle3Decoder(TorchDecoder):
         self._finish_layer(layer, self._kv[0], qkv, None, hidden, bounds)
 
     def _product(self, x: Tensor, weight: Tensor | ScaledRows, bias: Tensor | None) -> Tensor:
-        """Of x's dtype: whoever reads it norms nothing."""
+        """x times weight, in x's dtype: whoever reads it norms nothing."""
         found = self._ops.linear(x, weight).to(x.dtype)
         return found if bias is None else found.add_(bias)
 

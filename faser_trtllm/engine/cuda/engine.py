@@ -34,7 +34,7 @@ def load_weights(
     quantization: Quantization = Quantization.NONE,
     shard: Shard = WHOLE,
 ) -> DeviceWeights | MedusaWeights:
-    """As DeviceWeights.load, whatever the file is of; quantization is a decoder's only."""
+    """Like DeviceWeights.load, whatever the file is of; quantization is a decoder's only."""
     if "medusa" in file.model:
         return MedusaWeights.load(file, device, dtype)
     return DeviceWeights.load(file, device, dtype, quantization, shard)

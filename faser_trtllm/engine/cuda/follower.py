@@ -1,4 +1,4 @@
-"""The process of a rank behind rank 0: `python -m` this module with the number of an inherited socket.
+"""The process of a rank that follows rank 0: `python -m` this module with the number of an inherited socket.
 
 It opens its part of the target and runs what it is told, until the socket closes.
 """

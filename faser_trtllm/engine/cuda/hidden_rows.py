@@ -55,7 +55,7 @@ class HiddenRows:
             self.tensor[:, first : first + self._hidden_size].index_copy_(0, rows, hidden)
 
     def copy(self, ops: Ops, copies: Tensor) -> None:
-        """As Decoder.copy_kv."""
+        """See Decoder.copy_kv."""
         size = self._tokens_per_block
         ops.copy_kv(copies, self.tensor[: self._num_tokens].view(1, self._num_tokens // size, 1, size, -1))
 

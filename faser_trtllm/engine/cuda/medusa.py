@@ -1,6 +1,6 @@
 """Medusa heads in device memory, over the hidden row that their target keeps there of each token.
 
-Head i drafts i places behind the last committed token, and reads the row of the position before that token behind the
+Head i drafts i places after the last committed token, and reads the row of the position before that token after the
 target's final norm, as the CPU engine's heads do (plugins/cpu/engine/medusa.cpp). So no law hangs on a draft: a pass
 makes the logits of all places, each head's matrices are read once, and a step only takes the next place's.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MedusaWeights:
-    """By the names of the engine file, such as medusa.0.lm_head. sizes: its `model` object."""
+    """Tensors by the names of the engine file, such as medusa.0.lm_head. sizes: its `model` object."""
 
     sizes: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -88,7 +88,7 @@ class MedusaDecoder:
         """Nothing: a row without logits counts for nothing."""
 
     def write_logits(self, logits: Tensor) -> None:
-        """As Decoder.write_logits, for the first max_batch_size rows: no more requests draft."""
+        """See Decoder.write_logits; for the first max_batch_size rows: no more requests draft."""
         import torch
 
         tensors, sizes = self.weights.tensors, self.weights.sizes
@@ -108,7 +108,7 @@ class MedusaDecoder:
         self._take_place(logits[:count])
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """As Decoder.step: requests with a row go on to the next place, the others stay."""
+        """See Decoder.step: requests with a row go on to the next place, the others stay."""
         has_row = self.batch.kv_lens[:rows] > 0
         self._at[:rows] += has_row * self._max_batch_size
         self._take_place(logits)

@@ -30,7 +30,7 @@ def weight_bytes(path: Path, quantization: Quantization, shard: Shard = WHOLE) -
 
 
 def place_logits_bytes(path: Path, max_batch_size: int) -> int:
-    """Of the logits of all places that Medusa heads make at once; 0 for another draft."""
+    """Bytes of the logits of all places that Medusa heads make at once; 0 for another draft."""
     with CudaFile.open(path) as file:
         num_heads = file.model["medusa"]["num_heads"] if "medusa" in file.model else 0
         return 4 * int(num_heads * max_batch_size * file.model["vocab_size"])

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """As engine.opening.open_engines, on the first GPU."""
+    """See engine.opening.open_engines; on the first GPU."""
     return open_cuda_engines(request, stack.enter_context(CudaGpu(plain_streams=request.plain_streams)), stack)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
-    """As engine.opening.open_draft."""
+    """See engine.opening.open_draft."""
     return open_cuda_draft(request, stack.enter_context(CudaGpu(request.ordinal)), stack)
 
 
 def open_cuda_engines(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
-    """As open_pair.
+    """Like open_pair.
 
     Raises EngineFileError for files that cannot be used, ConfigError for limits, for too little memory and for what the
     GPU cannot multiply, FaserError of the driver.
@@ -79,7 +79,7 @@ def blocks_of(request: OpenRequest, gpu: Gpu, shard: Shard) -> int:
 
 
 def head_buffers(request: OpenRequest) -> dict[str, int]:
-    """Bytes by name of what a head has beside its weights and its KV."""
+    """Bytes by name of what a head has next to its weights and its KV."""
     from faser_trtllm.engine.cuda.memory import place_logits_bytes
 
     if not request.drafting or request.engines.draft_head != "medusa":
@@ -89,7 +89,7 @@ def head_buffers(request: OpenRequest) -> dict[str, int]:
 
 
 def open_follower(request: OpenRequest, gpu: Gpu, stack: ExitStack, shard: Shard, directory: Path) -> GpuEngine:
-    """A rank's part of the target, behind rank 0; raises as open_cuda_engines."""
+    """The part of the target that a rank after rank 0 has; raises as open_cuda_engines."""
     membership = Membership(stack.enter_context(_join(shard, directory, gpu)))
     return _open(request, gpu, stack, "target", None, membership=membership)[0]
 
@@ -99,7 +99,7 @@ def _join(shard: Shard, directory: Path, gpu: Gpu) -> RankGroup:
 
 
 def open_cuda_draft(request: OpenRequest, gpu: Gpu, stack: ExitStack) -> GpuEngine:
-    """As open_draft_alone, of a draft model."""
+    """Like open_draft_alone, for a draft model."""
     return open_draft_alone(request, gpu, lambda role, probs: open_cuda_draft_file(request, gpu, stack, None, probs))
 
 

@@ -23,7 +23,7 @@ WHOLE = Shard()
 MATRICES = ("qkv", "o", "gate_up", "down")
 """The layer matrices that quantization applies to; embedding, LM head, norms and biases are not quantised."""
 FOLDED_NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
-"""RMSNorms whose weights are multiplied into the matrix behind them, each rounded once: (x w) W = x (w W). What is left
+"""RMSNorms whose weights are multiplied into the matrix after them, each rounded once: (x w) W = x (w W). What is left
 of such a norm is the scale of the row, which whoever reads the product applies."""
 
 
@@ -46,8 +46,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """What an EAGLE-3 head has beside a layer: fc [hidden, num_features], norms [hidden] of the embedding and of fc's
-    product; target_ids int64 [draft_vocab_size]: tokens of the LM head's outputs, None: the same."""
+    """An EAGLE-3 head's weights next to its layer: fc [hidden, num_features], norms [hidden] of the embedding and of
+    fc's product; target_ids int64 [draft_vocab_size]: tokens of the LM head's outputs, None: the same."""
 
     fc: Tensor
     input_norm: Tensor
@@ -58,8 +58,8 @@ class HeadWeights:
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """What an MTP layer has beside a decoder's: input_proj [hidden, 2 * hidden], of the normed hidden row and then the
-    normed embedding; norms [hidden]. target_norm: the target's final one, where rows are read behind it."""
+    """An MTP layer's weights next to a decoder's: input_proj [hidden, 2 * hidden], of the normed hidden row and then
+    the normed embedding; norms [hidden]. target_norm: the target's final one, where rows are read after it."""
 
     input_proj: Tensor
     token_norm: Tensor

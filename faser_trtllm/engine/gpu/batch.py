@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PassInputs(Protocol):
-    """What a decoder's passes read beside weights, KV and hidden rows.
+    """The inputs of a decoder's passes next to weights, KV and hidden rows.
 
     positions [max_num_tokens], cu_q_lens [num_slots + 1], kv_lens [num_slots] int32: the rows and requests as the
     decoder has them. row_of [num_rows]: where the decoder has each row of the batch uploaded last; None: in its order.

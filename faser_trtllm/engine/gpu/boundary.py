@@ -30,7 +30,7 @@ _RULE_SIZE = 5
 
 
 class Boundary:
-    """Of one engine. Work is enqueued on the current stream."""
+    """The boundary of one engine. Work is enqueued on the current stream."""
 
     def __init__(self, decoder: Decoder, ops: Ops, runtime: Runtime, buckets: Buckets, spec: EngineSpec) -> None:
         import torch
@@ -66,7 +66,7 @@ class Boundary:
         return self._num_hidden
 
     def compact_rows(self, rows: Int32Array) -> None:
-        """As Engine.compact_rows."""
+        """See Engine.compact_rows."""
         check_listed(rows, self.num_hidden)
         size = self._buckets.rows(rows.size)
         listed = self._staging.fill()
@@ -76,7 +76,7 @@ class Boundary:
         self._keep(rows)
 
     def early_exit(self, rows: Int32Array, candidates: Int32Array) -> npt.NDArray[np.float32]:
-        """As Engine.early_exit; the host waits for the scores."""
+        """See Engine.early_exit; the host waits for the scores."""
         check_asked(rows, candidates, self.num_hidden, self._spec.vocab_size, MAX_CANDIDATES)
         if not candidates.size:
             return np.zeros(candidates.shape, np.float32)
@@ -88,7 +88,7 @@ class Boundary:
         return found
 
     def prune(self, batch: PruneBatch) -> Int32Array:
-        """As Engine.prune: scores, decision and compaction are enqueued at once, and the host reads counts alone."""
+        """See Engine.prune: scores, decision and compaction are enqueued at once, and the host reads counts alone."""
         import torch
 
         num_drafts = batch.num_rows - 1

@@ -1,4 +1,4 @@
-"""What a GPU backend gives its engine: the layers, over rows in device memory."""
+"""The part that a GPU backend gives its engine: the layers, over rows in device memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What an engine and its decoder compute with, and the partition that they begin on."""
+    """The ops and the runtime of an engine and its decoder, and the partition that they begin on."""
 
     ops: Ops
     runtime: Runtime
@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Whether each size of a pass takes memory of its own, so that there should be few large ones."""
+        """Each size of a pass takes memory of its own, so that there should be few large ones."""
 
     @property
     def weight_bytes(self) -> int:
@@ -52,7 +52,7 @@ class Decoder(Protocol):
 
     @property
     def has_kv(self) -> bool:
-        """Whether rows without logits count for anything."""
+        """Rows without logits count for something."""
 
     def hidden(self, segment: int) -> Tensor:
         """[max_num_tokens, hidden_size]: the rows that a segment leaves."""
@@ -70,25 +70,25 @@ class Decoder(Protocol):
         """After the last segment: fill fp32 [n, vocab_size] for the first n of batch.logit_rows."""
 
     def step(self, rows: int, bounds: Bounds, logits: Tensor) -> None:
-        """A whole pass of one row per request behind the last pass, with logits of each; a head goes on from its own
+        """A whole pass of one row per request after the last pass, with logits of each; a head goes on from its own
         output of the request's row before."""
 
     @property
     def is_read(self) -> bool:
-        """Whether a head reads what the passes keep of their hidden rows."""
+        """A head reads what the passes keep of their hidden rows."""
 
     def early_exit(self, segment: int, num_hidden: int, rows: Tensor, candidates: Tensor, out: Tensor) -> None:
-        """LM head scores behind a segment that left num_hidden rows -> out fp32 [n, num_candidates].
+        """LM head scores after a segment that left num_hidden rows -> out fp32 [n, num_candidates].
 
         rows [n] int32: of its hidden rows. candidates [n, num_candidates] int32: token ids, -1 for none.
         """
 
     @property
     def has_prune_plan(self) -> bool:
-        """Whether prune() is there: scores, decision and compaction as one compiled plan."""
+        """prune() is there: scores, decision and compaction as one compiled plan."""
 
     def prune(self, segment: int, rows: int, inputs: Mapping[str, Tensor], kept: Tensor) -> None:
-        """Behind a segment that left `rows` rows, dummies included: hidden rows are compacted in place.
+        """After a segment that left `rows` rows, dummies included: hidden rows are compacted in place.
 
         inputs: exit_rows, candidates, places, before, cu_drafts, starts and rule (ops/cuda/prune_rows.py). kept int32
         [num_requests] is filled.

@@ -34,8 +34,8 @@ class Gpu(Protocol):
     collectives: str
 
     def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
-        """What makes another rank's GPU in that rank's process, can be pickled, and the environment it needs;
-        ConfigError where there is none."""
+        """A function that makes another rank's GPU in that rank's process and can be pickled, and the environment it
+        needs; ConfigError where there is none."""
 
     def make_runtime(self) -> Runtime:
         """One per engine."""
@@ -84,7 +84,7 @@ class CudaGpu(Closing):
         return CudaRuntime(self._ordinal)
 
     def of_rank(self, rank: int) -> tuple[Callable[[], AbstractContextManager[Gpu]], Mapping[str, str]]:
-        """As Gpu.of_rank: a rank's process sees one GPU, of those that this one sees."""
+        """See Gpu.of_rank: a rank's process sees one GPU, of those that this one sees."""
         from faser_trtllm.ops.cuda.driver import num_devices
 
         count = num_devices()

@@ -1,4 +1,4 @@
-"""What a GPU engine is opened with."""
+"""The limits that a GPU engine is opened with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GpuLimits:
     """Limits that an engine is opened with. max_logit_rows: maximum logit rows of one pass.
 
     max_draft_len: of a draft model, else 0. max_num_branches: of a target's pass; their logit rows come on top.
-    keeps_runners_up: of a draft beside such a target. max_graph_rows: graphs of passes of up to this many rows make the
+    keeps_runners_up: of a draft for such a target. max_graph_rows: graphs of passes of up to this many rows make the
     logits of all of them. graph_bytes: device memory budget for graphs (the last one may exceed it).
     """
 
@@ -36,7 +36,8 @@ class GpuLimits:
 
     @classmethod
     def of(cls, limits: BuildConfig, num_blocks: int, *, has_drafts: bool, num_branches: int = 0) -> GpuLimits:
-        """What an executor needs. has_drafts: the engine drafts, on the device. num_branches: of each request."""
+        """The limits that an executor needs. has_drafts: the engine drafts, on the device. num_branches: of a
+        request."""
         return cls(
             num_blocks=num_blocks,
             tokens_per_block=limits.tokens_per_block,
@@ -50,8 +51,8 @@ class GpuLimits:
         )
 
     def spec(self, sizes: Mapping[str, Any], segments: tuple[int, ...]) -> EngineSpec:
-        """Of a model with these sizes (vocab_size, num_layers, max_seq_len); ConfigError for limits that it cannot
-        meet."""
+        """The spec of a model with these sizes (vocab_size, num_layers, max_seq_len); ConfigError for limits that it
+        cannot meet."""
         for name in ("num_blocks", "max_batch_size", "max_num_tokens", "max_logit_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")

@@ -1,4 +1,4 @@
-"""Device memory of a pair: how many KV blocks fit beside its weights and buffers, decided before anything is loaded."""
+"""Device memory of a pair: how many KV blocks fit next to weights and buffers, decided before anything is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fit_blocks(
 ) -> int:
     """KV blocks of each engine: request.num_blocks, or fewer if kv_memory_fraction of what is left holds fewer.
 
-    weight_bytes: by role. buffers: bytes by name of what is beside weights, logits, draft probs and KV. ConfigError if
+    weight_bytes: by role. buffers: bytes by name of what is next to weights, logits, draft probs and KV. ConfigError if
     not even one request of max_seq_len fits, or without a fraction not all blocks. Graphs and library workspaces need
     what the fraction leaves, so a pair that fits may still be too large.
     """

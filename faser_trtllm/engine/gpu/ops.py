@@ -1,4 +1,4 @@
-"""What a GPU engine computes with: the kernels of plugins/cuda, and torch's GEMMs and norms."""
+"""The ops that a GPU engine computes with: the kernels of plugins/cuda, and torch's GEMMs and norms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class _AttentionLaunch:
-    """As verify_attention.launch() takes it; num_floats: of the workspace."""
+    """Options of verify_attention.launch(); num_floats: of the workspace."""
 
     tile_rows: int
     max_slots: int

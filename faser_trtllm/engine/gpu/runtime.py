@@ -43,7 +43,7 @@ class Runtime(Protocol):
         """Capture what `work` enqueues on the current stream; `work` has run there once before."""
 
     def capture_loop(self, begin: Work, step: Work, going: torch.Tensor) -> Replay:
-        """Capture `begin`, and behind it `step` again and again for as long as `going`, an int32 on the device, is not
+        """Capture `begin`, and after it `step` again and again for as long as `going`, an int32 on the device, is not
         0; both have run on the current stream before. FaserError or RuntimeError where the driver refuses it."""
 
     def memory_bytes(self) -> int:
@@ -63,7 +63,7 @@ class Runtime(Protocol):
 
 
 class CapturedGraph(Protocol):
-    """Of torch.cuda.CUDAGraph, with keep_graph: it owns the graph, and memory that its nodes use."""
+    """The part of torch.cuda.CUDAGraph that is used, with keep_graph: it owns the graph, and its nodes' memory."""
 
     def raw_cuda_graph(self) -> int:
         """A CUgraph."""
@@ -110,7 +110,7 @@ class GraphLoop:
             node.type, node.size = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE, 1
 
             def add(to: Any, work: Work) -> Any:
-                """As the first node of a graph."""
+                """Make it the first node of a graph."""
 
                 def run() -> None:
                     work()

@@ -151,7 +151,7 @@ class Interpreter:
             self._add_plugin(node, declared)
 
     def _operation(self, layer: Layer, dtype: torch.dtype) -> tuple[Operation, tuple[int | None, ...]]:
-        """What a layer computes, and of which values."""
+        """The operation of a layer, and the values that it takes."""
         inputs = tuple(None if name is None else self._numbers[name] for name in layer.inputs)
         if layer.kind == "MATRIX_MULTIPLY":
             left, right = (self._dequantized.get(number, ()) for number in inputs if number is not None)

@@ -170,7 +170,7 @@ class PlanDecoder:
         self._plans.run(index, shape, self._runtime.stream(), lambda: self._bound(index, segment + 1, shape))
 
     def _bound(self, index: int, segment: int, shape: PassShape) -> Mapping[str, Tensor]:
-        """The inputs and outputs of plan `index` in a pass, as a plan behind segment - 1."""
+        """The inputs and outputs of plan `index` in a pass, as a plan after segment - 1."""
         info, batch = self._file.plans[index].info, self.batch
         tensors: dict[str, Any] = {
             "hidden_in": self._hidden[(segment - 1) % 2][: shape.rows],

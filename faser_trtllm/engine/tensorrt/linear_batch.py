@@ -36,7 +36,7 @@ _SECTIONS = [
 class LinearBatch:
     """PassInputs (engine/gpu/batch.py) of networks whose request b is cache row b: rows are sorted by cache row.
 
-    Beside the ones there: write_idx [num_slots], the cache place of each request's first row; pad_idx [num_slots,
+    There are also write_idx [num_slots], the cache place of each request's first row; pad_idx [num_slots,
     query_rows] and unpad_idx [rows] between packed rows and attention's padded ones; all int32. num_slots: cache rows.
     """
 
@@ -112,7 +112,7 @@ class LinearBatch:
         ends = has_row.int().cumsum(0)
         self.cu_q_lens[1:].copy_(ends)
         self.pad_idx(1)[:, 0].copy_((ends - 1).clamp(min=0))
-        # Dummies are rows of the last cache row: behind its own, or beyond the cache.
+        # Dummies are rows of the last cache row: after its own, or beyond the cache.
         self.cu_q_lens[-1:].fill_(n)
         self.write_idx[-1:].copy_(torch.where(has_row[-1:], lens[-1:] - 1, self._options.max_seq_len))
 
@@ -120,7 +120,7 @@ class LinearBatch:
 def padded_arrays(arrays: dict[str, Int32Array], rows: int, query_rows: int, max_seq_len: int) -> dict[str, Int32Array]:
     """native_inputs padded to `rows` rows and query_rows rows of one request.
 
-    A dummy row has token 0 and belongs to the last cache row, behind its own rows or, if it is idle, beyond the cache,
+    A dummy row has token 0 and belongs to the last cache row, after its own rows or, if it is idle, beyond the cache,
     so that it writes nothing that anybody reads.
     """
     num_slots, width = arrays["pad_idx"].shape

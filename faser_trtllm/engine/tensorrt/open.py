@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def open_engines(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
-    """As engine.opening.open_engines, on a GPU or, if the request has checkpoints for it, interpreted on the CPU."""
+    """See engine.opening.open_engines; on a GPU or, if the request has checkpoints for it, interpreted on the CPU."""
     if request.interpretation is not None:
         return _interpreted(request, request.interpretation, stack)
     return _on_gpu(request, stack)
 
 
 def open_draft(request: OpenRequest, stack: ExitStack) -> GpuEngine:
-    """As engine.opening.open_draft."""
+    """See engine.opening.open_draft."""
     trt, gpu = _gpu(request.engines, stack, request.ordinal)
     return open_draft_alone(request, gpu, partial(_open, request, trt, gpu, stack, None))
 
@@ -50,7 +50,7 @@ def _on_gpu(request: OpenRequest, stack: ExitStack) -> OpenedEngines:
 
 
 def open_plans(request: OpenRequest, trt: Any, gpu: Gpu, stack: ExitStack) -> OpenedEngines:
-    """As open_pair. trt: the module that the engines were built with.
+    """Like open_pair. trt: the module that the engines were built with.
 
     Raises EngineFileError for files that are not for this GPU or this TensorRT, ConfigError for limits and for too
     little memory. Contexts of the plans come on top of what is counted.

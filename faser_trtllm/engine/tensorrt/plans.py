@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """Of a pass: rows, dummies included, and at least the rows of any one request. Equal shapes share a context."""
+    """A pass's rows, dummies included, and at least the rows of any one request. Equal shapes share a context."""
 
     rows: int
     query_rows: int

@@ -45,7 +45,7 @@ class Rope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QkvNorm:
-    """What turns a product of rows that were not normalised into their queries, keys and values.
+    """The arguments that turn a product of rows that were not normalised into their queries, keys and values.
 
     hidden [num_rows, hidden_size]: the rows that were multiplied; qkv is divided by the root mean square of each. Then
     bias [qkv's width] is added, and the heads of q and k are normed with q_norm and k_norm [head_dim]; None: the model
@@ -89,7 +89,7 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """As append_kv_reference; asynchronous.
+    """append_kv_reference by the kernel; asynchronous.
 
     Only addresses, shapes and types of the tensors are used. Raises InvalidArgumentError where no kernel fits.
     """
@@ -177,7 +177,7 @@ def append_kv_reference(
 def branches_before(
     first_branch: Tensor | None, request: int, position: int, kv_lens: list[int], tokens_per_block: int
 ) -> list[int]:
-    """The request's branches behind a position of it in the same block, as append_kv_reference has them."""
+    """The request's branches after a position of it in the same block, as append_kv_reference has them."""
     if first_branch is None:
         return []
     begin, end = (min(max(int(place), 0), len(kv_lens)) for place in first_branch[request : request + 2])

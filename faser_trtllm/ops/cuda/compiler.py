@@ -43,7 +43,7 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas reports for one kernel: registers per thread, bytes spilled (stores and loads), bytes of shared
+    """The report of ptxas on one kernel: registers per thread, bytes spilled (stores and loads), bytes of shared
     memory."""
 
     kernel: str
@@ -82,13 +82,13 @@ class Compiled:
 
 
 def source_dir() -> Path:
-    """The folder of the .cu files: beside the package in a checkout, inside it when installed; ConfigError if
+    """The folder of the .cu files: next to the package in a checkout, inside it when installed; ConfigError if
     neither."""
     package = Path(__file__).resolve().parents[2]
     for path in (package.parent / "plugins" / "cuda", package / "plugins" / "cuda"):
         if path.is_dir():
             return path
-    raise ConfigError(f"plugins/cuda is missing beside {package.name}; install from a checkout with ./build.sh setup")
+    raise ConfigError(f"plugins/cuda is missing next to {package.name}; install from a checkout with ./build.sh setup")
 
 
 def cache_dir() -> Path:

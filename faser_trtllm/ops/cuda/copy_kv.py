@@ -17,7 +17,7 @@ NUM_THREADS = 128
 
 
 def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
-    """As copy_kv_reference; asynchronous. Rows of the cache must be a multiple of 16 bytes."""
+    """copy_kv_reference by the kernel; asynchronous. Rows of the cache must be a multiple of 16 bytes."""
     num_planes, num_blocks, num_heads, tokens_per_block, row_bytes = _shape_of(cache)
     if row_bytes % ALIGNMENT:
         raise InvalidArgumentError(f"the cache has rows of {row_bytes} bytes, it must be a multiple of {ALIGNMENT}")
@@ -32,7 +32,7 @@ def copy_kv(launcher: Launcher, copies: Tensor, cache: Tensor) -> None:
 def copy_kv_reference(copies: Tensor, cache: Tensor) -> None:
     """Copy tokens between blocks, in torch on any device.
 
-    copies int32 [4, n]: from block, to block, and the offsets in them, from the first to behind the last. cache
+    copies int32 [4, n]: from block, to block, and the offsets in them, from the first to after the last. cache
     [num_planes, num_blocks, num_heads, tokens_per_block, head_dim], of any type and contiguous: a plane is a layer's
     keys or values. Nothing is copied where a block or an offset does not exist. No token may be written by one copy and
     read or written by another.

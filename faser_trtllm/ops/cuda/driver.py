@@ -33,7 +33,7 @@ class PackedArguments(tuple[Argument, ...]):
 
 
 class Launcher(Protocol):
-    """What an op launches with."""
+    """The launches that an op needs."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument]) -> None:
         """Run a kernel: input pointers, int32 scalars, output pointers; asynchronous on the launcher's stream."""
@@ -43,7 +43,7 @@ class StreamLauncher(Protocol):
     """A loaded cubin or another runner of the same kernels; alone, a Launcher on the default stream."""
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """As Launcher.launch, asynchronous on `stream`."""
+        """Launcher.launch on `stream`."""
 
 
 class OnStream:
@@ -91,7 +91,7 @@ class Module(Closing):
         return self._functions[kernel]
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, arguments: Sequence[Argument], stream: int = 0) -> None:
-        """As StreamLauncher.launch. An empty grid launches nothing."""
+        """See StreamLauncher.launch. An empty grid launches nothing."""
         if 0 in grid:
             return
         function = self._functions.get(kernel) or self.function(kernel)
@@ -126,7 +126,7 @@ def device_arch(ordinal: int = 0) -> str:
 
 
 def driver_version() -> int:
-    """Of CUDA that the driver is for: 12080 for 12.8. ConfigError without a driver."""
+    """The version of CUDA that the driver is for: 12080 for 12.8. ConfigError without a driver."""
     driver = load_driver()
     return int(call_driver(driver, driver.cuDriverGetVersion))
 

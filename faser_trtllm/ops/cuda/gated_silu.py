@@ -1,4 +1,4 @@
-"""gated_silu: the activation between an MLP's two products, of rows whose RMSNorm is applied behind the first one."""
+"""gated_silu: the activation between an MLP's two products, of rows whose RMSNorm is applied after the first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_THREADS = 512
 _VECTOR = 8
 _COLUMNS_PER_BLOCK = NUM_THREADS * _VECTOR
 MAX_SCALED_COLUMNS = 8 * _COLUMNS_PER_BLOCK
-"""Of rows that launch_scaled() takes: one block holds a row."""
+"""The widest rows that launch_scaled() takes: one block holds a row."""
 
 
 def launch(
@@ -29,7 +29,7 @@ def launch(
     eps: float,
     out: Tensor,
 ) -> None:
-    """As gated_silu_reference, into out [num_rows, inner]; asynchronous.
+    """gated_silu_reference by the kernel, into out [num_rows, inner]; asynchronous.
 
     inner and hidden_size must be multiples of 8. Only addresses, shapes and types of the tensors are used. Raises
     InvalidArgumentError where no kernel fits.

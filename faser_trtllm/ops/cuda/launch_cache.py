@@ -35,7 +35,7 @@ class LaunchCache:
     ) -> None:
         """op(launcher), or what it launched for this key before, with the addresses of these tensors.
 
-        key: whatever op's launches depend on beside addresses: shapes, types, which tensors are None. tensors: all
+        key: whatever op's launches depend on next to addresses: shapes, types, which tensors are None. tensors: all
         whose addresses op launches with, contiguous and aligned alike whenever the key is the same. What op raises is
         raised, and nothing is kept.
         """

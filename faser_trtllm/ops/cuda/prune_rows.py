@@ -27,7 +27,7 @@ def prune_rows(
     kept: Any,
     rows: Any,
 ) -> None:
-    """As ops.prune_rows.prune_rows_reference, which has the meaning; writes kept and rows.
+    """ops.prune_rows.prune_rows_reference by the kernel; writes kept and rows.
 
     scores fp32 [num_drafts, num_candidates]; places int32, before fp32 [num_drafts]; cu_drafts int32 [num_requests +
     1]: the requests' ranges of them; starts int32 [num_requests]: the first hidden row of each, of num_hidden; rule

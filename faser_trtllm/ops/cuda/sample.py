@@ -32,7 +32,7 @@ NUM_ADVANCE_THREADS = 256
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the steps of one draft call read and write, of at most n requests.
+    """The memory that the steps of one draft call read and write, for at most n requests.
 
     entries uint8 [n, 160]: sampling parameters (SAMPLING_DTYPE) whose pointers are the device's; draft_probs of theirs
     is not used. known [n]: number of tokens so far, which is the position of the next one; remaining [n]: tokens still
@@ -115,7 +115,7 @@ def advance(
 ) -> None:
     """Count what the step drew, end drafting where `stop` says so, and go to the next step of `draws`.
 
-    has_history: a drawn token is also written behind the known ones of its entry, which must have room for it.
+    has_history: a drawn token is also written after the known ones of its entry, which must have room for it.
     """
     (max_draft_len, max_requests), width = draws.tokens.shape, stop.row_price.shape[0]
     shape, num_modes = (max_draft_len, max_requests), stop.tables.shape[1]

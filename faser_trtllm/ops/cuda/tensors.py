@@ -61,7 +61,7 @@ class PagedShape:
 
     @property
     def types(self) -> str:
-        """As the names of kernels have them."""
+        """The types in the names of kernels."""
         return self.dtype if self.kv_dtype == self.dtype else f"{self.dtype}_{self.kv_dtype}"
 
 

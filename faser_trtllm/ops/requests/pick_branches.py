@@ -1,8 +1,8 @@
-"""Which tokens are worth a row beside the drafts: at a place whose draft may be rejected, the draft model's runner-up,
+"""Tokens that are worth a row next to the drafts: at a place whose draft may be rejected, the draft model's runner-up,
 which may be what the target says there.
 
 A chain of drafts with such branches is a token tree. Its test needs no rule of its own: where the chain's test ends
-with the token of a branch, that token is committed already, and the branch's row is the row behind it, run early.
+with the token of a branch, that token is committed already, and the branch's row is the row after it, run early.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class BranchPicker:
         min_worth: float | None,
         room: int,
     ) -> Branches:
-        """Of each request its most worthy branches, `room` in all at most.
+        """The most worthy branches of each request, `room` in all at most.
 
-        num_tokens, num_pending, num_verified: committed tokens, drafts behind them, and how many of these have rows.
+        num_tokens, num_pending, num_verified: committed tokens, drafts after them, and how many of these have rows.
         min_worth: of a branch, whose row comes on top; None: it takes the row of the request's last draft, if that is
         less likely to be reached.
         """

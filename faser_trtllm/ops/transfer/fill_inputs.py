@@ -16,7 +16,7 @@ SECTIONS = ("cu_q_lens", "kv_lens", "token_ids", "positions", "logit_rows", "fir
 
 
 class PassLimits(native.FaserPassLimits):
-    """What a batch must keep to, and where its sections are: starts [7] of SECTIONS, that of first_branch -1 for an
+    """The limits of a batch, and where its sections are: starts [7] of SECTIONS, that of first_branch -1 for an
     engine without branches. max_num_requests: branches included; num_blocks: KV blocks, those of branches too."""
 
     def __init__(self, starts: Sequence[int], **fields: int) -> None:

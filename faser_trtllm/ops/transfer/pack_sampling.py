@@ -35,7 +35,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Packed(NamedTuple):
-    """size: int32 values of the block. is_edited: logits of some request are edited behind its known tokens."""
+    """size: int32 values of the block. is_edited: logits of some request are edited after its known tokens."""
 
     size: int
     is_edited: bool

@@ -37,7 +37,7 @@ class DraftStore:
         candidates: Int32Array,
         runners_up: Int32Array | None,
     ) -> Int32Array:
-        """What steps drew for the requests in slots [n] behind num_known [n] tokens -> number of drafts [n].
+        """Store what steps drew for the requests in slots [n] after num_known [n] tokens -> number of drafts [n].
 
         tokens, margins, runners_up [num_steps, at least n], candidates [num_steps, at least n, NUM_CANDIDATES]: of the
         first n columns, up to the first token -1. runners_up None: nobody has any. Advances draft_counter.

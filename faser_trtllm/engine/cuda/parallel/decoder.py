@@ -1,6 +1,6 @@
 """One rank's layers: its heads, its columns of every product, and gathers of what all ranks have computed.
 
-A layer gathers four times: what was attended, the rows behind o, the inner rows and the rows behind down. Hidden rows
+A layer gathers four times: what was attended, the rows after o, the inner rows and the rows after down. Hidden rows
 are the same on all ranks, so norms, early exit and compaction need nothing of the others.
 """
 

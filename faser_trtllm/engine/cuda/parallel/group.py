@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel target tell each other: torch.distributed, by NCCL on GPUs and gloo on the host.
+"""Messages between the ranks of a tensor-parallel target: torch.distributed, by NCCL on GPUs and gloo on the host.
 
 Only data moves, and nothing is added up, so no result depends on the number of ranks or on the library's algorithms.
 Collectives run in the order of the target's passes, on the stream that is current, and can be captured with NCCL.

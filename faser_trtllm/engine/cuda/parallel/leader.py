@@ -17,11 +17,11 @@ from faser_trtllm.ops.prune_rows import HostPruning, PruneBatch
 from faser_trtllm.partition.green_context import GpuPartition
 
 WRONG_USE = (InvalidArgumentError, ConfigError, ValueError)
-"""Of a call that is wrong on all ranks alike, and after which all go on."""
+"""Errors of a call that is wrong on all ranks alike, and after which all go on."""
 
 
 class LeadingEngine(GpuEngine):
-    """As GpuEngine. What a pass is made of is told to the other ranks first; what only reads its results is not.
+    """Like GpuEngine. What a pass is made of is told to the other ranks first; what only reads its results is not.
 
     FaserError from every call once a rank has ended.
     """

@@ -1,4 +1,4 @@
-"""The processes of the ranks behind rank 0: started, told what its engine is told, and watched.
+"""The processes of the ranks after rank 0: started, told what its engine is told, and watched.
 
 A rank that ends before it is told to takes all of them with it, since the others would wait for it in the next
 collective.
@@ -32,12 +32,12 @@ PROGRAM = "faser_trtllm.engine.cuda.follower"
 Layout = tuple[tuple[str, int], ...]
 """The partitions that the target runs on, with their SMs: the same on all ranks."""
 Answer = tuple[Layout, int] | str
-"""Of a rank that has opened its GPU: its layout and the KV blocks that it has room for, or what is wrong."""
+"""The answer of a rank that has opened its GPU: its layout and the KV blocks that it has room for, or what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """What a rank is started with. directory: where the ranks meet."""
+    """The arguments that a rank is started with. directory: where the ranks meet."""
 
     shard: Shard
     request: OpenRequest
@@ -88,7 +88,7 @@ class Ranks(Closing):
                 raise self.cause_of(error) from error
 
     def cause_of(self, error: Exception) -> Exception:
-        """The end of a rank if that is behind an error here, else the error."""
+        """The end of a rank if that has caused an error here, else the error."""
         self._is_dead.wait(NOTICE_TIMEOUT_S)
         return error if self._death is None else FaserError(self._death)
 
