@@ -60,7 +60,7 @@ class GraphStore:
 
     def capture_loop(self, key: Hashable, begin: Work, step: Work, going: Tensor) -> bool:
         """Like capture(), with `begin`, then `step` for as long as `going` on the device is not 0. False also if the
-        driver refuses a loop, which is logged once; nothing is counted as left out, since the caller has another way."""
+        driver refuses a loop, which is logged once; nothing is counted as left out: the caller has another way."""
         if self._refuses_loops or not self._has_budget():
             return False
         try:
