@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,29 @@ def test_typed_special_tokens_are_plain_text(tmp_path: Path) -> None:
     assert tokenizer.decode(parsed) == "ab"
     assert tokenizer.decode(parsed, skip_special_tokens=False) == text
     assert tokenizer.encode(text) == ids
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path: Path) -> None:
+    """Else every long prompt would stop the executor, and so all clients' tokens."""
+    write_tokenizer(tmp_path, 320)
+    tokenizer = Tokenizer.load(tmp_path)
+    counted, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    rates = []
+    for call in (lambda: time.sleep(0.3), lambda: tokenizer.encode("def sort(items): return items\n" * 40_000)):
+        before, started_s = counted[0], time.monotonic()
+        call()
+        rates.append((counted[0] - before) / (time.monotonic() - started_s))
+    done.set()
+    thread.join()
+    alone, meanwhile = rates
+    assert meanwhile > 0.1 * alone
 
 
 def test_where_the_end_tokens_come_from(tmp_path: Path) -> None:
