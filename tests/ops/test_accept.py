@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.accept import Outcome, RowStatus, accept, accept_reference
 from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
 from tests.support.effort import examples
+from tests.support.emission import KEY_STEP, check_toy_texts, emit, toy_logits, up_to_token_0
 from tests.support.sampling_slots import Slots
-from tests.support.toy_models import VOCAB_SIZE, ToyModel, target_probs
+from tests.support.toy_models import VOCAB_SIZE, ToyModel
 
 MODES = (native.GREEDY, native.SEEDED, native.SAMPLED)
 
@@ -103,73 +106,10 @@ def test_native_is_the_reference(case):
         assert result.token_ids[i, :count].tolist() == expected.token_ids[i, :count].tolist()
 
 
-def emit(slots, target, draft, length, *, num_drafts, frontier):
-    """Generate `length` tokens behind the prompts in every slot: all slots together, each at its own pace.
-
-    frontier(slot, committed, pending) -> drafts to verify. Returns the texts [num_slots, length].
-    """
-    n = len(slots.array)
-    prompt_len = int(slots.array["prompt_len"][0])
-    committed = np.full(n, prompt_len, np.int32)
-    pending = np.zeros(n, np.int32)
-    limit = prompt_len + length
-    m = slots.max_draft_len
-    active = np.arange(n, dtype=np.int32)
-    while active.size:
-        for _ in range(num_drafts):
-            drafting = active[pending[active] < num_drafts]
-            if not drafting.size:
-                break
-            known = committed[drafting] + pending[drafting]
-            contexts = (slots.tokens[drafting, known - 2], slots.tokens[drafting, known - 1])
-            sample_draft(slots.array, drafting, draft[contexts], slots.vocab_size, known, m)
-            pending[drafting] += 1
-        added, rows = [], []
-        for slot in active.tolist():
-            known, drafts = int(committed[slot]), int(pending[slot])
-            verified = frontier(slot, slots.tokens[slot], known, drafts)
-            added.append((verified + 1, known, drafts))
-            rows.extend((slot, known + j) for j in range(verified + 1))
-        num_rows, known, drafts = np.array(added, np.int32).T.copy()
-        where, position = np.array(rows).T
-        logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]]
-        cu_rows = np.cumsum([0, *num_rows], dtype=np.int32)
-        result = accept(slots.array, active, logits, slots.vocab_size, cu_rows, known, drafts, m)
-        for i, slot in enumerate(active.tolist()):
-            count, begin = int(result.num_tokens[i]), int(committed[slot])
-            slots.tokens[slot, begin : begin + count] = result.token_ids[i, :count]
-            committed[slot] += count
-            pending[slot] = pending[slot] - count if result.outcome[i] == Outcome.STILL_PENDING else 0
-        active = active[committed[active] < limit]
-    return slots.tokens[:, prompt_len:limit].copy()
-
-
-def toy_logits(model):
-    with np.errstate(divide="ignore"):
-        return np.log(model.table).astype(np.float32)
-
-
-def own_token_frontier(slot, tokens, known, drafts):
-    """Looks at each draft up to the row's own token: survival falls along the request."""
-    return next((j for j in range(drafts) if tokens[known + j] == 0), drafts)
-
-
 @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
 @pytest.mark.parametrize("num_drafts", [0, 1, 3])
 def test_the_text_has_the_target_s_distribution(mode, num_drafts):
-    target, draft = ToyModel(11), ToyModel(12)
-    num_slots, length = 6000, 3
-    slots = Slots(num_slots, VOCAB_SIZE, 3, capacity=16)
-    for slot in range(num_slots):
-        slots.set(slot, tokens=[0, 1], prompt_len=2, mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
-    logits = (toy_logits(target), toy_logits(draft))
-    texts = emit(slots, *logits, length, num_drafts=num_drafts, frontier=own_token_frontier)
-    probs = {text: p for text, p in target_probs(target, (0, 1), length).items() if p > 0}
-    seen, counts = np.unique(texts, axis=0, return_counts=True)
-    observed = {tuple(text): count for text, count in zip(seen.tolist(), counts.tolist(), strict=True)}
-    assert observed.keys() <= probs.keys()
-    expected = [num_slots * p for p in probs.values()]
-    assert chisquare([observed.get(text, 0) for text in probs], expected).pvalue > 1e-3
+    check_toy_texts(6000, 3, mode, 3, num_drafts=num_drafts)
 
 
 def test_chi_square_sees_a_biased_rule():
@@ -178,7 +118,7 @@ def test_chi_square_sees_a_biased_rule():
     num_slots = 6000
     slots = Slots(num_slots, VOCAB_SIZE, 3, capacity=16)
     for slot in range(num_slots):
-        slots.set(slot, tokens=[0, 1], prompt_len=2, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+        slots.set(slot, tokens=[0, 1], prompt_len=2, key=slot * KEY_STEP % 2**64)
     logits, draft_logits = toy_logits(target), toy_logits(draft)
     slot_ids = np.arange(num_slots, dtype=np.int32)
     known = np.full(num_slots, 2, np.int32)
@@ -204,11 +144,11 @@ def test_seeded_and_greedy_text_do_not_depend_on_speculation(mode, edits):
     near, far = target + random_logits(2, vocab_size) * 0.2, random_logits(3, vocab_size)
     rng = np.random.default_rng(0)
 
-    def texts(draft, num_drafts, frontier, order=slice(None)):
+    def texts(draft, num_drafts, verify, order=slice(None)):
         slots = Slots(num_slots, vocab_size, 4, capacity=40)
         for slot, seed in enumerate(np.arange(num_slots)[order].tolist()):
             slots.set(slot, tokens=[seed, 3], prompt_len=2, mode=mode, key=seed, **edits)
-        return emit(slots, target, draft, length, num_drafts=num_drafts, frontier=frontier)
+        return emit(slots, target, draft, length, num_drafts=num_drafts, verify=verify)
 
     def all_drafts(slot, tokens, known, drafts):
         return drafts
@@ -220,9 +160,9 @@ def test_seeded_and_greedy_text_do_not_depend_on_speculation(mode, edits):
     assert len({tuple(text) for text in alone.tolist()}) > num_slots // 2
     for draft in (near, far):
         for num_drafts in (1, 2, 4):
-            for frontier in (all_drafts, own_token_frontier, any_length):
-                assert (texts(draft, num_drafts, frontier) == alone).all()
-    assert (texts(near, 4, own_token_frontier, slice(None, None, -1)) == alone[::-1]).all()
+            for verify in (all_drafts, up_to_token_0, any_length):
+                assert (texts(draft, num_drafts, verify) == alone).all()
+    assert (texts(near, 4, up_to_token_0, slice(None, None, -1)) == alone[::-1]).all()
 
 
 def test_seeded_drafts_of_the_same_distribution_are_always_accepted():
@@ -294,21 +234,19 @@ class TestOutcomes:
             RowStatus(result.row_status[0]),
         )
 
-    def test_all_accepted_draws_a_bonus(self):
-        assert self.run([1, 2], 3) == (Outcome.BONUS, [1, 2, 3], 2, RowStatus.OK)
-
-    def test_nothing_pending_draws_a_bonus(self):
-        assert self.run([], 1) == (Outcome.BONUS, [1], 0, RowStatus.OK)
-
-    def test_the_last_live_row_tests_the_draft_behind_the_frontier(self):
-        assert self.run([1, 2, 3], 2) == (Outcome.STILL_PENDING, [1, 2], 2, RowStatus.OK)
-        assert self.run([1, 7, 3], 2) == (Outcome.RECOVERED, [1, 2], 1, RowStatus.OK)
-
-    def test_a_rejected_draft_is_replaced(self):
-        assert self.run([7, 2], 3) == (Outcome.RECOVERED, [1], 0, RowStatus.OK)
-
-    def test_no_rows_leave_everything_pending(self):
-        assert self.run([1, 2], 0, np.zeros((0, 8), np.float32)) == (Outcome.STILL_PENDING, [], 0, RowStatus.OK)
+    @pytest.mark.parametrize(
+        ("drafts", "num_rows", "outcome", "tokens", "num_accepted"),
+        [
+            ([1, 2], 3, Outcome.BONUS, [1, 2, 3], 2),
+            ([], 1, Outcome.BONUS, [1], 0),
+            ([1, 2, 3], 2, Outcome.STILL_PENDING, [1, 2], 2),  # the last row's draft has no row
+            ([1, 7, 3], 2, Outcome.RECOVERED, [1, 2], 1),
+            ([7, 2], 3, Outcome.RECOVERED, [1], 0),
+            ([1, 2], 0, Outcome.STILL_PENDING, [], 0),
+        ],
+    )
+    def test_how_a_request_s_rows_end(self, drafts, num_rows, outcome, tokens, num_accepted):
+        assert self.run(drafts, num_rows) == (outcome, tokens, num_accepted, RowStatus.OK)
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_nan_row_keeps_the_tokens_before_it(self, mode):
@@ -350,57 +288,46 @@ class TestOutcomes:
             assert result.token_ids[0, 0] in (1, 2)
 
 
-class TestMisuse:
-    def setup_method(self):
-        self.slots = Slots(1, 4, 2)
-        self.slots.set(0, tokens=[0, 1, 2])
-        self.logits = np.zeros((3, 4), np.float32)
-
-    def accept(self, num_rows, num_drafts, logits=None):
-        logits = self.logits if logits is None else logits
-        batch = (int32(0), logits, 4, int32(0, num_rows), int32(1), int32(num_drafts))
-        return accept(self.slots.array, *batch, 2)
-
-    def test_more_rows_than_drafts_and_one(self):
-        with pytest.raises(InvalidArgumentError):
-            self.accept(3, 1)
-
-    def test_more_drafts_than_the_limit(self):
-        with pytest.raises(InvalidArgumentError):
-            self.accept(1, 3)
-
-    def test_a_draft_outside_the_vocabulary(self):
-        self.slots.tokens[0, 2] = 4
-        with pytest.raises(InvalidArgumentError, match="token id"):
-            self.accept(3, 2)
-
-    def test_sampled_drafts_without_their_distributions(self):
-        self.slots.array["draft_probs"] = 0
-        with pytest.raises(InvalidArgumentError):
-            self.accept(3, 2)
-
-    def test_a_slot_that_no_request_has(self):
-        self.slots.array[0] = 0
-        with pytest.raises(InvalidArgumentError):
-            self.accept(1, 0)
-
-    def test_logits_of_another_kind(self):
-        with pytest.raises(TypeError):
-            self.accept(3, 2, np.zeros((3, 4)))
-        with pytest.raises(ValueError, match="logits"):
-            self.accept(3, 2, np.zeros((3, 3), np.float32))
-        with pytest.raises(ValueError, match="rows"):
-            self.accept(3, 2, np.zeros((2, 4), np.float32))
+@pytest.mark.parametrize(
+    ("broken", "error", "message"),
+    [
+        ({"num_drafts": 1}, InvalidArgumentError, "testing drafts"),  # more rows than drafts and one
+        ({"num_rows": 1, "num_drafts": 3}, InvalidArgumentError, "testing drafts"),  # more than max_draft_len
+        ({"tokens": [0, 1, 4]}, InvalidArgumentError, "token id"),
+        ({"draft_probs": 0}, InvalidArgumentError, "testing drafts"),
+        (
+            {"num_rows": 1, "num_drafts": 0, "array": 0},
+            InvalidArgumentError,
+            "testing drafts",
+        ),  # a slot that no request has
+        ({"logits": np.zeros((3, 4))}, TypeError, "float32"),
+        ({"logits": np.zeros((3, 3), np.float32)}, ValueError, "logits"),
+        ({"logits": np.zeros((2, 4), np.float32)}, ValueError, "rows"),
+    ],
+)
+def test_misuse_is_refused(broken, error, message):
+    given_ = {"num_rows": 3, "num_drafts": 2, "tokens": [0, 1, 2], "logits": np.zeros((3, 4), np.float32)} | broken
+    slots = Slots(1, 4, 2)
+    slots.set(0, tokens=given_["tokens"])
+    if "draft_probs" in broken:
+        slots.array["draft_probs"] = 0
+    if "array" in broken:
+        slots.array[0] = 0
+    counts = (int32(0, given_["num_rows"]), int32(1), int32(given_["num_drafts"]))
+    with pytest.raises(error, match=message):
+        accept(slots.array, int32(0), given_["logits"], 4, *counts, 2)
 
 
 @pytest.mark.parametrize("edits", [{}, {"top_k": 700, "top_p": 0.95}])
-def test_native_is_the_reference_in_a_large_vocabulary(edits):
+def test_native_is_the_reference_in_a_large_vocabulary_on_any_number_of_threads(edits):
     vocab_size, num_slots, m = 5003, 30, 2
     rng = np.random.default_rng(2)
     target = rng.standard_normal((num_slots * (m + 1), vocab_size)).astype(np.float32)
     slot_ids, ones = np.arange(num_slots, dtype=np.int32), np.ones(num_slots, np.int32)
+    pool = native.library().faser_pool_create(None, 2, 0)
+    threaded = [partial(function, pool=pool) for function in (sample_draft, accept)]
     found = []
-    for draft, test in ((sample_draft, accept), (sample_draft_reference, accept_reference)):
+    for draft, test in ((sample_draft, accept), threaded, (sample_draft_reference, accept_reference)):
         slots = Slots(num_slots, vocab_size, m)
         for slot in range(num_slots):
             slots.set(slot, tokens=[1], mode=MODES[slot % 3], key=slot, **edits)
@@ -410,30 +337,8 @@ def test_native_is_the_reference_in_a_large_vocabulary(edits):
         result = test(slots.array, slot_ids, target, vocab_size, cu_rows, ones, 2 * ones, m)
         found.append((slots.tokens.tolist(), result.token_ids.tolist(), result.outcome.tolist()))
         assert {Outcome.RECOVERED, Outcome.BONUS} <= set(result.outcome.tolist())
-    assert found[0] == found[1]
-
-
-def test_threads_do_not_change_results():
-    vocab_size, num_slots, m = 3000, 40, 2
-    rng = np.random.default_rng(9)
-    target = rng.standard_normal((num_slots * (m + 1), vocab_size)).astype(np.float32)
-    pool = native.library().faser_pool_create(None, 2, 0)
-    results = []
-    for handle in (None, pool):
-        slots = Slots(num_slots, vocab_size, m)
-        for slot in range(num_slots):
-            slots.set(slot, tokens=[1], mode=MODES[slot % 3], key=slot, top_k=slot, top_p=0.9)
-        slot_ids = np.arange(num_slots, dtype=np.int32)
-        for j in range(m):
-            known = np.full(num_slots, 1 + j, np.int32)
-            sample_draft(slots.array, slot_ids, target[j :: m + 1] * 1.1, vocab_size, known, m, pool=handle)
-        cu_rows = (m + 1) * np.arange(num_slots + 1, dtype=np.int32)
-        counts = (np.full(num_slots, count, np.int32) for count in (1, m))
-        result = accept(slots.array, slot_ids, target, vocab_size, cu_rows, *counts, m, pool=handle)
-        results.append([slots.tokens, result.token_ids, result.num_tokens, result.outcome])
     native.library().faser_pool_destroy(pool)
-    for serial, threaded in zip(*results, strict=True):
-        assert serial.tolist() == threaded.tolist()
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("broken", [[0, 1, 2, 3], [2]])

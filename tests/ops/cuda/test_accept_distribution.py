@@ -1,6 +1,7 @@
 """The distributions of what the accept kernels draw, on the CPU; and the kernels on a GPU, where there is one."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,68 +9,21 @@ import torch
 from scipy.stats import chisquare
 
 from faser_trtllm import native
-from faser_trtllm.ops.accept import AcceptResult, Outcome, accept_reference
+from faser_trtllm.ops.accept import AcceptResult, accept_reference
 from faser_trtllm.ops.arrays import SAMPLING_DTYPE
 from faser_trtllm.ops.cuda.accept import accept
-from faser_trtllm.ops.sample import sample_draft, sample_draft_reference
+from faser_trtllm.ops.sample import sample_draft_reference
 from tests.ops.cuda.accept_batches import FIELDS, MODES, SmallBlocks, run
 from tests.support.effort import pick
+from tests.support.emission import KEY_STEP, check_toy_texts
 from tests.support.sampling_slots import Slots
-from tests.support.toy_models import VOCAB_SIZE, ToyModel, target_probs
-
-
-def emitted(launcher, mode, num_slots, length, certain_after=()):
-    """Texts [num_slots, length] behind one prompt, with up to two drafts per pass and a frontier that is cut.
-    certain_after: the tokens behind which a draft is the one that is next in number, and not drawn."""
-    target, draft = (np.log(ToyModel(seed).table + 0.0) for seed in (11, 12))
-    slots = Slots(num_slots, VOCAB_SIZE, 2, capacity=16)
-    for slot in range(num_slots):
-        slots.set(slot, tokens=[0, 1], prompt_len=2, mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
-    committed, pending = np.full(num_slots, 2, np.int32), np.zeros(num_slots, np.int32)
-    active = np.arange(num_slots, dtype=np.int32)
-    draft = draft.astype(np.float32)
-    while active.size:
-        for _ in range(2):
-            drafting = active[pending[active] < 2]
-            known = committed[drafting] + pending[drafting]
-            contexts = (slots.tokens[drafting, known - 2], slots.tokens[drafting, known - 1])
-            if drafting.size:
-                sample_draft(slots.array, drafting, np.ascontiguousarray(draft[contexts]), VOCAB_SIZE, known, 2)
-                certain = np.isin(contexts[1], certain_after)
-                where = drafting[certain], known[certain]
-                slots.tokens[where] = (contexts[1][certain] + 1) % VOCAB_SIZE
-                slots.draft_sources[where] = native.BY_SUFFIX
-            pending[drafting] += 1
-        # A draft of token 0 is verified by the row before it, its own row does not run.
-        verified = [next((j for j in range(2) if slots.tokens[s, committed[s] + j] == 0), 2) for s in active]
-        places = [(s, committed[s] + j) for s, v in zip(active, verified, strict=True) for j in range(v + 1)]
-        where, position = np.array(places).T
-        logits = target[slots.tokens[where, position - 2], slots.tokens[where, position - 1]].astype(np.float32)
-        cu_rows = np.cumsum([0, *(v + 1 for v in verified)]).astype(np.int32)
-        batch = (slots.array, active, logits, VOCAB_SIZE, cu_rows, committed[active], pending[active], 2)
-        found = run(launcher, *batch)
-        for i, slot in enumerate(active.tolist()):
-            count, known = int(found.num_tokens[i]), int(committed[slot])
-            slots.tokens[slot, known : known + count] = found.token_ids[i, :count]
-            committed[slot] += count
-            pending[slot] = pending[slot] - count if found.outcome[i] == Outcome.STILL_PENDING else 0
-        active = active[committed[active] < 2 + length]
-    return slots.tokens[:, 2 : 2 + length].copy()
-
-
-def assert_has_the_target_s_distribution(texts):
-    probs = {text: p for text, p in target_probs(ToyModel(11), (0, 1), texts.shape[1]).items() if p > 0}
-    seen, counts = np.unique(texts, axis=0, return_counts=True)
-    observed = {tuple(text): count for text, count in zip(seen.tolist(), counts.tolist(), strict=True)}
-    assert observed.keys() <= probs.keys()
-    assert chisquare([observed.get(text, 0) for text in probs], [len(texts) * p for p in probs.values()]).pvalue > 1e-3
+from tests.support.toy_models import VOCAB_SIZE, ToyModel
 
 
 @pytest.mark.parametrize("certain_after", [(1, 2), *pick([], [(), range(VOCAB_SIZE)])])
 @pytest.mark.parametrize("mode", [native.SEEDED, native.SAMPLED])
 def test_the_text_has_the_target_s_distribution(mode, certain_after):
-    with np.errstate(divide="ignore"):
-        assert_has_the_target_s_distribution(emitted(SmallBlocks(), mode, 1500, 2, certain_after))
+    check_toy_texts(1500, 2, mode, 2, num_drafts=2, accept=partial(run, SmallBlocks()), certain_after=certain_after)
 
 
 def on_device(arrays, slots, device):
@@ -151,7 +105,7 @@ def check_distribution_of_one_token(device, launcher, mode, n):
     target, draft = ToyModel(11), ToyModel(12)
     slots = Slots(n, VOCAB_SIZE, 1)
     for slot in range(n):
-        slots.set(slot, tokens=[0, 1], mode=mode, key=slot * 0x9E3779B97F4A7C15 % 2**64)
+        slots.set(slot, tokens=[0, 1], mode=mode, key=slot * KEY_STEP % 2**64)
     slot_ids, known = np.arange(n, dtype=np.int32), np.full(n, 2, np.int32)
     sample_draft_reference(slots.array, slot_ids, np.tile(draft.logits((0, 1)), (n, 1)), VOCAB_SIZE, known, 1)
     logits = np.tile(target.logits((0, 1)), (n, 1))
