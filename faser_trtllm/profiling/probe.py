@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
+from faser_trtllm.builder.engine_dir import BuildConfig
 from faser_trtllm.core.batch import BatchBuilder, RaggedBatch
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
@@ -28,11 +29,10 @@ class Probe(Closing):
     """Engines that are open, and their caches. Not thread-safe, except that the draft and the target may run in two
     threads when they are on different partitions.
 
-    A backend's probe says how engines move (use), what a lane's thread does first (pin), and when work is done (wait).
-    partitions: "all", and where lanes are measured "draft" and "verify". num_units: cores or SMs of "all".
+    A backend's probe says what a lane's thread does first (pin), and when work is done (wait). num_units: cores or SMs
+    of "all".
     """
 
-    partitions: tuple[str, ...]
     num_units: int
     row_sizes: tuple[int, ...] = ()  # that passes are padded to
 
@@ -41,12 +41,16 @@ class Probe(Closing):
         target: Engine,
         draft: Engine | None,
         sampler: RejectionSampler,
+        places: Mapping[str, Any],
         limits: Limits,
         num_filled_slots: int,
         stack: ExitStack | None = None,
     ) -> None:
-        """num_filled_slots: slots with caches of their own; the others read those of them. stack: closed with it."""
+        """places: what an engine moves to, by partition: "all" and, where lanes are measured, "draft" and "verify".
+        num_filled_slots: slots with caches of their own; the others read those of them. stack: closed with it."""
         self._stack = stack or ExitStack()
+        self._places = places
+        self.partitions = tuple(places)
         self.target: Any = target  # a backend's engine, which moves as its probe says
         self.draft: Any = draft
         self.limits = limits
@@ -71,7 +75,9 @@ class Probe(Closing):
 
     def use(self, partition: str, engine: Any = None) -> None:
         """Move an engine (default: both) to a partition."""
-        raise NotImplementedError
+        for each in (self.target, self.draft) if engine is None else (engine,):
+            if each is not None:
+                each.use(self._places[partition])
 
     def pin(self, partition: str) -> None:
         """What the calling thread does before it runs an engine on a partition."""
@@ -221,6 +227,28 @@ def context_limits(built_seq_len: int, max_draft_len: int, largest: int) -> tupl
 
 def largest_context(quick: bool) -> int:
     return MAIN_CONTEXT + CATCH_UP_ROWS[-1] if quick else CONTEXTS[-1]
+
+
+def probe_sizes(built: BuildConfig, quick: bool, max_rows: int, max_requests: int) -> tuple[Limits, BuildConfig, int]:
+    """-> what is measured of engines that were built so, and the limits and the number of blocks to open them with.
+
+    max_rows, max_requests: of a pass, at most.
+    """
+    max_context, max_seq_len = context_limits(built.max_seq_len, built.max_draft_len, largest_context(quick))
+    limits = Limits(
+        max_rows=min(max_rows, built.max_num_tokens),
+        max_num_requests=min(max_requests, built.max_batch_size),
+        max_context=max_context,
+        max_draft_len=built.max_draft_len,
+    )
+    needed = BuildConfig(
+        max_batch_size=limits.max_num_requests,
+        max_num_tokens=max(limits.max_rows, limits.max_num_requests),
+        max_seq_len=max_seq_len,
+        max_draft_len=probe_draft_len(built.max_draft_len),
+        tokens_per_block=built.tokens_per_block,
+    )
+    return limits, needed, needed.max_batch_size * -(-needed.max_seq_len // needed.tokens_per_block)
 
 
 def _spread(num_rows: int, num_requests: int) -> list[int]:
