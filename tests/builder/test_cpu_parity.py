@@ -10,17 +10,9 @@ import pytest
 import torch
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 from tests.support.engine_logits import NUM_TOKENS, engine_logits
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie": True, "spelling": "v4"}),
@@ -29,8 +21,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-head-80": ("llama", {"head_dim": 80, "num_kv_heads": 1}),
     "llama-hidden-72": ("llama", {"hidden_size": 72, "num_kv_heads": 4}),
     "llama-linear": ("llama", {"rope": {"rope_type": "linear", "factor": 2.0}}),
-    "llama3": ("llama", {"rope": LLAMA3, "spelling": "v4"}),
-    "llama-yarn": ("llama", {"rope": YARN}),
+    "llama3": ("llama", {"rope": LLAMA3_ROPE, "spelling": "v4"}),
+    "llama-yarn": ("llama", {"rope": YARN_ROPE}),
     "llama-float32": ("llama", {"dtype": "float32", "sharded": True}),
     "mistral": ("mistral", {"sliding_window": 7, "head_dim": 32}),
     "qwen2": ("qwen2", {}),

@@ -8,16 +8,7 @@ import pytest
 
 from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.config import ModelConfig, load_model_config, parse_model_config
-from tests.support.checkpoints import make_checkpoint
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from tests.support.checkpoints import LLAMA3_ROPE, make_checkpoint
 
 
 def llama(**changes: Any) -> dict[str, Any]:
@@ -34,7 +25,7 @@ def llama(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not ...}
 
 
-@pytest.mark.parametrize("rope", [None, LLAMA3_ROPE], ids=["default", "llama3"])
+@pytest.mark.parametrize("rope", [None, LLAMA3_ROPE | {"rope_theta": 500000.0}], ids=["default", "llama3"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 def test_both_spellings_say_the_same(tmp_path: Path, architecture: str, rope: dict[str, Any] | None) -> None:
     old, new = (

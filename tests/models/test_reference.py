@@ -10,23 +10,15 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.expand import ExpandedWeights, expand_config
 from faser_trtllm.models.reference import ReferenceModel
 from faser_trtllm.models.weights import CheckpointWeights, expected_shapes
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 from tests.support.mtp import make_mimo
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("llama", {"rope": {"rope_type": "linear", "factor": 2.0}}),
-    "llama3": ("llama", {"rope": LLAMA3, "spelling": "v4"}),
-    "llama-yarn": ("llama", {"rope": YARN, "tie": True}),
+    "llama3": ("llama", {"rope": LLAMA3_ROPE, "spelling": "v4"}),
+    "llama-yarn": ("llama", {"rope": YARN_ROPE, "tie": True}),
     "llama-float16": ("llama", {"dtype": "float16", "sharded": True}),
     "mistral": ("mistral", {"sliding_window": 7, "head_dim": 24}),
     "qwen2": ("qwen2", {"spelling": "v4"}),
@@ -35,14 +27,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
-    from transformers import AutoModelForCausalLM  # here, since every worker collects this file
-
-    architecture, options = CASES[case]
-    directory = make_checkpoint(tmp_path, architecture, **options)
+def check_logits(directory: Path, transformers_class: Any) -> None:
     token_ids = torch.randint(0, 320, (80,), generator=torch.Generator().manual_seed(1)).tolist()
-    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    theirs = transformers_class.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         expected = theirs(torch.tensor([token_ids])).logits[0]
     with CheckpointWeights(directory) as weights:
@@ -51,18 +38,19 @@ def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
+    from transformers import AutoModelForCausalLM  # here, since every worker collects this file
+
+    architecture, options = CASES[case]
+    check_logits(make_checkpoint(tmp_path, architecture, **options), AutoModelForCausalLM)
+
+
 def test_mimo_is_qwen2(tmp_path: Path) -> None:
     """But for its MTP layer, which no logits of the target hang on."""
     from transformers import Qwen2ForCausalLM
 
-    directory = make_mimo(tmp_path, head_dim=24)
-    token_ids = torch.randint(0, 320, (80,), generator=torch.Generator().manual_seed(1)).tolist()
-    theirs = Qwen2ForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    with torch.no_grad():
-        expected = theirs(torch.tensor([token_ids])).logits[0]
-    with CheckpointWeights(directory) as weights:
-        logits = ReferenceModel(load_model_config(directory), weights).logits(token_ids)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    check_logits(make_mimo(tmp_path, head_dim=24), Qwen2ForCausalLM)
 
 
 @pytest.mark.parametrize("expand", [1, 3])

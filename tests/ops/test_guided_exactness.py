@@ -9,6 +9,7 @@ import pytest
 
 from faser_trtllm.ops.accept import Outcome, accept_reference
 from faser_trtllm.ops.sample import sample_draft_reference
+from tests.support.enumeration import observe
 from tests.support.sampling_slots import Slots
 from tests.support.toy_models import VOCAB_SIZE, total_variation
 
@@ -19,11 +20,7 @@ _GRID = 37  # a uniform is looked at in so many places, then between those that 
 _SETS = [np.array(bits, bool) for bits in itertools.product([0, 1], repeat=VOCAB_SIZE) if any(bits)]
 
 
-class _NeedUniformError(Exception):
-    pass
-
-
-def branches_of(observe):
+def branches_of(look):
     """{observation: probability} of a step function of one uniform, its steps found by bisection."""
     found: dict = {}
 
@@ -32,12 +29,12 @@ def branches_of(observe):
             found[seen_low] = found.get(seen_low, 0.0) + (high - low)
             return
         middle = (low + high) / 2
-        seen = observe(middle)
+        seen = look(middle)
         walk(low, seen_low, middle, seen)
         walk(middle, seen, high, seen_high)
 
     places = [(i + 0.5) / _GRID for i in range(_GRID)]
-    seen = [observe(u) for u in places]
+    seen = [look(u) for u in places]
     for i in range(_GRID - 1):
         walk(places[i], seen[i], places[i + 1], seen[i + 1])
     for end in (seen[0], seen[-1]):
@@ -48,28 +45,15 @@ def branches_of(observe):
 def enumerate_uniforms(run):
     """[(probability, result)] of run(uniform) over all values of the uniforms it asks for."""
 
-    def observe(values):
-        queue = list(values)
-
-        def uniform(key, index, stream):
-            if not queue:
-                raise _NeedUniformError(index, stream)
-            return queue.pop(0)
-
-        try:
-            return "result", run(uniform)
-        except _NeedUniformError as need:
-            return "next", need.args
-
     def walk(chosen):
-        kind, value = observe(chosen)
+        kind, value = observe(run, chosen)
         if kind == "result":
             return {value: 1.0}
         probs: dict = {}
         representatives: dict = {}
 
         def look(u):
-            seen = observe([*chosen, u])
+            seen = observe(run, [*chosen, u])
             representatives.setdefault(seen, u)
             return seen
 

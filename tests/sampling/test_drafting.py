@@ -10,13 +10,9 @@ import pytest
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import DraftBatch
-from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.sample import sample_draft_reference
-from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
-from tests.support.engine_harness import Harness
-from tests.support.tiny_model import TinyConfig, TinyModel
 
 VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 4, 5
 
@@ -39,17 +35,6 @@ CASES = [
     Case({"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3}, 20, 0, 13, 1),
     Case({"temperature": 1.0}, 6, 0, 2, 0),  # catches up, drafts nothing
 ]
-
-
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory):
-    path = TinyModel(TinyConfig(num_layers=2, max_seq_len=64)).write(tmp_path_factory.mktemp("e") / "rank0.engine")
-    sizes = {"num_blocks": 4 * NUM_SLOTS, "tokens_per_block": 16, "max_num_tokens": 128}
-    with (
-        CoreSet(num_threads=2) as core_set,
-        CpuEngine.open(path, core_set, max_batch_size=NUM_SLOTS, **sizes) as engine,
-    ):
-        yield Harness(engine)
 
 
 class Bound:

@@ -10,14 +10,10 @@ from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.request import NUM_CANDIDATES, Request
 from faser_trtllm.core.sampling_params import NUM_MODES, SamplingParams
 from faser_trtllm.engine.base import DraftBatch
-from faser_trtllm.engine.cpu.engine import CpuEngine
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.draft_stop import goes_on, pending_margins, pending_sources
 from faser_trtllm.ops.draw import gumbel_lead
-from faser_trtllm.partition.core_set import CoreSet
 from faser_trtllm.sampling.table import SamplingTable
-from tests.support.engine_harness import Harness
-from tests.support.tiny_model import TinyConfig, TinyModel
 
 VOCAB_SIZE, MAX_DRAFT_LEN, NUM_SLOTS = 100, 6, 5
 PARAMS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.3, "top_k": 20}, {}, {"temperature": 1.0}]
@@ -25,17 +21,6 @@ NUM_TOKENS = [11, 5, 9, 20, 6]
 NUM_PENDING = [0, 1, 2, 0, 3]  # drafted by an earlier call
 CURVES = NUM_MODES, MAX_DRAFT_LEN
 NUM_NEW = [6, 5, 3, 0, 2]
-
-
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory):
-    path = TinyModel(TinyConfig(num_layers=2, max_seq_len=64)).write(tmp_path_factory.mktemp("e") / "rank0.engine")
-    sizes = {"num_blocks": 4 * NUM_SLOTS, "tokens_per_block": 16, "max_num_tokens": 128}
-    with (
-        CoreSet(num_threads=2) as core_set,
-        CpuEngine.open(path, core_set, max_batch_size=NUM_SLOTS, **sizes) as engine,
-    ):
-        yield Harness(engine)
 
 
 class Rig:

@@ -19,6 +19,14 @@ _ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mimo": "MiMoForCausalLM",
 }
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 _LINES = (
     "The quick brown fox jumps over the lazy dog and then the other dog jumps over the fox.",
     "def add(first, second):\n    return first + second\n",

@@ -25,6 +25,21 @@ class _NeedUniformError(Exception):
     pass
 
 
+def observe(run, values):
+    """("result", run(uniform)) where the uniforms are these, or ("next", which uniform it asks for after them)."""
+    queue = list(values)
+
+    def uniform(key, index, stream):
+        if not queue:
+            raise _NeedUniformError(index, stream)
+        return queue.pop(0)
+
+    try:
+        return "result", run(uniform)
+    except _NeedUniformError as need:
+        return "next", need.args
+
+
 def enumerate_uniforms(run):
     """(probability, result) of run(uniform) over all values of the uniforms it asks for.
 
@@ -34,7 +49,7 @@ def enumerate_uniforms(run):
     def walk(chosen, probability):
         branches = {}
         for cell in range(CELLS):
-            observed = observe([*chosen, (cell + 0.5) / CELLS])
+            observed = observe(run, [*chosen, (cell + 0.5) / CELLS])
             branches.setdefault(observed, []).append((cell + 0.5) / CELLS)
         for (kind, value), cells in branches.items():
             weight = probability * len(cells) / CELLS
@@ -43,20 +58,7 @@ def enumerate_uniforms(run):
             else:
                 yield from walk([*chosen, cells[0]], weight)
 
-    def observe(values):
-        queue = list(values)
-
-        def uniform(key, index, stream):
-            if not queue:
-                raise _NeedUniformError(index, stream)
-            return queue.pop(0)
-
-        try:
-            return "result", run(uniform)
-        except _NeedUniformError as need:
-            return "next", need.args
-
-    kind, value = observe([])
+    kind, value = observe(run, [])
     if kind == "result":
         yield 1.0, value
     else:

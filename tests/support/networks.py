@@ -13,24 +13,16 @@ from faser_trtllm.builder.network.options import NetworkOptions
 from faser_trtllm.builder.network.segment import SegmentNetwork, build_segment, create_network, logger
 from faser_trtllm.models.config import ModelConfig, load_model_config
 from faser_trtllm.models.weights import CheckpointWeights
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 
 OPTIONS = NetworkOptions(
     dtype="float32", max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=96, max_query_rows=64
 )
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-tied-llama3": ("llama", {"tie": True, "rope": LLAMA3}),
+    "llama-tied-llama3": ("llama", {"tie": True, "rope": LLAMA3_ROPE}),
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-head-80-yarn": ("llama", {"head_dim": 80, "num_kv_heads": 1, "rope": YARN}),
+    "llama-head-80-yarn": ("llama", {"head_dim": 80, "num_kv_heads": 1, "rope": YARN_ROPE}),
     "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 32}),
     "qwen2": ("qwen2", {"rope": {"rope_type": "linear", "factor": 2.0}}),
     "qwen3": ("qwen3", {"head_dim": 32, "tie": True, "num_kv_heads": 1}),

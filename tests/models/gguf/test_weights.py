@@ -16,7 +16,7 @@ from faser_trtllm.errors import CheckpointError
 from faser_trtllm.models.gguf.file import READ_TYPES, TensorType
 from faser_trtllm.models.rope import RopeConfig, rope_frequencies
 from tests.models.gguf.opened import opened
-from tests.support.checkpoints import make_checkpoint, make_pair, write_safetensors
+from tests.support.checkpoints import LLAMA3_ROPE, YARN_ROPE, make_checkpoint, make_pair, write_safetensors
 from tests.support.engine_logits import NUM_TOKENS, engine_logits
 from tests.support.gguf_writer import (
     F32,
@@ -35,20 +35,13 @@ from tests.support.gguf_writer import (
     write_gguf,
 )
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie": True}),
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "num_kv_heads": 1}),
     "llama-head-32": ("llama", {"head_dim": 32, "rope": {"rope_theta": 500000.0}}),
     "llama-linear": ("llama", {"rope": {"rope_type": "linear", "factor": 2.5}}),
-    "llama-yarn": ("llama", {"rope": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}}),
+    "llama-yarn": ("llama", {"rope": YARN_ROPE}),
     "mistral": ("mistral", {"sliding_window": 7}),
     "qwen2": ("qwen2", {"rope": {"rope_theta": 1000000.0}}),
     "qwen3": ("qwen3", {"head_dim": 32, "tie": True}),
@@ -124,9 +117,9 @@ def halves(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def test_llama3_factors_give_its_frequencies(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "folder", rope=LLAMA3)
+    folder = make_checkpoint(tmp_path / "folder", rope=LLAMA3_ROPE)
     metadata, tensors = gguf_of(folder, TYPE_BF16)
-    rope = {key: value for key, value in LLAMA3.items() if key != "rope_type"}
+    rope = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_type"}
     wanted, _ = rope_frequencies(RopeConfig("llama3", 10000.0, **rope), 16)  # type: ignore[arg-type]
     plain, _ = rope_frequencies(RopeConfig(), 16)
     factors = (plain / wanted).astype("<f4")
