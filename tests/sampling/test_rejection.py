@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from faser_trtllm.core.sampling_params import SamplingParams
 from faser_trtllm.engine.base import EngineSpec
 from faser_trtllm.engine.gpu.ops import Ops
 from faser_trtllm.engine.gpu.sampler.accept import GpuRejectionSampler
+from faser_trtllm.engine.gpu.sampler.draft_probs import DeviceDraftProbs
 from faser_trtllm.engine.gpu.sampler.logits import DeviceLogits
 from faser_trtllm.ops.accept import Outcome, RowStatus
 from faser_trtllm.sampling.draft_probs import HostDraftProbs
@@ -38,18 +41,23 @@ class Target:
 
 
 class Case:
-    """Requests in slots 0, 1, ... with pending drafts, and the sampler that verifies them."""
+    """Requests in slots 0, 1, ... with pending drafts, and the sampler that verifies them. Two binds in turn have the
+    same key."""
 
     def __init__(self, kind: str) -> None:
-        self.table = SamplingTable(NUM_SLOTS, VOCAB, MAX_DRAFT_LEN)
+        keys, sizes = itertools.count(), (NUM_SLOTS, MAX_DRAFT_LEN, VOCAB)
         self.rows, self.requests, self._on_device = [], [], kind != "cpu"
         if kind == "cpu":
-            self.sampler = CpuRejectionSampler(VOCAB, MAX_DRAFT_LEN, HostDraftProbs(NUM_SLOTS, MAX_DRAFT_LEN, VOCAB))
+            self.sampler = CpuRejectionSampler(VOCAB, MAX_DRAFT_LEN, HostDraftProbs(*sizes))
         else:
             ops = ReferenceOps()
             if kind == "kernels":
                 ops.accept = Ops({"accept": emulated_rows("accept")}, lambda: 0, num_sms=4).accept
-            self.sampler = GpuRejectionSampler(Target(), ops, MAX_DRAFT_LEN, None)
+            draft_probs = DeviceDraftProbs(HostRuntime(), WHOLE, *sizes)
+            self.sampler = GpuRejectionSampler(Target(), ops, MAX_DRAFT_LEN, draft_probs)
+        self.table = SamplingTable(
+            NUM_SLOTS, VOCAB, MAX_DRAFT_LEN, new_key=lambda: next(keys) // 2, draft_probs=self.sampler.draft_probs
+        )
 
     def add(self, prompt, drafts, num_rows, **params) -> Request:
         request = Request(
@@ -67,6 +75,9 @@ class Case:
         logits = np.zeros((len(says), VOCAB), np.float32)
         for row, tokens in enumerate(says):
             logits[row, tokens or ...] = 9.0 - np.arange(len(tokens)) if tokens else np.nan
+        return self.run(logits, branches)
+
+    def run(self, logits, branches=()):
         verified = VerificationRows.of(*zip(*self.rows, strict=True))
         added = BranchTokens(*np.array(branches, np.int32).T.copy()) if branches else None
         given = DeviceLogits(torch.from_numpy(logits)) if self._on_device else logits
@@ -139,6 +150,33 @@ def test_nan_logits_fail_the_request_alone(case: Case) -> None:
     assert committed(found) == [[5], [5, 6]]
     assert found.outcome.tolist() == [Outcome.FAILED, Outcome.BONUS]
     assert found.row_status.tolist() == [RowStatus.NAN, RowStatus.OK]
+
+
+def test_drafts_of_a_preempted_request_keep_their_distributions(case: Case) -> None:
+    """Verified in another slot, after others have used its own, they are judged as they would have been before."""
+    rng, found = np.random.default_rng(5), []
+
+    def judged(slot, logits, q=None):
+        if q is not None:
+            np.asarray(case.table.draft_probs.rows(slot))[:] = q
+        case.rows = [(slot, 4, 3, 3)]
+        return committed(case.run(logits))[0]
+
+    for _ in range(30):
+        case.rows, case.requests = [], []
+        request = case.add([1, 2, 0], rng.integers(0, 3, 3), 4, temperature=1.2)
+        q = np.zeros((MAX_DRAFT_LEN, VOCAB), np.float32)
+        q[:, :3] = rng.dirichlet(np.ones(3), MAX_DRAFT_LEN)
+        logits = np.full((4, VOCAB), -np.inf, np.float32)
+        logits[:, :3] = rng.standard_normal((4, 3))
+        first = judged(0, logits, q)
+        case.table.park(0, request)
+        case.table.release(0)
+        np.asarray(case.table.draft_probs.rows(0))[:] = 1 / VOCAB
+        case.table.bind(2, request)
+        found.append((first, judged(2, logits), judged(2, logits, 1 / VOCAB)))
+    assert [again for _, again, _ in found] == [first for first, _, _ in found]
+    assert [wrong for *_, wrong in found] != [first for first, *_ in found]
 
 
 def test_fewer_logits_than_rows_are_refused(case: Case) -> None:

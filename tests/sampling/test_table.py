@@ -158,16 +158,13 @@ def test_a_slot_forgets_the_request_before():
     assert not any(entry[name] for name in (*names, "num_end_ids", "num_bias", "num_bad_words", "top_k"))
 
 
-def test_drafts_never_without_memory_for_them():
-    table = SamplingTable(1, 10, 0)
-    table.bind(0, request(temperature=1.0))
-    assert table.array[0]["draft_probs"] == 0
-
-
-def test_where_nothing_is_drawn_a_request_is_parked_without_distributions():
-    table = SamplingTable(2, 10, 3, draft_probs=HostDraftProbs(2, 0, 10))
+@pytest.mark.parametrize("draft_probs", [None, HostDraftProbs(2, 0, 10)])
+def test_where_nothing_is_drawn_no_distribution_is_kept(draft_probs):
+    table = SamplingTable(2, 10, 0 if draft_probs is None else 3, draft_probs=draft_probs)
     one = request(temperature=1.0)
     table.bind(0, one)
+    assert (table.array[0]["mode"], table.array[0]["draft_probs"]) == (native.SAMPLED, 0)
+    assert table.draft_probs.rows(0).shape == (0, 10)
     table.park(0, one)
     table.release(0)
     table.bind(1, one)
@@ -184,11 +181,3 @@ def test_tests_are_counted_by_slot_whoever_has_it():
     assert table.tests(native.BY_SUFFIX) == (20, 10)
     assert table.tests(native.BY_MODEL) == (0, 0)
     assert not table.is_bound(1)
-
-
-def test_where_nothing_is_drawn_no_distribution_is_kept():
-    table = SamplingTable(1, 10, 3, draft_probs=HostDraftProbs(1, 0, 10))
-    table.bind(0, request(temperature=1.0))
-    assert table.array[0]["mode"] == native.SAMPLED
-    assert table.array[0]["draft_probs"] == 0
-    assert table.draft_probs.rows(0).shape == (0, 10)

@@ -20,7 +20,6 @@ from faser_trtllm.core.clock import ManualClock
 from faser_trtllm.core.decision import Mode
 from faser_trtllm.core.request import Request
 from faser_trtllm.core.sampling_params import SamplingParams
-from faser_trtllm.engine.base import DraftBatch
 from faser_trtllm.engine.cuda.engine import make_engine
 from faser_trtllm.engine.cuda.open import open_cuda_engines
 from faser_trtllm.engine.cuda.weights import DeviceWeights, LayerWeights
@@ -34,7 +33,6 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.executor.factory import assemble, open_executor
 from faser_trtllm.ops.probs import next_token_probs_reference
 from faser_trtllm.policy.static import FixedPolicy
-from faser_trtllm.sampling.rejection import VerificationRows
 from faser_trtllm.sampling.table import SamplingTable
 from tests.engine.cuda.exact_ops import ExactOps
 from tests.engine.cuda.host_executor import MAX_DRAFT_LEN, HostGpu, KernelAcceptGpu, generate, mixed_requests
@@ -313,45 +311,6 @@ def three_token_probs(weights: DeviceWeights, stack: ExitStack, prompt: list[int
             for token, behind in enumerate(probs_behind([*prompt, *text]))
         }
     return found
-
-
-def test_drafts_of_a_preempted_request_keep_their_distributions() -> None:
-    """Tested in another slot, after others have used its own, they are judged as they would have been before."""
-    torch.manual_seed(5)
-    keys = iter(range(100))
-    found = []
-    with ExitStack() as stack:
-        draft_probs = DeviceDraftProbs(HostRuntime(), HostGpu.whole, 32, 3, 3)
-        target = open_weights(random_weights(3, 0), stack)
-        draft = open_weights(random_weights(3, 1), stack, draft_probs=draft_probs, max_draft_len=3)
-        sampler = GpuRejectionSampler(target, ExactOps(), 3, draft_probs)
-        table = SamplingTable(32, 3, 3, new_key=lambda: next(keys) // 2, draft_probs=draft_probs)
-        params = SamplingParams(max_tokens=9, temperature=1.2)
-        for index in range(30):
-            request = Request(str(index), [1, 2, 0], params, max_seq_len=32, max_draft_len=3, arrival_s=0.0)
-            table.bind(0, request)
-            batch = Harness(draft).batch([(0, request.tokens, 0, 3)])
-            counts = (np.full(1, n, np.int32) for n in (3, 0, 3))
-            assert draft.draft(DraftBatch(batch, table.array, *counts, 3, None)).tolist() == [3]
-            request.num_drafts = 3
-            logits = target.forward(Harness(target).batch([(0, request.tokens, 0, 6)]))
-            logits = sampler.take(logits, np.arange(2, 6))
-            judged = [judge(sampler, table, 0, logits)]
-            table.park(0, request)
-            table.release(0)
-            draft_probs.tensor.fill_(1 / 3)
-            table.bind(2, request)
-            judged.append(judge(sampler, table, 2, logits))
-            draft_probs.tensor.fill_(1 / 3)
-            found.append((*judged, judge(sampler, table, 2, logits)))
-    assert [again for _, again, _ in found] == [first for first, _, _ in found]
-    assert [wrong for *_, wrong in found] != [first for first, *_ in found]
-
-
-def judge(sampler: GpuRejectionSampler, table: SamplingTable, slot: int, logits):
-    """Tokens, and how many of them were drafts."""
-    result = sampler.sample(table.array, logits, VerificationRows.of([slot], [4], [3], [3]))
-    return result.token_ids[0].tolist(), int(result.num_accepted[0])
 
 
 def test_without_a_gpu_a_cuda_directory_is_refused_in_one_sentence(engines: EngineDir) -> None:
