@@ -26,6 +26,7 @@ from faser_trtllm.config import ServiceConfig
 from faser_trtllm.errors import FaserError, InvalidArgumentError, UnavailableError
 from faser_trtllm.serving.engine_process import wire
 from faser_trtllm.serving.engine_process.connection import MAX_REST_S, Connection
+from faser_trtllm.serving.engine_process.intake import Intake
 from faser_trtllm.serving.engine_process.metrics import MetricChanges, ModelMetrics
 from faser_trtllm.serving.engine_process.model import ModelConfig, ServedModel, load_model_config, note_start_error
 from faser_trtllm.serving.engine_process.open_request import OpenRequest
@@ -101,6 +102,7 @@ class EngineServer:
         self._requests: dict[int, list[OpenRequest]] = {}  # by handle
         self._is_draining = False
         self._pauses = Pauses()
+        self._intake = Intake(self._request)
 
     def run(self) -> None:
         """Handle frames until the backend hangs up."""
@@ -140,10 +142,14 @@ class EngineServer:
 
     def _handle(self, kind: FromBackend, body: Body) -> None:
         if kind is FromBackend.REQUEST:
-            self._request(wire.read_request(body))
+            frame = wire.read_request(body)
+            refusal = self._intake.put(frame)
+            if refusal is not None:
+                self._refuse(frame, self._models.get(frame.model), refusal)
         elif kind is FromBackend.CANCEL:
-            for request in list(self._requests.get(body.numbers(_HANDLE)[0], ())):
-                request.cancel()
+            (handle,) = body.numbers(_HANDLE)
+            if not self._intake.cancel(handle):
+                self._cancel(handle)
         elif kind is FromBackend.PING:
             self._pong()
         elif kind is FromBackend.OPEN:
@@ -156,6 +162,10 @@ class EngineServer:
             self._num_restarts = float(num_starts > 0)
             if version != wire.VERSION:
                 self._send_settings(ServiceConfig())
+
+    def _cancel(self, handle: int) -> None:
+        for request in list(self._requests.get(handle, ())):
+            request.cancel()
 
     def _request(self, frame: RequestFrame) -> None:
         model = self._models.get(frame.model)
@@ -177,6 +187,8 @@ class EngineServer:
         except Exception as error:
             log.exception("a request could not be read")
             self._refuse(frame, model, FaserError(f"the request could not be read: {type(error).__name__}"))
+        if self._intake.take_cancelled(frame.handle):
+            self._cancel(frame.handle)
 
     def _submit(self, frame: RequestFrame, model: ServedModel, tensors: wire.Tensors) -> None:
         """Start all sequences of a request or none."""
@@ -187,9 +199,9 @@ class EngineServer:
             raise UnavailableError(SHUTTING_DOWN)
         assert self._generator is not None, "it was opened before its models"
         sequences: list[OpenRequest] = []
-        prepared = None
-        for part in model.parse(tensors):
-            prepared = self._generator.prepare(part.request, like=prepared)
+        prepared, parts = None, model.parse(tensors)
+        for part in parts:
+            prepared = self._generator.prepare(part.request, like=prepared, num_sequences=len(parts))
             sequences.append(OpenRequest(prepared, part, frame, model, sequences, self._outbox, self._forget))
         self._requests[frame.handle] = sequences
         for request in list(sequences):

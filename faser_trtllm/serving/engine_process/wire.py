@@ -115,6 +115,7 @@ class RequestFrame:
     request_id: str
     outputs: bytes
     inputs: tuple[InputTensor, ...]
+    num_bytes: int
 
     def tensors(self) -> Tensors:
         """The inputs by name; raises InvalidArgumentError if the bytes of one do not fit its shape."""
@@ -174,6 +175,11 @@ class Body:
         self._data = data
         self._at = 0
 
+    @property
+    def num_left(self) -> int:
+        """Bytes that have not been read."""
+        return len(self._data) - self._at
+
     def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self.content(layout.size))
 
@@ -196,6 +202,7 @@ def read_open(body: Body) -> OpenFrame:
 
 
 def read_request(body: Body) -> RequestFrame:
+    num_bytes = body.num_left
     model, handle = body.numbers(_REQUEST)
     request_id = body.text()
     outputs = bytes(body.content(body.u32()))
@@ -206,7 +213,7 @@ def read_request(body: Body) -> RequestFrame:
         shape = struct.unpack(f"<{num_dims}q", body.content(8 * num_dims))
         (size,) = body.numbers(_U64)
         inputs.append(InputTensor(name, dtype, shape, body.content(size)))
-    return RequestFrame(model, handle, request_id, outputs, tuple(inputs))
+    return RequestFrame(model, handle, request_id, outputs, tuple(inputs), num_bytes)
 
 
 @functools.lru_cache(maxsize=256)  # clients ask for few sets of outputs, but each could ask for others

@@ -13,6 +13,9 @@ from faser_trtllm.guided.spec import GUIDE_TYPES, GuideSpec, guide_spec
 MAX_STOP_WORDS = 64
 MAX_WORD_CHARS = 1024
 MAX_WORDS = 1024
+MAX_STOP_CHARS = 8 << 10  # of all stop words of a request: their automaton takes some 250 bytes each
+MAX_WORDS_CHARS = 64 << 10  # of all words of another field: they are tokenized before the request runs
+MAX_BAD_TEXTS = MAX_BAD_WORDS // 2  # each is banned at the start of a line and after a space
 MAX_LOGITS_BYTES = 32 << 20
 DAY_MS = 86_400_000.0
 
@@ -37,12 +40,13 @@ class TextRequest(SamplingFields):
     stop_words: tuple[str, ...] = param(
         (),
         f"texts that end the output and are not part of it, however they are tokenized; at most {MAX_STOP_WORDS} of "
-        f"{MAX_WORD_CHARS} characters",
+        f"{MAX_WORD_CHARS} characters, {MAX_STOP_CHARS} together",
         openai="stop",
     )
     bad_words: tuple[str, ...] = param(
         (),
-        f"words whose tokens are never produced, neither at the start of a line nor after a space; at most {MAX_WORDS}",
+        "words whose tokens are never produced, neither at the start of a line nor after a space; at most "
+        f"{MAX_BAD_TEXTS}, of {MAX_WORDS_CHARS} characters together",
     )
     embedding_bias_words: tuple[str, ...] = param(
         (), "words with a weight in `embedding_bias_weights` each, which is added to the logits of the word's tokens"
@@ -88,8 +92,8 @@ class TextRequest(SamplingFields):
             raise InvalidArgumentError("is missing, send text_input or input_ids", "prompt")
         if self.text is not None and self.token_ids is not None:
             raise InvalidArgumentError("and input_ids were both sent, send one of them", "text_input")
-        check_words("stop_words", self.stop_words, MAX_STOP_WORDS)
-        check_words("bad_words", self.bad_words, MAX_WORDS)
+        check_words("stop_words", self.stop_words, MAX_STOP_WORDS, MAX_STOP_CHARS)
+        check_words("bad_words", self.bad_words, MAX_BAD_TEXTS)
         check_words("embedding_bias_words", self.embedding_bias_words, MAX_WORDS)
         num_words, num_weights = len(self.embedding_bias_words), len(self.embedding_bias_weights)
         if num_words != num_weights:
@@ -195,8 +199,9 @@ TEXT_ROWS = rows(TextRequest)[len(rows(SamplingFields)) :]
 """The rows that TextRequest adds to those of sampling."""
 
 
-def check_words(field: str, words: Sequence[str], limit: int) -> None:
-    """Raise InvalidArgumentError if there are more words than limit, or one is longer than MAX_WORD_CHARS."""
+def check_words(field: str, words: Sequence[str], limit: int, max_chars: int = MAX_WORDS_CHARS) -> None:
+    """Raise InvalidArgumentError if there are more words than limit, one is longer than MAX_WORD_CHARS, or all together
+    are longer than max_chars."""
     check_count(field, len(words), limit)
     num_chars = max(map(len, words), default=0)
     if num_chars > MAX_WORD_CHARS:
@@ -206,3 +211,6 @@ def check_words(field: str, words: Sequence[str], limit: int) -> None:
             num_chars,
             MAX_WORD_CHARS,
         )
+    total = sum(map(len, words))
+    if total > max_chars:
+        raise InvalidArgumentError(f"has {total} characters, allowed are at most {max_chars}", field, total, max_chars)

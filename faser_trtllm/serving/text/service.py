@@ -62,17 +62,19 @@ class TextGenerator:
         self._compiler = GuideCompiler(tokenizer, executor.vocab_size)
         self._guides = GuideQueue(self._compiler)
 
-    def prepare(self, request: TextRequest, like: PreparedText | None = None) -> PreparedText:
+    def prepare(self, request: TextRequest, like: PreparedText | None = None, num_sequences: int = 1) -> PreparedText:
         """Check a request and tokenize its prompt; raises InvalidArgumentError.
 
         like: another request, whose tokens it shares if it differs in its seed only, as the sequences of a prompt do.
+        num_sequences: that the client asked for with it, which share the limit of logits.
         """
         if like is not None and request == dataclasses.replace(like.request, seed=request.seed):
             params = dataclasses.replace(like.params, seed=request.seed)
             return dataclasses.replace(like, request=request, params=params)
         request.validate()
         check_token_ids("stop_words_list", list(itertools.chain(*request.stop_token_ids)), self._executor.vocab_size)
-        prompt, params = self._prompt(request), self._params(request)
+        params = self._params(request, num_sequences)
+        prompt = self._prompt(request)
         stop_words = StopWords.of(request.stop_words if request.detokenize else map(token_text, request.stop_token_ids))
         block = self._executor.tokens_per_block
         return PreparedText(request, prompt, params, stop_words, self._tokenizer, block, self._stream_interval)
@@ -135,15 +137,17 @@ class TextGenerator:
         self._length.check("prompt_tokens", request.text)
         return self._tokenizer.encode(request.text)
 
-    def _params(self, request: TextRequest) -> SamplingParams:
+    def _params(self, request: TextRequest, num_sequences: int) -> SamplingParams:
         max_tokens, min_tokens = request.max_tokens, request.min_tokens
         if min_tokens <= max_tokens:
             max_tokens, min_tokens = (min(number, self._executor.max_seq_len) for number in (max_tokens, min_tokens))
-        num_bytes = 4 * self._executor.vocab_size * max_tokens
+        token_bytes = 4 * self._executor.vocab_size * num_sequences
+        num_bytes = token_bytes * max_tokens
         if request.return_generation_logits and num_bytes > MAX_LOGITS_BYTES:
+            sequences = f" and {num_sequences} sequences" if num_sequences > 1 else ""
             raise InvalidArgumentError(
-                f"with max_tokens {max_tokens} is {num_bytes} bytes, allowed are {MAX_LOGITS_BYTES}; lower max_tokens "
-                f"to {MAX_LOGITS_BYTES // (4 * self._executor.vocab_size)}",
+                f"with max_tokens {max_tokens}{sequences} is {num_bytes} bytes, allowed are {MAX_LOGITS_BYTES}; lower "
+                f"max_tokens to {MAX_LOGITS_BYTES // token_bytes}",
                 "return_generation_logits",
                 num_bytes,
                 MAX_LOGITS_BYTES,

@@ -22,6 +22,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 MAX_REQUEST_ID_BYTES = 4096
 MAX_RETURN_SEQUENCES = 64
+MAX_SEQUENCES = 256  # of all prompts of a request
 SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that all sequences of a request have different seeds
 
 
@@ -90,6 +91,14 @@ def parse_request(
         num_sequences = _scalar(item, "num_return_sequences", int, 1)
         Bounds(1, MAX_RETURN_SEQUENCES).check("num_return_sequences", num_sequences)
         found.append((request, num_sequences))
+    total = sum(num_sequences for _, num_sequences in found)
+    if total > MAX_SEQUENCES:
+        raise InvalidArgumentError(
+            f"asks for {total} sequences of {len(found)} prompts, allowed are {MAX_SEQUENCES} together; send fewer",
+            "num_return_sequences",
+            total,
+            MAX_SEQUENCES,
+        )
     has_sequences = any(num_sequences > 1 for _, num_sequences in found)
     return [
         Part(_with_own_seed(request, i), place if len(items) > 1 else None, i if has_sequences else None, wanted)

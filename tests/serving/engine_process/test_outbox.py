@@ -61,7 +61,7 @@ class World:
     def start(self, handle, stream=True, **tensors):
         """Sequences of a request, each with the request that its executor has."""
         given = {"text_input": text("hello"), "max_tokens": ints(500), "stream": np.array([[stream]])} | tensors
-        frame = RequestFrame(0, handle, "id", "\n".join(OUTPUTS).encode(), ())
+        frame = RequestFrame(0, handle, "id", "\n".join(OUTPUTS).encode(), (), 100)
         siblings, found = [], []
         self.received[handle] = []
         for part in parse_request(given):

@@ -90,6 +90,16 @@ def test_good_requests_are_served_next_to_bad_ones_and_ids_need_not_differ(backe
     assert answers[4][0].message == "the prompt is missing, send text_input or input_ids"
 
 
+def test_the_sequences_of_a_request_share_the_limit_of_logits(backend):
+    inputs = {"text_input": b"abc", "return_generation_logits": np.array([[True]]), "max_tokens": ints(1000)}
+    backend.ask(0, 1, num_return_sequences=ints(27), **inputs)
+    (error,) = backend.answers(1)[1]
+    assert error.message == (
+        "return_generation_logits with max_tokens 1000 and 27 sequences is 34560000 bytes, allowed are 33554432; lower "
+        "max_tokens to 970"
+    )
+
+
 def test_a_batch_of_sequences_ends_with_its_last(backend):
     backend.ask(
         0,

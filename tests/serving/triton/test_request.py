@@ -96,6 +96,13 @@ BAD = [
     ({"text_input": strings("a"), "num_return_sequences": ints(0)}, "num_return_sequences is 0"),
     ({"text_input": strings("a"), "num_return_sequences": ints(65)}, "num_return_sequences is 65"),
     ({"text_input": strings("a"), "stop_words": strings(*["x"] * 100_000)}, "100000 entries"),
+    ({"text_input": strings("a"), "stop_words": strings(*["x" * 1024] * 9)}, "stop_words has 9216 characters"),
+    ({"text_input": strings("a"), "bad_words": strings(*["x"] * 513)}, "bad_words has 513 entries"),
+    ({"text_input": strings("a"), "bad_words": strings(*["x" * 1024] * 65)}, "bad_words has 66560 characters"),
+    (
+        {"text_input": strings("a").repeat(5, 0), "num_return_sequences": ints(52).repeat(5, 0)},
+        "num_return_sequences asks for 260 sequences of 5 prompts, allowed are 256",
+    ),
     ({"text_input": strings("a"), "embedding_bias_weights": floats(1)}, "without embedding_bias_words"),
     ({"text_input": strings("a"), "embedding_bias_words": strings("b")}, "one weight for each word"),
     ({"text_input": strings("a"), "length_penalty": floats(float("nan"))}, "length_penalty is nan"),

@@ -1,0 +1,71 @@
+"""Threads that read requests, so that a long prompt of one client does not hold up those of others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from faser_trtllm.errors import FaserError, UnavailableError
+from faser_trtllm.serving.engine_process.wire import RequestFrame
+
+NUM_THREADS = 2
+MAX_INLINE_BYTES = 8 << 10  # of a frame that is read at once: its text takes a few ms at most
+MAX_WAITING_BYTES = 128 << 20
+
+
+class Intake:
+    """Small requests are read on the caller's thread, others in turn on NUM_THREADS threads.
+
+    A request that would bring the frames that wait above MAX_WAITING_BYTES is refused. put() and cancel() belong to one
+    thread.
+    """
+
+    def __init__(self, read: Callable[[RequestFrame], None]) -> None:
+        """read: starts or refuses a request; called on several threads."""
+        self._read = read
+        self._work: SimpleQueue[RequestFrame] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, bool] = {}  # by handle: whether the client has cancelled it
+        self._num_bytes = 0
+        self._threads: list[threading.Thread] = []
+
+    def put(self, frame: RequestFrame) -> FaserError | None:
+        """Have a request read; the reason if it cannot be taken now."""
+        if frame.num_bytes <= MAX_INLINE_BYTES:
+            self._read(frame)
+            return None
+        with self._lock:
+            if self._num_bytes + frame.num_bytes > MAX_WAITING_BYTES:
+                return UnavailableError(
+                    f"requests of {self._num_bytes} bytes wait to be read, allowed are {MAX_WAITING_BYTES} with this "
+                    "one; try again later"
+                )
+            self._num_bytes += frame.num_bytes
+            self._waiting[frame.handle] = False
+        if len(self._threads) < NUM_THREADS:
+            thread = threading.Thread(target=self._run, name="faser-intake", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put(frame)
+        return None
+
+    def cancel(self, handle: int) -> bool:
+        """Note that a client has cancelled a request that is not read yet; False if none of this handle waits."""
+        with self._lock:
+            if handle not in self._waiting:
+                return False
+            self._waiting[handle] = True
+            return True
+
+    def take_cancelled(self, handle: int) -> bool:
+        """The request has been started; True if its client cancelled it before. From now on cancel() is False."""
+        with self._lock:
+            return self._waiting.pop(handle, False)
+
+    def _run(self) -> None:
+        while True:
+            frame = self._work.get()
+            self._read(frame)
+            with self._lock:
+                self._num_bytes -= frame.num_bytes
