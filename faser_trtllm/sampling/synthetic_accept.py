@@ -52,12 +52,12 @@ class SyntheticRejectionSampler:
         assert branches is None, "drafts that are accepted at random have no branches"
         slots, num_rows, num_tokens = rows.slots, rows.num_rows, rows.num_tokens
         n = slots.size
-        num_tested = np.minimum(num_rows, rows.num_drafts)
-        accepted = np.minimum(self._num_accepted(sampling, slots, num_tokens), num_tested)
+        num_verified = np.minimum(num_rows, rows.num_drafts)
+        accepted = np.minimum(self._num_accepted(sampling, slots, num_tokens), num_verified)
         is_pending = accepted == num_rows  # no row to draw from
         token_ids = np.zeros((n, self._probabilities.size + 1), np.int32)
         outcome = np.where(
-            is_pending, Outcome.STILL_PENDING, np.where(accepted < num_tested, Outcome.RECOVERED, Outcome.BONUS)
+            is_pending, Outcome.STILL_PENDING, np.where(accepted < num_verified, Outcome.RECOVERED, Outcome.BONUS)
         )
         row_status = np.zeros(n, np.int32)
         for i in range(n):
