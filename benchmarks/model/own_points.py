@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.model.steps import step_ms
 from faser_trtllm.core.traffic import Work
 from faser_trtllm.costmodel.gpu import GPUS
 from faser_trtllm.costmodel.pair import Pair
@@ -117,7 +118,7 @@ def _draft_call_ms(point: OwnPoint) -> float:
 
 
 def _step_ms(point: OwnPoint) -> float:
-    return _pair(point).step_ms(point.draft_len, point.requests, point.context)
+    return step_ms(_pair(point), point.draft_len, point.requests, point.context)
 
 
 def _products_there(point: OwnPoint) -> float:

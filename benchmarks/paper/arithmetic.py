@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from benchmarks.model.steps import ping_pong_ms, step_ms
 from benchmarks.paper.case import Setting, make_pair
 from benchmarks.paper.expected import levels, tokens_per_step
 from faser_trtllm.costmodel.gpu import find_gpu
@@ -83,7 +84,7 @@ def _tokens(setting: Setting, length: int) -> float:
 
 
 def _serial(pair: Pair, setting: Setting, length: int) -> float:
-    return _tokens(setting, length) / pair.step_ms(length, setting.load, _context(setting))
+    return _tokens(setting, length) / step_ms(pair, length, setting.load, _context(setting))
 
 
 def _tree(pair: Pair, setting: Setting, widths: tuple[int, ...], caught: float) -> float:
@@ -105,7 +106,7 @@ def _best_split(setting: Setting, num_drafters: int = 1, caught: float = 0.0) ->
             for k in LENGTHS:
                 acceptance = setting.acceptance + caught * (1.0 - setting.acceptance)
                 tokens = setting.load * tokens_per_step(acceptance, (1,) * k)
-                found.append((tokens / pair.ping_pong_ms(k, setting.load, _context(setting), num_drafters), sms))
+                found.append((tokens / ping_pong_ms(pair, k, setting.load, _context(setting), num_drafters), sms))
     return max(found)
 
 

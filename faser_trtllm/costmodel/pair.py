@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from faser_trtllm.core.traffic import Traffic, Work, side_by_side
+from faser_trtllm.core.traffic import Traffic
 from faser_trtllm.costmodel.gpu import Gpu
 from faser_trtllm.costmodel.passes import PassModel
 from faser_trtllm.costmodel.shape import ModelShape
@@ -90,35 +90,3 @@ class Pair:
             return 0.0
         first = self.draft_rows_ms(CATCH_UP_ROWS * num_requests, num_requests, context_len, sm_share)
         return first + (length - 1) * self.draft_step_ms(num_requests, context_len, sm_share)
-
-    def step_ms(self, length: int, num_requests: float, context_len: float) -> float:
-        """A step of one length: drafting, then verification, on the whole GPU."""
-        ms = self.drafting_ms(length, num_requests, context_len) + self.host.step_ms
-        return ms + self.verify_ms(num_requests * (1 + length), num_requests, context_len)
-
-    def halves(self, length: int, num_requests: float, context_len: float, num_drafters: int = 1) -> tuple[Work, Work]:
-        """Drafting and verification of one half batch each, alone on their partitions."""
-        half = num_requests / 2
-        draft_ms = num_drafters * self.drafting_ms(length, half, context_len, self.draft_share)
-        verify_ms = self.verify_ms(half * (1 + length), half, context_len, 1.0 - self.draft_share)
-        draft_gb = num_drafters * length * self.draft.pass_gb(half, context_len)
-        return Work(draft_ms, draft_gb), Work(verify_ms, self.target.pass_gb(half, context_len))
-
-    def ping_pong_ms(self, length: int, num_requests: float, context_len: float, num_drafters: int = 1) -> float:
-        """Two half batches that take turns on the two streams: a token step of all requests."""
-        draft, verify = self.halves(length, num_requests, context_len, num_drafters)
-        slowdowns = self.traffic.slowdowns(draft, "draft", verify, "verify")
-        return 2.0 * (max(side_by_side(draft.ms, verify.ms, slowdowns)) + self.host.step_ms)
-
-    def rate(self, length: int, num_requests: int, context_len: float, acceptance: float) -> float:
-        """Tokens per ms of steps of one length, drafts accepted independently."""
-        return num_requests * _tokens(length, acceptance) / self.step_ms(length, num_requests, context_len)
-
-    def ping_pong_rate(self, length: int, num_requests: int, context_len: float, acceptance: float) -> float:
-        """The same of two half batches that take turns on the two streams, for at least two requests."""
-        return num_requests * _tokens(length, acceptance) / self.ping_pong_ms(length, num_requests, context_len)
-
-
-def _tokens(length: int, acceptance: float) -> float:
-    """Per request and step."""
-    return 1.0 + sum(acceptance**place for place in range(1, length + 1))

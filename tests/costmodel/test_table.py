@@ -75,14 +75,3 @@ def test_a_draft_call_costs_the_host_once():
 def test_a_split_that_no_green_context_has_is_refused():
     with pytest.raises(InvalidArgumentError, match="draft_sms is 30"):
         Pair(GPUS["h100"], PAIR.target.shape, PAIR.draft.shape, draft_sms=30)
-
-
-def test_two_half_batches_lose_and_least_with_many_requests():
-    """As on the H100: 0.55, 0.88 and 0.88 of serial steps with 16, 64 and 256 requests of the demo pair."""
-
-    def gain(batch):
-        serial = max(PAIR.rate(k, batch, 1024, 0.85) for k in range(9))
-        pairs = [Pair(GPUS["h100"], PAIR.target.shape, PAIR.draft.shape, draft_sms=sms) for sms in (16, 32, 48)]
-        return max(p.ping_pong_rate(k, batch, 1024, 0.85) for p in pairs for k in range(1, 7)) / serial
-
-    assert gain(4) < gain(256) < 1.0
