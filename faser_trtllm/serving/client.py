@@ -9,6 +9,7 @@ import json
 import queue
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +107,6 @@ class GrpcClient:
         self._client = grpcclient.InferenceServerClient(url)
         self._answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._client.start_stream(callback=partial(_put, self._answers))
-        self._num_requests = 0
 
     def __enter__(self) -> GrpcClient:
         return self
@@ -124,8 +124,7 @@ class GrpcClient:
     def send(self, text: str | None = None, **fields: Any) -> str:
         """Send a request without waiting for its answer, and give its id. fields: inputs of the model `faser`."""
         inputs = [infer_input(self._grpc, name, value) for name, value in _with_text(text, fields).items()]
-        self._num_requests += 1
-        request_id = str(self._num_requests)
+        request_id = uuid.uuid4().hex  # whoever knows it can stop the request
         asked = {"error_codes": True}
         self._client.async_stream_infer(MODEL_NAME, inputs, request_id=request_id, parameters=asked)
         return request_id
