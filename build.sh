@@ -77,7 +77,7 @@ setup_tests() {
     pip_install torch
     pip_install -e ".[serve,openai,test,tensorrt-rtx,cuda]"
     # Without their dependencies, as docs/dynamo.md says; quietly, since pip lists those that are missing.
-    if ! { pip_install --no-deps ai-dynamo ai-dynamo-runtime && pip_install aiohttp pyzmq uvloop; } 2>/dev/null; then
+    if ! { pip_install --no-deps ai-dynamo ai-dynamo-runtime && pip_install aiohttp msgspec pyzmq uvloop; } 2>/dev/null; then
       echo "build.sh: note: NVIDIA Dynamo does not install here; its tests run on a recording of its interface" >&2
     fi
     if "$PYTHON" -m pip list 2>/dev/null | grep -qE '^nvidia-(cublas|cudnn|nccl)'; then

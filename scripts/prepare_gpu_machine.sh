@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV="${FASER_VENV:-$PWD/.venv}"
 PYTHON="$VENV/bin/python"
 MAX_MIB=64
-WHEELS=(pydantic pydantic_core annotated-types typing-inspection typing_extensions msgspec gguf)
+WHEELS=(pydantic pydantic_core annotated-types typing-inspection typing_extensions gguf)
 TRITON_WHEELS=(tritonclient protobuf grpcio python-rapidjson)
 HEAD_DIMS=(64 128) # of the demo pair and of what the bench makes of it
 PLATFORMS=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64)
