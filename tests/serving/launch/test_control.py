@@ -14,7 +14,6 @@ from faser_trtllm.errors import ConfigError
 from faser_trtllm.serving.client import GrpcClient, generate_http
 from faser_trtllm.serving.launch.control import GRPC_HEADER, HEADER, RESTRICTED_APIS, control_key, restriction
 from faser_trtllm.serving.launch.process import command_line
-from tests.support.checkpoints import write_tokenizer
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
 
@@ -53,11 +52,9 @@ def test_both_doors_are_restricted():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("control")
-    write_tokenizer(directory, 320)
-    environment = {"FASER_CONTROL_KEY": KEY}
-    with Server(directory, is_fake=True, environment=environment, log=directory / "log") as server:
+def server(fake_engine_dir, tmp_path_factory):
+    environment, log = {"FASER_CONTROL_KEY": KEY}, tmp_path_factory.mktemp("control") / "log"
+    with Server(fake_engine_dir, is_fake=True, environment=environment, log=log) as server:
         yield server.wait_ready()
 
 

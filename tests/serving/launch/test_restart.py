@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from faser_trtllm.serving.client import generate_http
-from tests.support.checkpoints import write_tokenizer
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -14,9 +13,8 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.fixture
-def server(tmp_path):
-    write_tokenizer(tmp_path, 320)
-    with Server(tmp_path, is_fake=True, log=tmp_path / "log") as server:
+def server(fake_engine_dir, tmp_path):
+    with Server(fake_engine_dir, is_fake=True, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 

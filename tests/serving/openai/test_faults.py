@@ -12,7 +12,6 @@ import pytest
 
 from faser_trtllm.errors import FaserError
 from faser_trtllm.serving.openai.model import Model
-from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import pick
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S
@@ -24,11 +23,10 @@ NUM_KILLS = pick(1, 3)
 
 
 @pytest.fixture
-def server(tmp_path):
-    write_tokenizer(tmp_path, 320)
+def server(fake_engine_dir, tmp_path):
     config = tmp_path / "faser.yaml"
     config.write_text("restart_backoff_s: 0.05\n")
-    with Server(tmp_path, is_fake=True, config=config, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, is_fake=True, config=config, log=tmp_path / "log") as server:
         yield server.wait_ready()
 
 

@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from faser_trtllm.serving.launch.process import command_line
-from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.streams import Answer
 from tests.support.triton_server import Server
@@ -31,10 +30,9 @@ NOTICE_S = 5.5  # 4 s of silence, the second of the metrics' period, and a scrap
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("server")
-    write_tokenizer(directory, 320)
-    with Server(directory, is_fake=True, allow_control=True, log=directory / "log") as server:
+def server(fake_engine_dir, tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(fake_engine_dir, is_fake=True, allow_control=True, log=log) as server:
         yield server.wait_ready()
 
 

@@ -25,18 +25,10 @@ from faser_trtllm.serving.launch import limits
 from faser_trtllm.serving.launch.launcher import Launcher
 from faser_trtllm.serving.launch.options import ServeOptions
 from faser_trtllm.serving.launch.process import command_line, session_pids
-from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import pick
 from tests.support.engine_dirs import make_engine_dir
 from tests.support.triton_server import FAKE_ENGINE, REPOSITORY, ROOT, free_ports
 from tests.support.waiting import PATIENCE_S, wait_until
-
-
-@pytest.fixture(scope="module")
-def fake_engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("fake")
-    write_tokenizer(directory, 320)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.text.request import TextRequest
-from tests.support.checkpoints import write_tokenizer
 from tests.support.effort import examples
 from tests.support.scripted_text import cut, joined, run
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 def expected(tokens, words, min_tokens):

@@ -11,7 +11,6 @@ import pytest
 
 from faser_trtllm.serving.client import GrpcClient, ResponseError, generate_http
 from faser_trtllm.serving.launch.process import command_line
-from tests.support.checkpoints import write_tokenizer
 from tests.support.fake_engine import ENDLESS
 from tests.support.streams import Answer
 from tests.support.triton_server import Server, free_ports, is_free, run_dir
@@ -20,22 +19,15 @@ from tests.support.waiting import PATIENCE_S, wait_until
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    write_tokenizer(directory, 320)
-    return directory
-
-
 @pytest.fixture
-def server(engine_dir, tmp_path, request):
+def server(fake_engine_dir, tmp_path, request):
     """Its timeouts, but for the drain's if the test gives another, are hours: no test passes because of one."""
     drain_timeout_s = getattr(request, "param", 1800)
     config = tmp_path / "faser.yaml"
     config.write_text(
         f"drain_timeout_s: {drain_timeout_s}\nrestart_backoff_s: 0.05\nhealth_timeout_s: 7200\nhang_timeout_s: 7200\n"
     )
-    with Server(engine_dir, is_fake=True, config=config, log=tmp_path / "log") as server:
+    with Server(fake_engine_dir, is_fake=True, config=config, log=tmp_path / "log") as server:
         server.wait_ready()
         yield server
 
@@ -113,20 +105,20 @@ def test_kill_of_tritonserver_leaves_nothing(server):
     assert_nothing_left(server, pids, directory)
 
 
-def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(engine_dir, tmp_path):
-    with Server(engine_dir, is_fake=True, log=tmp_path / "log") as server:
+def test_kill_of_the_launcher_ends_the_server_and_the_next_launch_cleans_up(fake_engine_dir, tmp_path):
+    with Server(fake_engine_dir, is_fake=True, log=tmp_path / "log") as server:
         server.wait_ready()
         directory, pids = server.run_dir(), server.pids()
         server.process.kill()
         server.process.wait()
     wait_until(lambda: not any(command_line(pid) for pid in pids))
-    with Server(engine_dir, is_fake=True, log=tmp_path / "log2") as second:
+    with Server(fake_engine_dir, is_fake=True, log=tmp_path / "log2") as second:
         second.wait_ready()
         assert not directory.exists()
 
 
-def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir, tmp_path):
-    with Server(engine_dir, is_fake=True, models=None, allow_control=True, log=tmp_path / "log") as server:
+def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(fake_engine_dir, tmp_path):
+    with Server(fake_engine_dir, is_fake=True, models=None, allow_control=True, log=tmp_path / "log") as server:
         server.wait_ready()
         assert "ready: ensemble, faser, tensorrt_llm, tensorrt_llm_bls on" in server.output()
         unload = f"{server.http_url}/v2/repository/models/ensemble/unload"
@@ -135,19 +127,19 @@ def test_all_models_are_served_and_one_that_is_unloaded_ends_nothing(engine_dir,
         assert server.process.poll() is None
 
 
-def test_a_model_that_is_not_there_is_named(engine_dir, tmp_path):
-    with Server(engine_dir, is_fake=True, models=("faser", "fast"), log=tmp_path / "log") as server:
+def test_a_model_that_is_not_there_is_named(fake_engine_dir, tmp_path):
+    with Server(fake_engine_dir, is_fake=True, models=("faser", "fast"), log=tmp_path / "log") as server:
         assert server.process.wait(PATIENCE_S) == 2
         there = "ensemble, faser, postprocessing, preprocessing, tensorrt_llm, tensorrt_llm_bls"
         assert f"models has 'fast', the model repository has {there}; name one of these" in server.output()
 
 
-def test_port_in_use_is_named(engine_dir, tmp_path):
+def test_port_in_use_is_named(fake_engine_dir, tmp_path):
     ports = free_ports()
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", ports[1]))
         busy.listen()
-        with Server(engine_dir, is_fake=True, ports=ports, log=tmp_path / "log") as server:
+        with Server(fake_engine_dir, is_fake=True, ports=ports, log=tmp_path / "log") as server:
             assert server.process.wait(PATIENCE_S) == 2
             assert f"grpc_port {ports[1]} on 127.0.0.1 cannot be used" in server.output()
             assert "--grpc_port" in server.output()

@@ -6,20 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser_trtllm.errors import InvalidArgumentError
-from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.serving.triton.contract import TENSORRT_LLM
 from faser_trtllm.serving.triton.request import parse_request
 from faser_trtllm.serving.triton.tokens import Postprocessor, Preprocessor
-from tests.support.checkpoints import write_tokenizer
 
 TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=4)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(directory, 320)
-    return Tokenizer.load(directory)
 
 
 def asked(texts, **more):
