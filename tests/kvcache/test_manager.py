@@ -19,6 +19,13 @@ def make(num_blocks=8, tokens_per_block=4, reuse=True):
     return KVCacheManager(num_blocks, tokens_per_block, 4, 8, enable_block_reuse=reuse)
 
 
+def fill(kv, slot, tokens, num_computed, num_draft_computed):
+    """A new request's tokens, of which so many have KV."""
+    kv.add_sequence(slot, tokens, tokens.size)
+    assert kv.allocate(slot, tokens.size)
+    kv.commit(slot, tokens, num_computed, num_draft_computed)
+
+
 def test_blocks_are_allocated_all_or_none():
     kv = make(num_blocks=3)
     kv.add_sequence(0, tokens_of(1), 1)
@@ -73,9 +80,7 @@ def test_a_finished_prefix_is_reused_except_for_the_last_token():
 def test_an_equal_block_after_another_prefix_is_not_reused():
     kv = make()
     first = tokens_of(1, 1, 1, 1, 7, 7, 7, 7)
-    kv.add_sequence(0, first, 8)
-    kv.allocate(0, 8)
-    kv.commit(0, first, 8, 8)
+    fill(kv, 0, first, 8, 8)
     other = tokens_of(2, 2, 2, 2, 7, 7, 7, 7, 0)
     assert kv.add_sequence(1, other, 9) == CachedPrefix(0, 0)
 
@@ -83,18 +88,14 @@ def test_an_equal_block_after_another_prefix_is_not_reused():
 def test_only_computed_blocks_are_offered():
     kv = make()
     prompt = tokens_of(*range(12))
-    kv.add_sequence(0, prompt, 12)
-    kv.allocate(0, 12)
-    kv.commit(0, prompt, 7, 0)
+    fill(kv, 0, prompt, 7, 0)
     assert kv.add_sequence(1, prompt, 12) == CachedPrefix(4, 0)
 
 
 def test_the_drafts_kv_is_known_to_be_missing_until_it_is_computed():
     kv = make()
     prompt = tokens_of(*range(9))
-    kv.add_sequence(0, prompt, 9)
-    kv.allocate(0, 9)
-    kv.commit(0, prompt, 8, 0)
+    fill(kv, 0, prompt, 8, 0)
     kv.free(0)
     assert kv.add_sequence(1, prompt, 9) == CachedPrefix(8, 0)
     kv.commit(1, prompt, 8, 5)
@@ -105,13 +106,9 @@ def test_the_drafts_kv_is_known_to_be_missing_until_it_is_computed():
 
 def test_a_reused_block_forgets_that_its_draft_kv_was_valid():
     kv = make(num_blocks=1)
-    kv.add_sequence(0, tokens_of(1, 2, 3, 4), 4)
-    kv.allocate(0, 4)
-    kv.commit(0, tokens_of(1, 2, 3, 4), 4, 4)
+    fill(kv, 0, tokens_of(1, 2, 3, 4), 4, 4)
     kv.free(0)
-    kv.add_sequence(0, tokens_of(5, 6, 7, 8), 4)
-    assert kv.allocate(0, 4)
-    kv.commit(0, tokens_of(5, 6, 7, 8), 4, 0)
+    fill(kv, 0, tokens_of(5, 6, 7, 8), 4, 0)
     kv.free(0)
     assert kv.add_sequence(0, tokens_of(5, 6, 7, 8, 9), 5) == CachedPrefix(4, 0)
 
@@ -120,9 +117,7 @@ def test_least_recently_used_leaves_are_evicted_first():
     kv = make(num_blocks=4)
     old, new = tokens_of(1, 1, 1, 1, 2, 2, 2, 2), tokens_of(3, 3, 3, 3, 4, 4, 4, 4)
     for prompt in (old, new):
-        kv.add_sequence(0, prompt, 8)
-        kv.allocate(0, 8)
-        kv.commit(0, prompt, 8, 8)
+        fill(kv, 0, prompt, 8, 8)
         kv.free(0)
     kv.add_sequence(0, tokens_of(9), 1)
     assert kv.allocate(0, 4)
@@ -133,9 +128,7 @@ def test_least_recently_used_leaves_are_evicted_first():
 def test_without_reuse_nothing_is_kept():
     kv = make(reuse=False)
     prompt = tokens_of(*range(9))
-    kv.add_sequence(0, prompt, 9)
-    kv.allocate(0, 9)
-    kv.commit(0, prompt, 9, 9)
+    fill(kv, 0, prompt, 9, 9)
     kv.free(0)
     assert kv.add_sequence(1, prompt, 9) == CachedPrefix(0, 0)
     assert kv.num_cached_blocks == 0

@@ -121,17 +121,20 @@ def test_graphs_are_replayed_only_on_their_partition(pair) -> None:
     assert replayed == ["whole", "target 32:100"]
 
 
+class Growing(HostRuntime):
+    """Each graph takes 40 bytes."""
+
+    num_bytes = 0
+
+    def capture(self, work):
+        self.num_bytes += 40
+        return work
+
+    def memory_bytes(self):
+        return self.num_bytes
+
+
 def test_the_budget_ends_capturing() -> None:
-    class Growing(HostRuntime):
-        num_bytes = 0
-
-        def capture(self, work):
-            self.num_bytes += 40
-            return work
-
-        def memory_bytes(self):
-            return self.num_bytes
-
     ran: list[int] = []
     store = GraphStore(Growing(), budget_bytes=100)
     done = [store.capture(key, lambda key=key: ran.append(key)) for key in range(5)]
@@ -144,16 +147,7 @@ def test_the_budget_ends_capturing() -> None:
 
 
 def test_half_of_what_is_free_ends_capturing_too() -> None:
-    class Small(HostRuntime):
-        num_bytes = 0
-
-        def capture(self, work):
-            self.num_bytes += 40
-            return work
-
-        def memory_bytes(self):
-            return self.num_bytes
-
+    class Small(Growing):
         def free_bytes(self):
             return 140 - self.num_bytes
 

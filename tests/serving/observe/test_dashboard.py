@@ -43,19 +43,22 @@ def query_of(target):
     return target["expr"].replace("$__rate_interval", "15s").replace("$model", ".*")
 
 
+def children(node):
+    """The nodes right below a node of a parsed query."""
+    found = []
+    for name in ("lhs", "rhs", "expr", "args"):
+        child = getattr(node, name, None)
+        found += child if isinstance(child, list) else [child]
+    return [child for child in found if child is not None]
+
+
 def selectors(node):
     """Vector selectors below a node of a parsed query."""
     if isinstance(node, promql.VectorSelector):
         return [node]
     if isinstance(node, promql.MatrixSelector):
         return [node.vector_selector]
-    below = []
-    for name in ("lhs", "rhs", "expr", "args"):
-        child = getattr(node, name, None)
-        for part in child if isinstance(child, list) else [child]:
-            if part is not None:
-                below += selectors(part)
-    return below
+    return [selector for child in children(node) for selector in selectors(child)]
 
 
 def kept_labels(node):
@@ -74,13 +77,7 @@ def grouped_by(node):
     if isinstance(node, promql.AggregateExpr):
         labels = tuple(node.modifier.labels) if node.modifier else ()
         return [(selector.name, labels) for selector in selectors(node)]
-    found = []
-    for name in ("lhs", "rhs", "expr", "args"):
-        child = getattr(node, name, None)
-        for part in child if isinstance(child, list) else [child]:
-            if part is not None:
-                found += grouped_by(part)
-    return found
+    return [group for child in children(node) for group in grouped_by(child)]
 
 
 def test_every_query_parses_and_names_metrics_there_are():
