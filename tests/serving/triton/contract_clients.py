@@ -7,18 +7,29 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+STOP = {
+    "input_ids": np.empty([1, 1], np.int32),
+    "input_lengths": np.zeros([1, 1], np.int32),
+    "request_output_len": np.array([[0]], np.int32),
+    "stop": np.array([[True]], bool),
+}
+
+
+def inputs_of(tensors, module=grpcclient):
+    inputs = []
+    for name, array in tensors.items():
+        inputs.append(module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
 
 def send(server, model, tensors, outputs=None, request_id="", while_open=None, **more):
     """Results and errors of one request on a stream that is then closed, as the client scripts do it."""
     received = queue.Queue()
-    inputs = []
-    for name, array in tensors.items():
-        inputs.append(grpcclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array)
     wanted = None if outputs is None else [grpcclient.InferRequestedOutput(name) for name in outputs]
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(callback=partial(lambda received, result, error: received.put(error or result), received))
-        client.async_stream_infer(model, inputs, outputs=wanted, request_id=request_id, **more)
+        client.async_stream_infer(model, inputs_of(tensors), outputs=wanted, request_id=request_id, **more)
         if while_open is not None:
             while_open(client)
         client.stop_stream()

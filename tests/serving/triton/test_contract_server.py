@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
@@ -22,7 +22,9 @@ from faser_trtllm.serving.text.request import TextRequest
 from faser_trtllm.serving.text.service import TextGenerator
 from faser_trtllm.serving.triton.request import SEED_STEP
 from tests.serving.triton.contract_clients import (
+    STOP,
     end_to_end_inputs,
+    inputs_of,
     llm_client_inputs,
     send,
     stacked,
@@ -244,14 +246,6 @@ def test_names_of_older_clients(server, alone):
     assert result.as_numpy("kv_cache_alloc_total_blocks")[0][0] > 0
 
 
-STOP = {
-    "input_ids": np.empty([1, 1], np.int32),
-    "input_lengths": np.zeros([1, 1], np.int32),
-    "request_output_len": np.array([[0]], np.int32),
-    "stop": np.array([[True]], bool),
-}
-
-
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_llm_client(server, alone, tokenizer, prompt):
     token_ids = tokenizer.encode(prompt)
@@ -290,13 +284,9 @@ def test_llm_client_with_words_bias_and_a_padded_batch(server, alone, tokenizer)
 def test_a_stop_request_ends_with_an_empty_final_response(server, tokenizer):
     def stop(client):
         time.sleep(0.02)
-        inputs = []
-        for name, array in STOP.items():
-            inputs.append(grpcclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-            inputs[-1].set_data_from_numpy(array)
         parameters = {"Streaming": True}
         more = {"request_id": "12345", "parameters": parameters, "enable_empty_final_response": True}
-        client.async_stream_infer("tensorrt_llm", inputs, **more)
+        client.async_stream_infer("tensorrt_llm", inputs_of(STOP), **more)
 
     for streaming in (False, True):
         exclude = np.array([[True]], bool)
@@ -326,13 +316,9 @@ def test_cancelling_ends_the_request_in_the_engine(server, tokenizer, model):
     inputs = stacked([make(prompt, LONG, True)] * 64)
     before = num_output_tokens(server)
     received = queue.Queue()
-    tensors = []
-    for name, array in inputs.items():
-        tensors.append(grpcclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(callback=lambda result, error: received.put(error or result))
-        client.async_stream_infer(model, tensors)
+        client.async_stream_infer(model, inputs_of(inputs))
         received.get(timeout=PATIENCE_S)
         client.stop_stream(cancel_requests=True)
     results = list(received.queue)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.serving.triton.contract import TOKEN_MODELS
-from tests.serving.triton.contract_clients import end_to_end_inputs, llm_client_inputs, stacked
+from tests.serving.triton.contract_clients import STOP, end_to_end_inputs, inputs_of, llm_client_inputs, stacked
 from tests.support.checkpoints import make_pair
 from tests.support.triton_server import Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -39,20 +39,12 @@ def server(tmp_path_factory):
         yield server.wait_ready()
 
 
-def inputs_of(module, tensors):
-    inputs = []
-    for name, array in tensors.items():
-        inputs.append(module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
-
-
 def test_http_clients_get_one_answer_each_and_run_as_one_batch(server):
     """As tools/inflight_batcher_llm/end_to_end_test.py and identity_test.py: asynchronous infer over HTTP."""
     prompts = ["hello world", "def f(x):", "abc"] * 4
     with httpclient.InferenceServerClient(f"127.0.0.1:{server.ports[0]}", concurrency=12) as client:
         asked = [
-            client.async_infer("ensemble", inputs_of(httpclient, end_to_end_inputs(p, NUM_TOKENS))) for p in prompts
+            client.async_infer("ensemble", inputs_of(end_to_end_inputs(p, NUM_TOKENS), httpclient)) for p in prompts
         ]
         texts = [request.get_result().as_numpy("text_output")[0].decode() for request in asked]
     assert all(text.startswith(prompt) and len(text) > len(prompt) for prompt, text in zip(prompts, texts, strict=True))
@@ -66,25 +58,19 @@ def test_http_clients_get_one_answer_each_and_run_as_one_batch(server):
 def test_the_llm_client_without_streaming_and_a_stop_request(server):
     """As inflight_batcher_llm_client.py without --streaming: asynchronous infer over gRPC."""
     results = queue.Queue()
-    stop = {
-        "input_ids": np.empty([1, 1], np.int32),
-        "input_lengths": np.zeros([1, 1], np.int32),
-        "request_output_len": np.array([[0]], np.int32),
-        "stop": np.array([[True]], bool),
-    }
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 
         def infer(tensors, request_id):
             def answered(result, error):
                 results.put(error or result)
 
-            client.async_infer("tensorrt_llm", inputs_of(grpcclient, tensors), answered, request_id=request_id)
+            client.async_infer("tensorrt_llm", inputs_of(tensors), answered, request_id=request_id)
 
         infer(llm_client_inputs([5, 6], 8), "1")
         answer = results.get(timeout=PATIENCE_S)
         assert answer.as_numpy("output_ids").shape == (1, 1, 10)
         assert answer.as_numpy("output_ids")[0][0][:2].tolist() == [5, 6]
-        infer(stop, "2")
+        infer(STOP, "2")
         answer = results.get(timeout=PATIENCE_S)
         assert not isinstance(answer, InferenceServerException), answer
         assert answer.as_numpy("output_ids") is None
@@ -102,7 +88,7 @@ def test_what_needs_more_than_one_response_is_refused(server, tensors, message):
         grpcclient.InferenceServerClient(server.grpc_url) as client,
         pytest.raises(InferenceServerException, match=message),
     ):
-        client.infer("ensemble", inputs_of(grpcclient, tensors))
+        client.infer("ensemble", inputs_of(tensors))
 
 
 def test_models_one_by_one_give_what_the_ensemble_gives(server):
@@ -110,7 +96,7 @@ def test_models_one_by_one_give_what_the_ensemble_gives(server):
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 
         def infer(model, tensors):
-            return client.infer(model, inputs_of(grpcclient, tensors)).as_numpy
+            return client.infer(model, inputs_of(tensors)).as_numpy
 
         for prompt in ("hello world", "naïve 😀"):
             query, length = np.array([[prompt]], object), np.array([[12]], np.int32)
