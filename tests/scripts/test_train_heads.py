@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
@@ -27,23 +27,14 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "faser_trtllm" / "core").glob("*.py"), key=lambda path: -path.stat().st_size)
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "engines" / "demo" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load("train_eagle3_head")
+    return importlib.import_module("engines.demo.train_eagle3_head")
 
 
 @pytest.fixture(scope="module")
 def medusa_script() -> ModuleType:
-    return load("train_medusa_heads")
+    return importlib.import_module("engines.demo.train_medusa_heads")
 
 
 @pytest.fixture

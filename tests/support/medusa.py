@@ -12,8 +12,6 @@ from safetensors import safe_open
 
 from tests.support.checkpoints import write_safetensors
 
-LAYOUTS = ("medusa", "prefixed", "vllm")
-
 
 def make_medusa(
     directory: Path,

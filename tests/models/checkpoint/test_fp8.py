@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import CheckpointError
+from tests.models.checkpoint.dequantised import check_logits
 from tests.models.gguf.opened import opened
-from tests.support.checkpoints import make_checkpoint, write_safetensors
-from tests.support.engine_logits import NUM_TOKENS, engine_logits
+from tests.support.checkpoints import make_checkpoint
 from tests.support.fp8_writer import KINDS, LINEAR, write_fp8
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
@@ -48,13 +47,7 @@ def test_every_e4m3_number_is_torchs(tmp_path: Path, plain: Path) -> None:
 def test_logits_are_those_of_the_dequantised_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
     folder, exact = write_fp8(plain, tmp_path / "q", kind)
     same = make_checkpoint(tmp_path / "same", dtype="float32", intermediate_size=160)
-    write_safetensors(same, exact, "float32")
-    logits, notes = [], []
-    for number, path in enumerate((folder, same)):
-        engines = build_engines(BuildOptions(path, None, tmp_path / f"engines{number}"), note=notes.append)
-        assert engines is not None
-        logits.append(engine_logits(engines.target_path, list(range(NUM_TOKENS))))
-    np.testing.assert_array_equal(*logits)
+    notes = check_logits(folder, same, exact)
     assert notes[0] == "target: F32, F8_E4M3 weights become bfloat16, which keeps 8 significant bits"
 
 

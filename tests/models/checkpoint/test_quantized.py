@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faser_trtllm.builder.build import BuildOptions, build_engines
 from faser_trtllm.errors import CheckpointError
+from tests.models.checkpoint.dequantised import check_logits
 from tests.models.gguf.opened import opened
-from tests.support.checkpoints import make_checkpoint, write_safetensors
-from tests.support.engine_logits import NUM_TOKENS, engine_logits
+from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized_writer import write_quantized
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,13 +45,7 @@ def test_weights_are_those_that_were_packed(tmp_path: Path, plain: Path, kind: s
 def test_logits_are_those_of_the_dequantised_checkpoint(tmp_path: Path, plain: Path, kind: str) -> None:
     folder, exact = write_quantized(plain, tmp_path / "q", **KINDS[kind])
     same = make_checkpoint(tmp_path / "same", dtype="float32")
-    write_safetensors(same, exact, "float32")
-    logits, notes = [], []
-    for number, path in enumerate((folder, same)):
-        engines = build_engines(BuildOptions(path, None, tmp_path / f"engines{number}"), note=notes.append)
-        assert engines is not None
-        logits.append(engine_logits(engines.target_path, list(range(NUM_TOKENS))))
-    np.testing.assert_array_equal(*logits)
+    notes = check_logits(folder, same, exact)
     stored = "AWQ 4-bit, F32" if kind == "awq" else "F32, GPTQ 4-bit"
     assert notes == [
         f"target: {stored} weights become bfloat16, which keeps 8 significant bits",

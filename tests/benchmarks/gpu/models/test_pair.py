@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
 from pathlib import Path
@@ -17,18 +17,12 @@ from faser_trtllm.models.config import load_model_config
 from faser_trtllm.models.tokenizer import Tokenizer
 from faser_trtllm.models.weights import CheckpointWeights, check_shapes, expected_shapes
 
-SCRIPT = Path(__file__).parents[4] / "engines" / "train_gpu_pair.py"
 SOURCES = Path(__file__).parents[4] / "faser_trtllm" / "core"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_gpu_pair", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("engines.train_gpu_pair")
 
 
 @pytest.fixture
