@@ -12,13 +12,13 @@ import numpy.typing as npt
 from faser_trtllm import native
 from faser_trtllm.ops.acceptance import is_certain
 from faser_trtllm.ops.arrays import (
-    SAMPLING_DTYPE,
     Float32Array,
     Int32Array,
     SamplingArray,
     address_of,
     int32_at,
     logits_layout,
+    sampling_address,
 )
 from faser_trtllm.ops.draw import draw_token, gumbel_max_token, residual
 from faser_trtllm.ops.philox import Stream, uniform
@@ -77,26 +77,28 @@ def accept(
     max_draft_len: int,
     *,
     pool: int | None = None,
+    result: AcceptResult | None = None,
 ) -> AcceptResult:
     """Rejection sampling over a batch, which counts the drafts that it verifies in the slots' entries.
 
     sampling [num_slots] (SAMPLING_DTYPE). logits [num_rows, >= vocab_size]: request i has rows cu_logit_rows[i] to
     cu_logit_rows[i + 1], of its last committed token and its first drafts. slots, num_tokens (committed) and num_drafts
     (pending, at most max_draft_len) [num_requests], cu_logit_rows [num_requests + 1] beginning with 0; all int32. pool:
-    handle of the core set whose threads share the work; None: the calling thread works alone.
+    handle of the core set whose threads share the work; None: the calling thread works alone. result: written to, and
+    returned; tokens beyond num_tokens keep what they were.
     """
     n = slots.size
     address, stride = logits_layout(logits, vocab_size)
     if logits.shape[0] < cu_logit_rows[n]:
         raise ValueError(f"{cu_logit_rows[n]} rows are to be verified, logits has {logits.shape[0]}")
-    flat = np.zeros(n * (max_draft_len + 5), np.int32)
-    result = AcceptResult.over(flat, n, max_draft_len)
-    at = address_of(flat, np.int32)
+    if result is None:
+        result = AcceptResult.over(np.zeros(n * (max_draft_len + 5), np.int32), n, max_draft_len)
+    outputs = (result.token_ids, result.num_tokens, result.num_accepted, result.outcome, result.row_status)
     status = native.library().faser_accept(
         pool,
         n,
         address_of(slots, np.int32),
-        address_of(sampling, SAMPLING_DTYPE),
+        sampling_address(sampling),
         address,
         stride,
         vocab_size,
@@ -104,8 +106,7 @@ def accept(
         address_of(num_tokens, np.int32),
         address_of(num_drafts, np.int32),
         max_draft_len,
-        at,
-        *(at + 4 * n * (max_draft_len + 1 + column) for column in range(4)),
+        *map(native.address_of_buffer, outputs),
     )
     native.check(status, "testing drafts")
     return result

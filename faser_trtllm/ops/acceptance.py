@@ -10,14 +10,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
-from faser_trtllm.ops.arrays import (
-    SAMPLING_DTYPE,
-    Float32Array,
-    SamplingArray,
-    address_of,
-    float32_at,
-    int8_at,
-)
+from faser_trtllm.ops.arrays import Float32Array, SamplingArray, address_of, float32_at, int8_at, sampling_address
 from faser_trtllm.ops.draft_stop import sigmoid
 
 MAX_LOG_ODDS = 13.8  # a millionth: less certain than any estimate, and finite
@@ -59,7 +52,7 @@ class AcceptanceModel:
             MAX_LOG_ODDS,
             len(slots),
             at_slots,
-            address_of(sampling, SAMPLING_DTYPE),
+            sampling_address(sampling),
             *at_counts,
             address_of(odds, np.float32),
         )

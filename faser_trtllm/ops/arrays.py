@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,20 @@ def address_of(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> int:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
     # ctypes describes a structure's fields to take its address, bytes at once.
     return native.address_of_buffer(array.view(np.uint8) if array.dtype.names else array)
+
+
+_last_table: tuple[Callable[[], Any], int] = (lambda: None, 0)  # replaced as a whole, since threads share it
+
+
+def sampling_address(sampling: SamplingArray) -> int:
+    """The address of a sampling table (SAMPLING_DTYPE). The last one is remembered: a table never moves, and numpy is
+    slow to give a structured array's address."""
+    global _last_table
+    known, address = _last_table
+    if known() is not sampling:
+        address = address_of(sampling, SAMPLING_DTYPE)
+        _last_table = weakref.ref(sampling), address
+    return address
 
 
 def logits_layout(logits: Float32Array, vocab_size: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Float64Array, Int32Array, SamplingArray, address_of, float32_at
+from faser_trtllm.ops.arrays import Float64Array, Int32Array, SamplingArray, address_of, float32_at, sampling_address
 from faser_trtllm.ops.draft_stop import sigmoid
 
 
@@ -108,7 +108,7 @@ class FrontierRule:
             self.acceptance.address,
             len(slots),
             at_slots,
-            address_of(sampling, SAMPLING_DTYPE),
+            sampling_address(sampling),
             at_tokens,
             at_pending,
             at_lengths,

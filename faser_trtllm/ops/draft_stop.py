@@ -16,15 +16,14 @@ from faser_trtllm import native
 from faser_trtllm.core.decision import DraftStop
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.ops.arrays import (
-    SAMPLING_DTYPE,
     Float32Array,
     Float64Array,
     Int8Array,
     Int32Array,
     SamplingArray,
-    address_of,
     float32_at,
     int8_at,
+    sampling_address,
 )
 
 
@@ -75,7 +74,7 @@ def pending_survival(
         stop_address,
         slots.size,
         native.address_of_buffer(slots),
-        address_of(sampling, SAMPLING_DTYPE),
+        sampling_address(sampling),
         native.address_of_buffer(num_tokens),
         native.address_of_buffer(num_drafts),
         native.address_of_buffer(out),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from faser_trtllm import native
 from faser_trtllm.core.batch import RaggedBatch
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of, int32_at
+from faser_trtllm.ops.arrays import SamplingArray, address_of, int32_at, sampling_address
 
 
 class RowFiller:
@@ -26,8 +26,6 @@ class RowFiller:
         self._slots = np.zeros(max_num_requests, np.int32)
         self._slots_view, self._num_logit_rows_view = self._slots.data, self._num_logit_rows.data
         self._slots_address = address_of(self._slots, np.int32)
-        self._sampling: SamplingArray | None = None
-        self._sampling_address = 0
         outputs = (self._cu_rows, self._token_ids, self._positions, self._logit_rows, self._num_logit_rows)
         self._outputs = [address_of(array, np.int32) for array in outputs]
 
@@ -49,12 +47,10 @@ class RowFiller:
             raise ValueError(f"a batch of {n} requests, there is room for {self._max_num_requests}")
         self._slots_view[:n] = array("i", slots)
         columns = array("i", first), array("i", end), array("i", num_logit_rows)
-        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
-            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
         num_rows = native.library().faser_fill_rows(
             n,
             self._slots_address,
-            self._sampling_address,
+            sampling_address(sampling),
             *[column.buffer_info()[0] for column in columns],
             self._max_num_rows,
             *self._outputs,

@@ -17,6 +17,7 @@ from faser_trtllm.ops.arrays import (
     address_of,
     float32_at,
     int32_at,
+    sampling_address,
 )
 
 _LARGEST = np.finfo(np.float32).max
@@ -52,7 +53,7 @@ def next_token_probs(
     if logits.size < probs.size:
         raise ValueError(f"logits has {logits.size} entries, probs has {probs.size}")
     status = native.library().faser_next_token_probs(
-        address_of(sampling, SAMPLING_DTYPE) + slot * SAMPLING_DTYPE.itemsize,
+        sampling_address(sampling) + slot * SAMPLING_DTYPE.itemsize,
         address_of(logits, np.float32),
         probs.size,
         num_tokens,

@@ -9,7 +9,6 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import (
-    SAMPLING_DTYPE,
     Float32Array,
     Int32Array,
     SamplingArray,
@@ -18,6 +17,7 @@ from faser_trtllm.ops.arrays import (
     int8_at,
     int32_at,
     logits_layout,
+    sampling_address,
 )
 from faser_trtllm.ops.draw import draw_token, gumbel_lead, gumbel_max_token, gumbel_runner_up
 from faser_trtllm.ops.philox import Stream, uniform
@@ -53,7 +53,7 @@ def sample_draft(
         pool,
         slots.size,
         address_of(slots, np.int32),
-        address_of(sampling, SAMPLING_DTYPE),
+        sampling_address(sampling),
         address,
         stride,
         vocab_size,

@@ -16,7 +16,6 @@ from faser_trtllm import native
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import (
-    SAMPLING_DTYPE,
     Float32Array,
     Int32Array,
     SamplingArray,
@@ -24,6 +23,7 @@ from faser_trtllm.ops.arrays import (
     float32_at,
     int8_at,
     int32_at,
+    sampling_address,
 )
 from faser_trtllm.ops.draft_stop import sigmoid
 
@@ -80,7 +80,7 @@ class SuffixAutomata(Closing):
             self._handle,
             slots.size,
             address_of(slots, np.int32),
-            address_of(sampling, SAMPLING_DTYPE),
+            sampling_address(sampling),
             *(address_of(array, np.int32) for array in (num_tokens, num_drafts, num_new_drafts, num_model)),
             address_of(found, np.int32),
         )

@@ -11,7 +11,7 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.ops.acceptance import AcceptanceModel, is_certain, pending_margins
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, sampling_address
 
 NUM_CELL_SUMS = 7
 NUM_BINS = 20
@@ -50,7 +50,7 @@ class TestedSums:
             self._model.address,
             len(slots),
             at_slots,
-            address_of(sampling, SAMPLING_DTYPE),
+            sampling_address(sampling),
             at_tokens,
             address_of(num_accepted, np.int32),
             address_of(outcome, np.int32),

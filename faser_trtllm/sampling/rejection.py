@@ -39,7 +39,7 @@ class VerificationRows:
     def cu_logit_rows(self) -> Int32Array:
         """[num_requests + 1]: request i has rows [i] to [i + 1] of the logits."""
         cumulative = np.zeros(self.num_rows.size + 1, np.int32)
-        np.cumsum(self.num_rows, out=cumulative[1:])
+        np.add.accumulate(self.num_rows, out=cumulative[1:])
         return cumulative
 
 
@@ -126,6 +126,7 @@ class CpuRejectionSampler:
         self._vocab_size = vocab_size
         self._max_draft_len = max_draft_len
         self._pool = pool
+        self._result: AcceptResult | None = None  # of the last call, as most steps are of as many requests
 
     def sample(
         self,
@@ -134,7 +135,9 @@ class CpuRejectionSampler:
         rows: VerificationRows,
         branches: BranchTokens | None = None,
     ) -> AcceptResult:
-        found = self._accept(sampling, logits, rows)
+        if self._result is not None and self._result.outcome.size != rows.slots.size:
+            self._result = None
+        found = self._result = self._accept(sampling, logits, rows, self._result)
         taken = None if branches is None else branches.recovered(found)
         if branches is None or taken is None or not taken.size:
             return found
@@ -160,7 +163,9 @@ class CpuRejectionSampler:
     def pass_ms(self, forward_ms: float, sample_ms: float) -> float:
         return forward_ms + sample_ms
 
-    def _accept(self, sampling: SamplingArray, logits: Float32Array, rows: VerificationRows) -> AcceptResult:
+    def _accept(
+        self, sampling: SamplingArray, logits: Float32Array, rows: VerificationRows, result: AcceptResult | None = None
+    ) -> AcceptResult:
         return accept(
             sampling,
             rows.slots,
@@ -171,4 +176,5 @@ class CpuRejectionSampler:
             rows.num_drafts,
             self._max_draft_len,
             pool=self._pool,
+            result=result,
         )

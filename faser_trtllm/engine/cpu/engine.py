@@ -16,6 +16,7 @@ from faser_trtllm.core.closing import Closing
 from faser_trtllm.engine.base import DraftBatch, EngineSpec
 from faser_trtllm.errors import ConfigError, EngineFileError, FaserError, InvalidArgumentError
 from faser_trtllm.models.quantized_weight import Scheme
+from faser_trtllm.ops.arrays import sampling_address
 from faser_trtllm.ops.draft_stop import NativeStop
 from faser_trtllm.ops.prune_rows import HostPruning
 from faser_trtllm.partition.core_set import CoreSet
@@ -63,8 +64,6 @@ class CpuEngine(HostPruning, Closing):
         self._logits_address = self._logits.ctypes.data
         self._num_new = np.zeros(spec.max_batch_size, np.int32)
         self._num_new_address = native.address_of_buffer(self._num_new)
-        self._sampling: npt.NDArray[np.void] | None = None
-        self._sampling_at = 0
         self._batch = native.FaserBatch()
         self._batch_address = ctypes.addressof(self._batch)
         self._stop = NativeStop(spec.max_batch_size)
@@ -224,7 +223,7 @@ class CpuEngine(HostPruning, Closing):
             self._handle,
             self._core_set.handle,
             self._batch_address,
-            self._sampling_address(draft_batch.sampling),
+            sampling_address(draft_batch.sampling),
             native.address_of_buffer(num_tokens),
             native.address_of_buffer(num_drafts),
             native.address_of_buffer(num_new_drafts),
@@ -265,11 +264,6 @@ class CpuEngine(HostPruning, Closing):
         if self._handle is None:
             raise ValueError("the engine is closed")
         return self._handle
-
-    def _sampling_address(self, sampling: npt.NDArray[np.void]) -> int:
-        if sampling is not self._sampling:  # the table never moves; numpy is slow to give its address
-            self._sampling, self._sampling_at = sampling, int(sampling.ctypes.data)
-        return self._sampling_at
 
     def _set_batch(self, batch: RaggedBatch) -> None:
         self._open_handle()

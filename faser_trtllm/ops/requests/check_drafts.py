@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from faser_trtllm import native
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of, int32_at
+from faser_trtllm.ops.arrays import SamplingArray, int32_at, sampling_address
 
 
 def check_drafts(
@@ -22,7 +22,7 @@ def check_drafts(
     columns = [array("i", column) for column in (slots, first, num_new, room)]
     at_slots, *others = [column.buffer_info()[0] for column in columns]
     found: int = native.library().faser_check_drafts(
-        len(slots), at_slots, address_of(sampling, SAMPLING_DTYPE), *others, vocab_size
+        len(slots), at_slots, sampling_address(sampling), *others, vocab_size
     )
     return found if found < len(slots) else None
 

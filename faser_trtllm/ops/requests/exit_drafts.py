@@ -10,7 +10,7 @@ import numpy as np
 
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of, int32_at
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int32_at, sampling_address
 
 
 def exit_drafts(
@@ -26,7 +26,7 @@ def exit_drafts(
     status = native.library().faser_exit_drafts(
         len(slots),
         at_slots,
-        address_of(sampling, SAMPLING_DTYPE),
+        sampling_address(sampling),
         *at_counts,
         address_of(candidates, np.int32),
         address_of(places, np.int32),

@@ -15,7 +15,7 @@ from faser_trtllm import native
 from faser_trtllm.core.sampling_params import NUM_MODES
 from faser_trtllm.core.value import value
 from faser_trtllm.ops.acceptance import MAX_MARGIN, AcceptanceModel, is_certain
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, SamplingArray, address_of, float32_at, int32_at
+from faser_trtllm.ops.arrays import SamplingArray, address_of, float32_at, int32_at, sampling_address
 from faser_trtllm.ops.draft_stop import sigmoid
 
 SHARE = (0.6, 0.43, 0.29)  # kShare: of rejections those that the runner-up recovers, by sampling mode
@@ -74,7 +74,7 @@ class BranchPicker:
         num = native.library().faser_pick_branches(
             len(slots),
             at_slots,
-            address_of(sampling, SAMPLING_DTYPE),
+            sampling_address(sampling),
             *counts,
             acceptance.address,
             min_worth is None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from faser_trtllm import native
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of, int8_at
+from faser_trtllm.ops.arrays import Int32Array, SamplingArray, address_of, int8_at, sampling_address
 
 
 def count_tests(
@@ -15,7 +15,7 @@ def count_tests(
     status = native.library().faser_count_tests(
         slots.size,
         address_of(slots, np.int32),
-        address_of(sampling, SAMPLING_DTYPE),
+        sampling_address(sampling),
         address_of(num_tokens, np.int32),
         address_of(num_accepted, np.int32),
         address_of(outcome, np.int32),

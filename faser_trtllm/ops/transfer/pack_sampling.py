@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from faser_trtllm import native
-from faser_trtllm.ops.arrays import SAMPLING_DTYPE, Int32Array, SamplingArray, address_of, int8_at, int32_at
+from faser_trtllm.ops.arrays import (
+    SAMPLING_DTYPE,
+    Int32Array,
+    SamplingArray,
+    address_of,
+    int8_at,
+    int32_at,
+    sampling_address,
+)
 
 ENTRY_INTS = SAMPLING_DTYPE.itemsize // 4
 _ADDRESSES = (
@@ -74,8 +82,6 @@ class SamplingPacker:
         self._is_edited = np.zeros(1, np.int32)
         self._is_edited_view = self._is_edited.data
         self._is_edited_address = address_of(self._is_edited, np.int32)
-        self._sampling: SamplingArray | None = None
-        self._sampling_address = 0
 
     def pack(
         self,
@@ -97,14 +103,12 @@ class SamplingPacker:
         the last so many entries, the token in the place of the slot's own last one. The block is not complete if its
         size exceeds out's. InvalidArgumentError for a slot without tokens or a guided request without masks.
         """
-        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
-            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
         branches = np.array(branch_tokens, np.int32) if branch_tokens else None
         at_probs, slot_bytes = draft_probs or (0, 0)
         size = native.library().faser_pack_sampling(
             slots.size,
             native.address_of_buffer(slots),
-            self._sampling_address,
+            sampling_address(sampling),
             native.address_of_buffer(num_tokens),
             native.address_of_buffer(num_drafts),
             None if num_rows is None else native.address_of_buffer(num_rows),

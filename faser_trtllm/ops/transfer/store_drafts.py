@@ -7,7 +7,6 @@ import numpy as np
 from faser_trtllm import native
 from faser_trtllm.core.request import NUM_CANDIDATES
 from faser_trtllm.ops.arrays import (
-    SAMPLING_DTYPE,
     Float32Array,
     Int32Array,
     SamplingArray,
@@ -15,6 +14,7 @@ from faser_trtllm.ops.arrays import (
     float32_at,
     int8_at,
     int32_at,
+    sampling_address,
 )
 
 
@@ -24,8 +24,6 @@ class DraftStore:
     def __init__(self, max_batch_size: int) -> None:
         self._num_new = np.zeros(max_batch_size, np.int32)
         self._num_new_address = address_of(self._num_new, np.int32)
-        self._sampling: SamplingArray | None = None
-        self._sampling_address = 0
 
     def store(
         self,
@@ -42,15 +40,13 @@ class DraftStore:
         tokens, margins, runners_up [num_steps, at least n], candidates [num_steps, at least n, NUM_CANDIDATES]: of the
         first n columns, up to the first token -1. runners_up None: nobody has any. Advances draft_counter.
         """
-        if sampling is not self._sampling:  # the table never moves; asking numpy for its address is slow
-            self._sampling, self._sampling_address = sampling, address_of(sampling, SAMPLING_DTYPE)
         num_steps, stride = tokens.shape
         if margins.shape != tokens.shape or candidates.shape != (num_steps, stride, NUM_CANDIDATES):
             raise ValueError(f"margins {margins.shape} and candidates {candidates.shape} are not of {tokens.shape}")
         status = native.library().faser_store_drafts(
             slots.size,
             native.address_of_buffer(slots),
-            self._sampling_address,
+            sampling_address(sampling),
             native.address_of_buffer(num_known),
             num_steps,
             stride,
