@@ -47,7 +47,7 @@ def paged_block_size(wanted: int | None) -> int:
 
 
 def tensor_progress(role: str, total: int, progress: Progress | None) -> Callable[[str], None]:
-    """What is called with each tensor's name once it is written, and counts."""
+    """A callback that counts: it is called with each tensor's name once it is written."""
     done = itertools.count(1)
 
     def on_tensor(name: str) -> None:

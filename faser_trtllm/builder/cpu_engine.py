@@ -72,7 +72,7 @@ class CpuBackend:
         engine_file.write_engine_file(path, model, list(source.segments), tensors, on_tensor, scheme)
 
     def _quantization(self, source: Source) -> dict[str, Any]:
-        """As TensorRT-LLM's QuantConfig has it; InvalidArgumentError for a model that cannot be quantised so."""
+        """The entries of TensorRT-LLM's QuantConfig; InvalidArgumentError for a model that cannot be quantised so."""
         scheme, config = self._schemes[source.role], source.config
         if source.head is not None:
             raise InvalidArgumentError(
@@ -155,7 +155,7 @@ def engine_model(config: ModelConfig, max_seq_len: int) -> dict[str, Any]:
 
 
 def tensor_flags(config: ModelConfig, head: Head | None = None) -> dict[str, Any]:
-    """What a model has of the tensors that not every model has, and a head's sizes (models/fused.py)."""
+    """Flags of the tensors that only some models have, and a head's sizes (models/fused.py)."""
     flags: dict[str, Any] = {name: getattr(config, name) for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")}
     if isinstance(head, MedusaHeads):
         return flags | {"medusa": head_json(head)}
@@ -226,7 +226,7 @@ def _quantized(name: str, weight: npt.NDArray[np.uint16], scheme: Scheme) -> Qua
 
 
 def medusa_tensors(heads: MedusaHeads) -> Iterator[tuple[str, TensorSource]]:
-    """engine_tensors of Medusa heads: matrices of one kind lie one behind the other."""
+    """engine_tensors of Medusa heads: matrices of one kind follow each other."""
     config, weights = heads.config, heads.weights
     hidden, vocab = config.hidden_size, config.vocab_size
     blocks = [(head, layer) for head in range(config.num_heads) for layer in range(config.num_layers)]

@@ -124,7 +124,7 @@ def tensor_sizes(model: dict[str, Any], scheme: Scheme | None = None) -> dict[st
 
 
 def row_multiple(name: str) -> int:
-    """Of the parts of a fused tensor: gate's and up's rows are padded to whole panels each."""
+    """The multiple of rows that each part of a fused tensor is padded to: gate and up to whole panels."""
     return PANEL if name.endswith((".gate_up", ".gate_up_bias")) else 1
 
 

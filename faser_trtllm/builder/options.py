@@ -41,7 +41,7 @@ class BuildOptions:
     ] = ()
     mtp: Annotated[bool, "the target's own MTP layer drafts, in the draft model's place"] = False
     mtp_reads_normed: Annotated[
-        bool, "the MTP layer reads the target's rows behind its final norm, as FastMTP's do; default: before it"
+        bool, "the MTP layer reads the target's rows after its final norm, as FastMTP's do; default: before it"
     ] = False
     expand: Annotated[int, "give the target N times its layers with the same outputs, to stand for a larger model"] = 1
     compute_capabilities: Annotated[
@@ -103,7 +103,7 @@ def check_options(options: BuildOptions) -> None:
         )
     if options.mtp and options.draft_checkpoint_dir is not None:
         raise InvalidArgumentError(
-            f"mtp is set beside draft_checkpoint_dir {options.draft_checkpoint_dir}, and one of them drafts; leave one "
+            f"mtp is set with draft_checkpoint_dir {options.draft_checkpoint_dir}, and one of them drafts; leave one "
             "out"
         )
     if options.mtp_reads_normed and not options.mtp:

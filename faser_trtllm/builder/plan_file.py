@@ -86,7 +86,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """What a file holds and needs. network: its limits."""
+    """The contents and the needs of a file. network: its limits."""
 
     requirements: Requirements
     network: NetworkOptions

@@ -14,12 +14,12 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.models.config import ModelConfig
 
 _MULTIPLES = {"num_heads": 1, "num_kv_heads": 1, "intermediate_size": 8, "hidden_size": 8, "vocab_size": 1}
-"""What a rank's part of a size is a multiple of; kernels read eight values at once."""
+"""A rank's part of a size is a multiple of this; kernels read eight values at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Of rank `rank` among `size` ranks."""
+    """The part of rank `rank` among `size` ranks."""
 
     rank: int = 0
     size: int = 1

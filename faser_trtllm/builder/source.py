@@ -100,7 +100,7 @@ class Source:
         )
 
     def is_same(self, recorded: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Whether a manifest's entry for this role, with "sha256" per file, matches these files."""
+        """True if a manifest's entry for this role, with "sha256" per file, matches these files."""
         return self.first_difference(recorded) is None
 
     def first_difference(self, recorded: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -130,7 +130,7 @@ def open_sources(
     """Open the checkpoints of the target and of the draft, if any; closed with the stack.
 
     tokenizer_dir: a folder whose tokenizer both take instead of their own. mtp: the target's MTP layer drafts;
-    mtp_reads_normed: from rows behind the final norm. Raises CheckpointError, and
+    mtp_reads_normed: from rows after the final norm. Raises CheckpointError, and
     InvalidArgumentError for exit_layers and eagle3_layers.
     """
     sources = [_open_target(_open("target", target, stack, tokenizer_dir), expand, exit_layers)]
@@ -212,7 +212,7 @@ def _open_mtp(target: Source, reads_normed: bool) -> Source:
 def _head_checkpoint(
     directory: Path, files: HeadFiles, config: ModelConfig, weights: Weights, target: Source
 ) -> Checkpoint:
-    """Of a head, which has no tokenizer of its own."""
+    """A head's checkpoint, which has no tokenizer of its own."""
     types = sorted({files.dtype(name) for name in files if len(files.shape(name)) > 1})
     paths = {name: directory / name for name in (*files.files, "config.json")}
     return Checkpoint(directory, config, weights, target.checkpoint.tokenizer, {}, paths, tuple(types))

@@ -1,4 +1,4 @@
-"""Atomic directory creation: build beside the final path, then rename."""
+"""Atomic directory creation: build next to the final path, then rename."""
 
 from __future__ import annotations
 

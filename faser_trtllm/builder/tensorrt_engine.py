@@ -192,7 +192,7 @@ class TensorRTBackend:
             )
         if build_config.tokens_per_block % 16:
             raise InvalidArgumentError(
-                f"max_seq_len is {build_config.max_seq_len}, beside a draft head {self._name} needs a multiple of 16"
+                f"max_seq_len is {build_config.max_seq_len}, with a draft head {self._name} needs a multiple of 16"
             )
 
     def _options(self, source: Source, build_config: BuildConfig) -> NetworkOptions:

@@ -23,7 +23,7 @@ from faser_trtllm.costmodel.shape import SHAPES, ModelShape
 Array = npt.NDArray[np.float64]
 
 SAME_SIZE = 0.01  # anchors whose sizes differ by less are one, their mean
-TAIL_POINTS = 8  # of the rows, whose mean slope goes on behind the last
+TAIL_POINTS = 8  # of the rows, whose mean slope goes on after the last
 
 ANCHORED = {
     "llama-2-13b": SHAPES["llama-2-13b"],
@@ -74,7 +74,7 @@ class BySize:
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """Of one model on the whole of one GPU, in ms, by the rows of the file: all layers' matrices, the LM head,
+    """Times of one model on the whole of one GPU, in ms, by the rows of the file: all layers' matrices, the LM head,
     elementwise kernels and all-reduces; attention [batch, context] of one row per request."""
 
     rows: Array

@@ -1,4 +1,4 @@
-"""What a cost table is valid for (the processor, its instruction set, the threads, the engines), and where it lies."""
+"""The machine and the engines that a cost table is valid for, and where the table lies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fingerprint_of(engine_dir: Path, num_threads: int) -> Fingerprint:
 
 
 def gpu_fingerprint(made_of: bytes) -> Fingerprint:
-    """Of engines on the first GPU. made_of: their directory's manifest; without a directory, what they were made of."""
+    """The fingerprint of engines on the first GPU. made_of: their manifest, or what they are made of without one."""
     return Fingerprint(*gpu_model(), hashlib.sha256(made_of).hexdigest())
 
 
@@ -66,7 +66,7 @@ def load_costs(engine_dir: Path, num_threads: int) -> CostTable | None:
 
 
 def find_costs(engine_dir: Path, num_threads: int) -> tuple[Path, CostTable] | None:
-    """As load_costs, with the table's file."""
+    """load_costs(), with the table's file."""
     path = engine_dir / PROFILE
     if not path.exists():
         return None

@@ -26,7 +26,7 @@ class Gpu:
     has_fp8: bool = True
 
     def bandwidth_share(self, share: float) -> float:
-        """Of the bandwidth, what a share (above 0, to 1) of the SMs can draw."""
+        """The share of the bandwidth that a share (above 0, to 1) of the SMs can draw."""
         return self._saturation(share) / self._saturation(1.0)
 
     def split(self, share: float) -> int:
@@ -54,7 +54,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """By its name in any case; InvalidArgumentError for an unknown one."""
+    """The GPU of a name in any case; InvalidArgumentError for an unknown one."""
     found = GPUS.get(name.lower())
     if found is None:
         raise InvalidArgumentError(f"gpu is {name!r}, the cost model knows {', '.join(GPUS)}; take the nearest of them")

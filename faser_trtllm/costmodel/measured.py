@@ -87,7 +87,7 @@ class MeasuredGpu:
         return ms + self._draft_context_ms(min(num_rows, num_requests), context_len)
 
     def host_ms(self, num_requests: int, num_joining: int, is_drafting: bool) -> float:
-        """What a step takes besides its passes, with so many requests that decode and so many whose prompts run."""
+        """The time of a step besides its passes, with so many requests that decode and so many whose prompts run."""
         given = self.data["host_ms"]
         once, per_request = given["drafting" if is_drafting else "off"]
         return float(once + per_request * num_requests + given["per_joining"] * num_joining)
@@ -103,7 +103,7 @@ class MeasuredGpu:
         return Interference(draft_partition, verify_partition, given["draft"], given["verify"])
 
     def _draft_context_ms(self, num_requests: float, context_len: float) -> float:
-        """What a context takes beyond the one of the measurement."""
+        """The time of a context beyond the one of the measurement."""
         given = self.data["draft_step_ms"]
         per_position_us = float(given["us_per_position"]) + float(given["us_per_request_position"]) * num_requests
         return 1e-3 * per_position_us * (context_len - float(given["context"]))
@@ -118,7 +118,7 @@ class MeasuredGpu:
 
     @property
     def gpu(self) -> str:
-        """As costmodel/gpu.py names it."""
+        """Its name in costmodel/gpu.py."""
         return self.name.partition("-")[0]
 
     @property

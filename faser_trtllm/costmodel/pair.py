@@ -15,8 +15,8 @@ CATCH_UP_ROWS = 1.5  # per request, of a draft call's first step: what the last 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """The host's share, which is stated and not modelled. step_ms: of a step, beside its passes. draft_call_ms: of a
-    draft call, beside its steps. draft_step_ms: of a draft step, drawing and bookkeeping. test_row_ms: rejection
+    """The host's share, which is stated and not modelled. step_ms: of a step, besides its passes. draft_call_ms: of a
+    draft call, besides its steps. draft_step_ms: of a draft step, drawing and bookkeeping. test_row_ms: rejection
     sampling, per row. boundary_ms: between two segments of a pass where rows may be dropped: the graph ends, the host
     decides and launches the next. score_row_ms: its scores. A step, a call and a boundary are as measured on an H100,
     2026-11-26.
@@ -54,7 +54,7 @@ class Pair:
 
     @property
     def draft_share(self) -> float:
-        """Of the SMs, in overlapped steps."""
+        """The draft's share of the SMs in overlapped steps."""
         return self.draft_sms / self.gpu.num_sms
 
     @property

@@ -34,13 +34,13 @@ class ModelShape:
 
     @property
     def layer_params(self) -> float:
-        """Of one layer's matrices, per GPU."""
+        """Parameters of one layer's matrices, per GPU."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return (attention + 3 * self.hidden_size * self.intermediate_size) / self.num_gpus
 
     @property
     def head_params(self) -> float:
-        """Of the LM head, per GPU."""
+        """Parameters of the LM head, per GPU."""
         return self.vocab_size * self.hidden_size / self.num_gpus
 
     @property
@@ -55,22 +55,22 @@ class ModelShape:
 
     @property
     def layer_kv_bytes(self) -> float:
-        """Of one token in one layer's cache, per GPU."""
+        """Bytes of one token in one layer's cache, per GPU."""
         return 2 * self.num_kv_heads * self.head_dim * self.kv_bytes / self.num_gpus
 
     @property
     def token_gb(self) -> float:
-        """Of one token's cache, per GPU."""
+        """GB of one token's cache, per GPU."""
         return 1e-9 * self.num_layers * self.layer_kv_bytes
 
     @property
     def gflop_per_row(self) -> float:
-        """Of the matrices, per GPU."""
+        """GFLOP of one row in the matrices, per GPU."""
         return 2e-9 * (self.num_layers * self.layer_params + self.head_params)
 
     @property
     def gflop_per_attended(self) -> float:
-        """Of a row's attention to one token in all layers, per GPU."""
+        """GFLOP of a row's attention to one token in all layers, per GPU."""
         return 4e-9 * self.num_layers * self.num_heads * self.head_dim / self.num_gpus
 
     def on(self, num_gpus: int) -> ModelShape:
@@ -106,7 +106,7 @@ class ModelShape:
 
     @staticmethod
     def of(name: str, config: ModelConfig) -> ModelShape:
-        """Of a checkpoint's configuration."""
+        """The shape of a checkpoint's configuration."""
         return ModelShape(
             name,
             config.num_layers,

@@ -85,7 +85,7 @@ def modelled_table(
 
 
 def _errors(pair: Pair, table: CostTable) -> dict[str, CurveError]:
-    """Of the fit to the model, with how far that is off."""
+    """Errors of the fit to the model, with how far that is off."""
     public = {f"{kind}@{ALL}": error for kind, error in error_by_kind(pair.gpu.name).items()}
     return {
         key: replace(table.errors.get(key, CurveError()), held_out=public.get(key))
@@ -124,7 +124,7 @@ def _segment_ms(
 
 
 def _usual_interference(pair: Pair) -> Interference:
-    """Of a usual step, for policies, which know one pair of factors; simulated time follows the traffic."""
+    """Slowdowns of a usual step, for policies, which know one pair of factors; simulated time follows the traffic."""
     n, length, context = USUAL_REQUESTS / 2, USUAL_LENGTH, CONTEXTS[1]
     draft_ms = pair.drafting_ms(length, n, context, pair.draft_share)
     verify_ms = pair.verify_ms(n * (1 + length), n, context, 1.0 - pair.draft_share)

@@ -45,7 +45,7 @@ class Eagle3Config:
 
 
 def is_eagle3(checkpoint_dir: Path) -> bool:
-    """Whether config.json says so: by its architecture, or by a draft vocabulary; CheckpointError if unreadable."""
+    """True if config.json says so: by its architecture, or by a draft vocabulary; CheckpointError if unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
     architectures = data.get("architectures") or []
     named = any("eagle3" in str(name).lower() for name in architectures)
@@ -76,7 +76,7 @@ class Eagle3Weights(DerivedWeights):
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the checkpoint's tensors, ours."""
+        """Our names of the checkpoint's tensors."""
         return tuple(self._names)
 
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
@@ -107,7 +107,7 @@ class Eagle3Weights(DerivedWeights):
 def load_eagle3_config(
     checkpoint_dir: Path, weights: Eagle3Weights, target: ModelConfig, layers: Sequence[int] = ()
 ) -> Eagle3Config:
-    """Read config.json beside a target; layers: those entered, where the user names them.
+    """Read config.json of a head for a target; layers: those entered, where the user names them.
 
     Raises CheckpointError in one sentence for what is missing, not supported, or does not fit the target.
     """
@@ -243,7 +243,7 @@ def _check(weights: Eagle3Weights, config: Eagle3Config) -> None:
 
 
 def _our_name(name: str) -> str:
-    """A decoder's names, with what only a head has beside them."""
+    """A decoder's names, and those that only a head has."""
     name = name.removeprefix("model.")
     if name.startswith("midlayer."):
         name = "layers.0." + name.removeprefix("midlayer.")

@@ -19,7 +19,7 @@ def fused_tensors(sizes: Mapping[str, Any]) -> dict[str, tuple[Part, ...]]:
     sizes: the `model` object of an engine file's header; qkv_bias, o_bias, mlp_bias and qk_norm, and fc_bias of a head,
     say what there is, and count as set where they are missing. With the object `head` they are an EAGLE-3 head's, whose
     qkv reads two rows of hidden_size, the normed embedding and the normed hidden row, and whose LM head is over
-    draft_vocab_size tokens. With is_mtp in that object they are an MTP layer's: a decoder's layer behind
+    draft_vocab_size tokens. With is_mtp in that object they are an MTP layer's: a decoder's layer after
     head.input_proj.
     """
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]

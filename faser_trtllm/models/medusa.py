@@ -1,6 +1,6 @@
 """Medusa heads' checkpoint (arXiv 2401.10774) in the layouts that are published.
 
-Names: FasterDecoding's `I.J.linear.*` and `I.LAYERS.weight`, also behind `medusa_head.` or `medusa_heads.`; vLLM's
+Names: FasterDecoding's `I.J.linear.*` and `I.LAYERS.weight`, also after `medusa_head.` or `medusa_heads.`; vLLM's
 `blocks.I.layers.J.*` and `lm_heads.I.weight`. A residual block without a bias has none.
 """
 
@@ -36,7 +36,7 @@ class MedusaConfig:
 
 
 def is_medusa(checkpoint_dir: Path) -> bool:
-    """Whether config.json says so; CheckpointError if it is unreadable."""
+    """True if config.json says so; CheckpointError if it is unreadable."""
     data = read_json(checkpoint_dir / _SOURCE)
     architectures = data.get("architectures") or []
     named = any("medusa" in str(name).lower() for name in architectures)
@@ -108,7 +108,7 @@ def expected_shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_medusa_config(checkpoint_dir: Path, weights: MedusaWeights, target: ModelConfig) -> MedusaConfig:
-    """Read config.json beside a target; CheckpointError in one sentence for what is missing or does not fit it."""
+    """Read config.json of heads for a target; CheckpointError in a sentence for what is missing or does not fit it."""
     data = read_json(checkpoint_dir / _SOURCE)
     for key, wanted in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         if data.get(key, wanted) != wanted:

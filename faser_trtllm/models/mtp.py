@@ -2,7 +2,7 @@
 
 It drafts like an EAGLE-3 head, from one hidden row of the target, and is applied again to its own output for each
 further draft. Which row it reads is no key of config.json, and public engines differ: vLLM, whose code is the model's
-authors', takes the last layer's before the final norm, SGLang and FastMTP's training take it behind that.
+authors', takes the last layer's before the final norm, SGLang and FastMTP's training take it after that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight"
 @dataclasses.dataclass(frozen=True, slots=True)
 class MtpConfig:
     """model: of the layer, one of its target's. layer: the target's num_layers, whose last hidden row is read.
-    reads_normed: behind the target's final norm."""
+    reads_normed: after the target's final norm."""
 
     model: ModelConfig
     layer: int

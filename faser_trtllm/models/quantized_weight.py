@@ -18,7 +18,7 @@ GROUP_SIZES = (32, 128)
 ACTIVATION_GROUP_SIZE = 128  # inputs that share an activation's scale where a weight's scale is a whole output's
 DEFAULT_GROUP_SIZE = 32
 FP8 = "FP8"
-"""As TensorRT-LLM names it: matrices of the layers and their inputs in e4m3. It is no Scheme."""
+"""TensorRT-LLM's name: matrices of the layers and their inputs in e4m3. It is no Scheme."""
 
 _SPELLING = re.compile(r"(int8|W8A16|W8A8|int4|W4A16|W4A8)(?::(\d+))?")
 
@@ -58,7 +58,7 @@ class Scheme:
 
     @property
     def algorithm(self) -> str:
-        """As TensorRT-LLM spells quant_algo, which has such names for 16-bit activations only."""
+        """TensorRT-LLM's spelling of quant_algo, which has such names for 16-bit activations only."""
         return f"W{self.bits}A{self.activation_bits}"
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ def quantize(weight: npt.NDArray[np.float32], scheme: Scheme) -> QuantizedWeight
 def from_integers(
     integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32], group_size: int, bits: int
 ) -> QuantizedWeight:
-    """Of int8 [out, in], within -8..7 for 4 bits, and scales [out, in / group_size]."""
+    """A matrix of int8 [out, in], within -8..7 for 4 bits, and scales [out, in / group_size]."""
     if bits == 8:
         return QuantizedWeight(integers, scales, group_size, bits)
     halves = integers.view(np.uint8) & 15
@@ -150,7 +150,7 @@ def dequantize(quantized: QuantizedWeight) -> npt.NDArray[np.float32]:
 
 
 def quantize_activations(x: npt.NDArray[np.float32], group_size: int) -> npt.NDArray[np.float32]:
-    """What an 8-bit scheme multiplies in place of the inputs x [rows, in]: float32 of the same shape.
+    """Round inputs x [rows, in] as an 8-bit scheme does before it multiplies them -> float32 of the same shape.
 
     Each row's groups of inputs (the last may be short) have a scale of max |x| / 127; integers round to nearest even.
     group_size: of Scheme.

@@ -21,7 +21,7 @@ _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int64": "I64"
 
 
 class TorchFileWeights(Weights):
-    """As CheckpointWeights, of one file."""
+    """CheckpointWeights' counterpart for one file."""
 
     def __init__(self, directory: Path, file: str) -> None:
         """CheckpointError if it cannot be read, or torch is not there."""

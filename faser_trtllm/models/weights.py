@@ -26,7 +26,7 @@ _INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 Bfloat16Array = npt.NDArray[np.uint16]
 Dtype = type[np.uint16] | type[np.float32]
-"""Of what is read: bf16 bits or fp32."""
+"""The type that tensors are read as: bf16 bits or fp32."""
 
 
 def bfloat16_from_float32(values: Float32Array) -> Bfloat16Array:
@@ -206,7 +206,7 @@ def _weight_files(directory: Path) -> list[str]:
     files = sorted({str(file) for file in weight_map.values()})
     for file in files:
         if Path(file).name != file:
-            raise CheckpointError(f"{INDEX_FILE}: {file!r} is not the name of a file beside it")
+            raise CheckpointError(f"{INDEX_FILE}: {file!r} is not the name of a file next to it")
     return files
 
 

@@ -1,4 +1,4 @@
-"""What to do with a plan: the recommended faser.yaml, the commands, and what to know before."""
+"""Advice on a plan: the recommended faser.yaml, the commands, and what to know before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits into a GPU's memory."""
+"""The batch that fits into a GPU's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `faser plan` is asked."""
+"""Options of `faser plan`."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def _parse_load(text: str, seed: int) -> Load:
         except ValueError:
             mean_rate = 0.0
         if not 0.0 < mean_rate < 1e4:
-            raise InvalidArgumentError(
-                f"load is {text!r}, behind the colon must be requests per second, as in {name}:5"
-            )
+            raise InvalidArgumentError(f"load is {text!r}, after the colon must be requests per second, as in {name}:5")
         lengths = TRACES[name]
 
         def generate() -> Iterator[Arrival]:

@@ -137,7 +137,7 @@ def _read_table(options: PlanOptions) -> CostTable | None:
 
 
 def _measured_table(name: str, gpu: Gpu) -> CostTable:
-    """What a full profile would have found; the host's share of a step is that of HOST_REQUESTS that draft."""
+    """The table that a full profile would have found; the host's share of a step is that with HOST_REQUESTS."""
     measured = MeasuredGpu(name)
     if measured.gpu != gpu.name:
         raise InvalidArgumentError(f"table is {name}, which needs gpu {measured.gpu}; it is {gpu.name}")
@@ -192,7 +192,7 @@ def _simulate(
 
 
 def _error(options: PlanOptions, table: CostTable, overlapped_share: float) -> float:
-    """Of times: the table's own, and more where drafting and verification overlap."""
+    """The error of times: the table's own, and more where drafting and verification overlap."""
     by_kind = table.held_out_errors or {"decode": DECODE[options.gpu.name], "verify": VERIFY}
     return max(by_kind.get("decode", 0.0), by_kind.get("verify", 0.0)) + overlapped_share * OVERLAP
 

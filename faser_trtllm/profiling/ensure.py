@@ -26,13 +26,15 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
-DISTURBED_S = 600.0  # for which a table measured beside other work is used before a start measures again
+DISTURBED_S = 600.0  # for which a table measured next to other work is used before a start measures again
 
 
 def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
-    """Call it before open_executor: a table of another machine, or of other threads, gets one of this machine beside
-    it, where the configuration's speculation goes by costs ("auto" does without if there is no table at all). A quick
-    one that was measured beside other work is replaced, DISTURBED_S after that at the earliest.
+    """Measure the costs that are missing; call it before open_executor.
+
+    A table of another machine, or of other threads, gets one of this machine next to it, where the configuration's
+    speculation goes by costs ("auto" does without if there is no table at all). A quick one that was measured next to
+    other work is replaced, DISTURBED_S after that at the earliest.
 
     Failures to measure or write raise nothing; open_executor then runs without a table or refuses.
     """
@@ -52,7 +54,7 @@ def ensure_profile(engine_dir: Path, config: ExecutorConfig) -> None:
 
 
 def can_measure(engines: EngineDir) -> bool:
-    """Whether this machine can profile the engines, and there are drafts to decide about."""
+    """True if this machine can profile the engines, and there are drafts to decide about."""
     if not engines.build_config.max_draft_len:
         return False
     if find_backend(engines.backend).on_cpu:
@@ -90,7 +92,7 @@ def measure_once(
 
 
 class _Missing(NamedTuple):
-    """Why a table is needed, and where it goes; None: beside another machine's."""
+    """Why a table is needed, and where it goes; None: next to another machine's."""
 
     reason: str
     path: Path | None

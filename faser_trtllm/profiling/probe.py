@@ -61,7 +61,7 @@ class Probe(Closing):
         self._table = np.arange(num_slots * blocks_per_seq, dtype=np.int32).reshape(num_slots, blocks_per_seq)
         self._num_filled_slots = num_filled_slots
         for slot in range(num_filled_slots, num_slots):
-            num_read = limits.main_context() // spec.tokens_per_block  # blocks behind them are written to
+            num_read = limits.main_context() // spec.tokens_per_block  # blocks after them are written to
             self._table[slot, :num_read] = self._table[slot % num_filled_slots, :num_read]
         rng = np.random.default_rng(0)
         self._tokens = rng.integers(1, spec.vocab_size, spec.max_seq_len, dtype=np.int32)
@@ -80,7 +80,7 @@ class Probe(Closing):
                 each.use(self._places[partition])
 
     def pin(self, partition: str) -> None:
-        """What the calling thread does before it runs an engine on a partition."""
+        """Prepare the calling thread before it runs an engine on a partition."""
 
     def wait(self, engine: Engine) -> None:
         """Until the engine's work is done; a call that returns results to the host has waited already."""

@@ -1,4 +1,4 @@
-"""`faser profile`: measures an engine directory on this machine and writes the cost table beside the engines."""
+"""`faser profile`: measures an engine directory on this machine and writes the cost table next to the engines."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def measure_engine_dir(options: ProfileOptions, progress: Progress | None = None
 
 @dataclass(frozen=True)
 class Passes:
-    """What a probe measured of a pair; held_out is not fitted."""
+    """A probe's measurements of a pair; held_out is not fitted."""
 
     samples: tuple[CostSample, ...]
     held_out: tuple[CostSample, ...]

@@ -72,7 +72,7 @@ class RecordingPolicy(StatelessPolicy):
         num_accepted: npt.NDArray[np.int32],
         outcome: npt.NDArray[np.int32],
     ) -> None:
-        """What rejection sampling found of the drafts that were looked at."""
+        """Write down what rejection sampling found of the drafts that were looked at."""
         views = [self._seen[boundary] for boundary in self.boundaries if boundary in self._seen]
         if views and len(views) == len(self.boundaries):
             for slot, first, accepted, how in zip(slots, num_tokens, num_accepted, outcome, strict=True):

@@ -56,7 +56,7 @@ class ProfileReport:
                 f"both lanes at once (draft on {pair.draft_partition!r}, target on {pair.verify_partition!r}): "
                 f"draft x{pair.draft_factor:.2f}, target x{pair.verify_factor:.2f}"
             )
-        yield f"a step costs {self.table.overhead_ms:.3f} ms beside its passes"
+        yield f"a step costs {self.table.overhead_ms:.3f} ms besides its passes"
         for model in self.table.exits:
             verdict = "pays" if model.pays else "does not pay beyond the draft's confidence"
             yield f"pruning at boundary {model.boundary}: {verdict}"

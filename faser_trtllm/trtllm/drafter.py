@@ -43,7 +43,7 @@ _PARALLEL_SIZES = {
     "pp_size": "pipeline_parallel_size",
     "cp_size": "context_parallel_size",
 }
-"""Of TensorRT-LLM's Mapping, with the names that its LLM API has for them."""
+"""Sizes of TensorRT-LLM's Mapping, with the names that its LLM API has for them."""
 
 DraftOpener = Callable[[OpenRequest, ExitStack], Engine]
 
@@ -110,7 +110,7 @@ def check_drafter(options: DrafterOptions) -> None:
 
 
 def _check_schedule(schedule: Mapping[int, int], max_draft_len: int) -> None:
-    """As the configuration of 1.2 requires it."""
+    """Raise ConfigError for a schedule that the configuration of 1.2 refuses."""
     if schedule.get(1) != max_draft_len or any(
         size < 1 or not 0 <= length <= max_draft_len for size, length in schedule.items()
     ):
@@ -331,7 +331,7 @@ def check_parallel_sizes(options: Mapping[str, Any]) -> None:
 
 
 def _is_dummy(request: Any) -> bool:
-    """Whether a request only pads the batch: for attention DP, or for a CUDA graph."""
+    """True if a request only pads the batch: for attention DP, or for a CUDA graph."""
     return any(getattr(request, mark, False) for mark in _DUMMY_MARKS)
 
 

@@ -333,7 +333,7 @@ def _num_agreed(request: Request, new: npt.NDArray[Any]) -> int:
 
 
 def _continues(request: Request, token_ids: Sequence[int]) -> bool:
-    """Whether these tokens continue the request.
+    """True if these tokens continue the request.
 
     Only its two ends are compared: comparing all tokens would take longer than drafting. If an id is reused for a text
     with the same ends, drafts get worse and nothing else changes.

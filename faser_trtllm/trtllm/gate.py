@@ -17,7 +17,7 @@ from faser_trtllm.errors import ConfigError
 ACCEPTED = ">=1.2,<1.3"
 FIX = f"install tensorrt-llm{ACCEPTED} (the extra trtllm)"
 DRAFTER_RELEASES = ("1.2", "1.3", "1.4")
-"""Those whose drafter is recorded (check/recorded). Of 1.3 and 1.4 there were candidates only."""
+"""Releases whose drafter is recorded (check/recorded). Of 1.3 and 1.4 there were candidates only."""
 
 _DRAFTER_FIX = "install 1.2.x, 1.3.0rc or 1.4.0rc, or serve without it (faser serve)"
 _REMOVED = (
@@ -97,12 +97,12 @@ def load_bindings() -> Bindings:
 
 
 def is_accepted(version: str) -> bool:
-    """Whether the scheduler of a version is recorded: at least 1.2 and below 1.3, candidates of both excluded."""
+    """True if the scheduler of a version is recorded: at least 1.2 and below 1.3, candidates of both excluded."""
     return release_of(version) == "1.2" and not _is_candidate_of_first(version)
 
 
 def is_drafter_known(version: str) -> bool:
-    """Whether the drafter of a version is recorded: 1.2 from its first release on, candidates of 1.3.0 and 1.4.0."""
+    """True if the drafter of a version is recorded: 1.2 from its first release on, candidates of 1.3.0 and 1.4.0."""
     release = release_of(version)
     return release in DRAFTER_RELEASES and _is_candidate_of_first(version) == (release != "1.2")
 
@@ -114,7 +114,7 @@ def release_of(version: str) -> str:
 
 
 def _is_candidate_of_first(version: str) -> bool:
-    """Whether it is a candidate of the first release of its line: 1.3.0rc22, but neither 1.3.0 nor 1.3.1rc1."""
+    """True if it is a candidate of the first release of its line: 1.3.0rc22, but neither 1.3.0 nor 1.3.1rc1."""
     match = re.match(r"\d+\.\d+(?:\.(\d+))?[.-]?(a|b|rc|dev)?", version)
     return match is not None and int(match[1] or 0) == 0 and match[2] is not None
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's KVCacheManager behind our KV cache protocol: it decides which blocks a sequence has.
+"""TensorRT-LLM's KVCacheManager by our KV cache protocol: it decides which blocks a sequence has.
 
 Only block ids come from it. The KV memory is our engines' own; the pools that TensorRT-LLM allocates for its blocks
 have one layer, one head and the smallest head size. Block reuse is off: TensorRT-LLM does not know which blocks the

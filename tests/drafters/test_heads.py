@@ -125,9 +125,7 @@ def test_what_cannot_be_built_is_refused(tmp_path):
         with pytest.raises(InvalidArgumentError, match=f"the draft is {kind}, which stays in bf16"):
             build_engines(replace(alone, draft_quantization="int8", **options))
     mtp = replace(alone, **heads["an MTP layer"])
-    with pytest.raises(
-        InvalidArgumentError, match=r"mtp is set beside draft_checkpoint_dir .*, and one of them drafts"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"mtp is set with draft_checkpoint_dir .*, and one of them drafts"):
         build_engines(replace(mtp, draft_checkpoint_dir=target))
     with pytest.raises(InvalidArgumentError, match="mtp_reads_normed is set without mtp"):
         build_engines(replace(alone, mtp_reads_normed=True))
@@ -144,7 +142,7 @@ def test_heads_beside_plans_that_cannot_be(tmp_path):
     with pytest.raises(InvalidArgumentError, match="dtype is float32, draft heads run in bfloat16 or float16"):
         build_engines(replace(options, dtype="float32"))
     with pytest.raises(
-        InvalidArgumentError, match="max_seq_len is 90, beside a draft head tensorrt_rtx needs a multiple"
+        InvalidArgumentError, match="max_seq_len is 90, with a draft head tensorrt_rtx needs a multiple"
     ):
         build_engines(replace(options, max_seq_len=90))
 

@@ -147,5 +147,5 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_an_index_cannot_point_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
-    with pytest.raises(CheckpointError, match="is not the name of a file beside it"):
+    with pytest.raises(CheckpointError, match="is not the name of a file next to it"):
         CheckpointWeights(tmp_path)

@@ -1,4 +1,4 @@
-"""What happens between two segments, as a separate network that runs only when needed: scores of the draft's candidates
+"""The work between two segments, as a separate network that runs only when needed: scores of the draft's candidates
 and, with our plugins, the decision which rows go on, and their compaction."""
 
 from __future__ import annotations

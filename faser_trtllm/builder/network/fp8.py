@@ -13,12 +13,12 @@ from faser_trtllm.models.weights import Weights
 
 
 def is_layers(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""
+    """True if a tensor is a matrix of the layers, which are in e4m3; LM head, embedding and norms are not."""
     return len(shape) == 2 and name.startswith("model.layers.")
 
 
 class Fp8Layers(Protocol):
-    """What a Graph asks for; names are the checkpoint's, without .weight."""
+    """The layers that a Graph asks for; names are the checkpoint's, without .weight."""
 
     def matrix(self, names: tuple[str, ...], num_in: int, num_out: tuple[int, ...]) -> tuple[Fp8Matrix, float]:
         """Matrices [num_out[i], num_in] stacked, and the scale of their inputs, which they have in common.

@@ -1,6 +1,6 @@
 """Matrices of fp8 checkpoints, dequantised on demand.
 
-A matrix X [out, in] is stored in e4m3 as X.weight, with its scales beside it: X.weight_scale, of one number, of one per
+A matrix X [out, in] is stored in e4m3 as X.weight, and its scales next to it: X.weight_scale, of one number, of one per
 output ([out] or [out, 1]) or of one per block of outputs and inputs, in compressed-tensors
 (github.com/vllm-project/compressed-tensors, format "float-quantized"), ModelOpt (github.com/NVIDIA/Model-Optimizer) and
 AutoFP8; X.weight_scale_inv per block in DeepSeek's and Qwen's. Whatever the name, a weight is its e4m3 number times the
@@ -78,7 +78,7 @@ class Fp8Weights(Weights):
         raise CheckpointError(f"tensor {name} is of type {FP8}, and {name}_scale is missing; fetch the files again")
 
     def _scales_shape(self, name: str) -> tuple[int, int]:
-        """Of the scales as blocks of the matrix: [blocks of outputs, blocks of inputs]."""
+        """The scales' shape as blocks of the matrix: [blocks of outputs, blocks of inputs]."""
         scales, shape = self._scales_name(name), self._weights.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"tensor {name} of type {FP8} has shape {list(shape)}, it must be a matrix")

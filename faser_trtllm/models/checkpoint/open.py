@@ -96,7 +96,7 @@ def _open_gguf(path: Path, stack: ExitStack, tokenizer_dir: Path | None) -> Chec
 
 
 def _quantization(directory: Path, found: object) -> QuantizationConfig | Fp8Config | None:
-    """As config.json says, or ModelOpt's own file, which came first."""
+    """The scheme that config.json names, or ModelOpt's own file, which came first."""
     if found:
         return parse_quantization_config(found)
     if not (directory / _MODELOPT_FILE).exists():

@@ -105,7 +105,7 @@ class AcceptanceProcess:
     def draft(
         self, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """Of drafts at output positions and places [n, k] of n slots: log-odds, and whether they pass their test."""
+        """Look up drafts at output positions and places [n, k] of n slots -> log-odds, and if they pass their test."""
         positions = np.minimum(positions, self._log_odds.shape[1] - 1)
         log_odds = self._log_odds[slots[:, None], positions] + self._rise[places].astype(np.float32)
         return log_odds, self._luck[slots[:, None], positions] < log_odds

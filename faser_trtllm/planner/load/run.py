@@ -82,7 +82,7 @@ class LoadReport:
 
 
 class _Sink:
-    """Of one request."""
+    """One request's."""
 
     __slots__ = ("_arrived_s", "_first_s", "_num_tokens", "_run")
 

@@ -30,7 +30,7 @@ MARGIN_OFFSET, MAX_MARGIN = 4.0, 14.0  # a draft's margin is its log-odds plus t
 
 
 class PendingDrafts:
-    """Of each slot, by place: the margins of what is pending, and whether it will pass its test."""
+    """For each slot, by place: the margins of what is pending, and whether it will pass its test."""
 
     def __init__(self, process: AcceptanceProcess, max_batch_size: int, max_draft_len: int) -> None:
         shape = max_batch_size, max_draft_len + 1
@@ -138,7 +138,7 @@ class DoubtRates:
 
     @staticmethod
     def of(model: ExitModel) -> DoubtRates:
-        """What a model of two ranks takes for granted: its odds behind rank 0 and rank 1, by Bayes' rule."""
+        """The odds that a model of two ranks assumes: its odds after rank 0 and rank 1, by Bayes' rule."""
         calm, doubt = np.exp(model.intercept), np.exp(model.intercept + model.rank)
         recall = (1.0 - calm) / (doubt - calm)
         return DoubtRates(float(recall), float(recall * doubt))

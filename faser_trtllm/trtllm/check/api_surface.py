@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ApiSurface:
-    """What one of our adapters uses. recorded_from: in words. entries: by their dotted names."""
+    """The names that one of our adapters uses. recorded_from: in words. entries: by their dotted names."""
 
     name: str
     release: str
@@ -103,7 +103,7 @@ def signature(arguments: Sequence[str]) -> inspect.Signature:
 def parse_arguments(arguments: Sequence[str]) -> list[inspect.Parameter]:
     """Arguments as texts -> parameters, whose annotations are texts; defaults that are no literals are Symbols.
 
-    "name: type = default" with both parts optional, "/" behind the positional-only ones, "*" before the keyword-only
+    "name: type = default" with both parts optional, "/" after the positional-only ones, "*" before the keyword-only
     ones, "*args", "**kwargs".
     """
     parameters: list[inspect.Parameter] = []

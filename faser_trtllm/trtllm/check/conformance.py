@@ -82,7 +82,7 @@ def _written_type(setter: Any) -> str:
 
 
 def _has_instance_attribute(found: type, name: str) -> bool:
-    """Whether the class itself tells of it: a property, an annotation, or a field of a model."""
+    """True if the class itself tells of it: a property, an annotation, or a field of a model."""
     fields = getattr(found, "model_fields", {})
     return (
         hasattr(found, name) or name in fields or any(name in vars(c).get("__annotations__", {}) for c in found.__mro__)
@@ -158,7 +158,7 @@ def _compare_types(recorded: inspect.Parameter, installed: inspect.Parameter) ->
 
 
 def _differs(recorded: Any, installed: Any) -> bool:
-    """Whether a default is another; those that are objects of the package are not compared, only that there is one."""
+    """True if a default differs; those that are objects of the package are not compared, only that there is one."""
     if recorded is _EMPTY or installed is _EMPTY:
         return recorded is not _EMPTY
     return not isinstance(recorded, Symbol) and recorded != installed and not callable(installed)

@@ -87,7 +87,7 @@ class TableEngine(HostPruning, Closing):
 
 @dataclass
 class TinyRun:
-    """What a run gave: tokens by request, and how often requests were paused, chunked, and drafts accepted."""
+    """Results of a run: tokens by request, and how often requests were paused, chunked, and drafts accepted."""
 
     tokens: dict[str, list[int]]
     num_paused: int = 0

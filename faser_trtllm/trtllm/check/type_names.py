@@ -47,7 +47,7 @@ def annotation_text(annotation: Any) -> str:
 
 
 def differ(recorded: str, installed: str, *, may_be_none: bool = False) -> bool:
-    """Whether a value of the recorded type may not be passed. may_be_none: the installed default is None."""
+    """True if a value of the recorded type may not be passed. may_be_none: the installed default is None."""
     ours, theirs = alternatives(recorded), alternatives(installed)
     return bool(ours and theirs) and bool(ours - theirs - ({"None"} if may_be_none else set()))
 

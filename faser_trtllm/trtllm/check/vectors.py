@@ -36,7 +36,7 @@ class VectorLimits:
 
 @dataclass(frozen=True, slots=True)
 class VectorRequest:
-    """generated: tokens behind the prompt, the last without KV. position: how far a context has run."""
+    """generated: tokens after the prompt, the last without KV. position: how far a context has run."""
 
     prompt: int
     max_tokens: int

@@ -90,7 +90,7 @@ def gather(source: str, judged: Iterable[Verdict]) -> Conversion:
 
 
 def is_trtllm(data: Mapping[Any, Any]) -> bool:
-    """Whether a configuration is TensorRT-LLM's: some keys exist only there, and none only in faser.yaml.
+    """True if a configuration is TensorRT-LLM's: some keys exist only there, and none only in faser.yaml.
 
     A misspelt key counts as the key it resembles. Keys that exist in both mean the same.
     """
@@ -153,7 +153,7 @@ def _walk(data: Mapping[Any, Any], rules: Rules, section: str) -> Iterator[Verdi
 
 
 def _meant(name: Any, section: str, rules: Rules) -> str:
-    """What an unknown key may stand for: a key of another section, or one that it resembles.
+    """The key that an unknown one may stand for: a key of another section, or one that it resembles.
 
     "kv_cache_config.kv_cache_dtype" -> "kv_cache_config.dtype".
     """
