@@ -36,5 +36,5 @@ def log_probs(logits: Tensor, asked: TokenRows) -> LogProbs:
     certain = torch.where(place == 0, 0.0, -torch.inf).double()
     probs = torch.where(column(entries["mode"] == native.GREEDY), certain, probs)
     found = torch.where(ids == column(asked.token_ids).long(), probs, -torch.inf).amax(-1)
-    best, logs = ids[:, :num_top].int().cpu().numpy(), probs[:, :num_top].cpu().numpy()
+    best, logs = ids[:, :num_top].int().cpu().numpy(), probs[:, :num_top].contiguous().cpu().numpy()
     return LogProbs(found.cpu().numpy(), [(best[i, :num], logs[i, :num]) for i, num in enumerate(asked.num_top)])
