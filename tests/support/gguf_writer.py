@@ -9,8 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
-from safetensors.torch import load_file as load_torch
+from safetensors.torch import load_file
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 _LAYOUTS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", U64: "Q", I64: "q", F64: "d"}
@@ -101,13 +100,8 @@ def gguf_of(checkpoint: Path, kind: int) -> tuple[dict[str, tuple[int, Any]], di
 
 
 def read_float32(checkpoint: Path) -> dict[str, np.ndarray]:
-    tensors: dict[str, np.ndarray] = {}
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        try:
-            tensors |= {name: array.astype(np.float32) for name, array in load_file(file).items()}
-        except TypeError:  # numpy has no bfloat16
-            tensors |= {name: tensor.float().numpy() for name, tensor in load_torch(file).items()}
-    return tensors
+    files = sorted(checkpoint.glob("*.safetensors"))
+    return {name: tensor.float().numpy() for file in files for name, tensor in load_file(file).items()}
 
 
 def neighbours(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -103,7 +103,7 @@ def draft(pair: Pair, requests: list[tuple[list[int], int, int, int]], params: S
 
 
 def laws(pair: Any, tokens: list[int], num_tokens: int, first: int) -> np.ndarray:
-    """Distributions [.., vocab] behind tokens[:first], tokens[:first + 1] and so on, of which the target has run all
+    """Distributions [.., vocab] after tokens[:first], tokens[:first + 1] and so on, of which the target has run all
     but the last of num_tokens: beyond, a head goes on from its own outputs, and Medusa has a head a place."""
     hidden = pair.hidden(tokens[: num_tokens - 1])
     if pair.is_medusa:
