@@ -17,10 +17,11 @@ from faser_trtllm.ops.cuda import append_kv, compact_rows, early_exit, verify_at
 from faser_trtllm.ops.cuda.tensors import PagedKv
 from faser_trtllm.ops.prune_rows import kept_rows, prune_rows_reference
 from tests.builder.plugins import stand_in
+from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.exit_inputs import EPS
-from tests.ops.cuda.exit_inputs import inputs as early_exit_inputs
-from tests.ops.cuda.pruned_batches import batch_of, boundary_batch, listed_rows
+from tests.ops.cuda.exit_cases import EPS
+from tests.ops.cuda.exit_cases import inputs as early_exit_inputs
+from tests.ops.cuda.prune_cases import boundary_batch
 
 TORCH_TYPES = {"BF16": torch.bfloat16, "HALF": torch.float16, "INT32": torch.int32, "FLOAT": torch.float32}
 

@@ -19,11 +19,12 @@ from faser_trtllm.ops.cuda.set_conditional import set_conditional
 from tests.ops.cuda.accept_batches import FIELDS as ACCEPT_FIELDS
 from tests.ops.cuda.accept_batches import SmallBlocks, run_every_mode
 from tests.ops.cuda.append_cases import append_case, normed_case
+from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.copied_tokens import compare
 from tests.ops.cuda.emulation import EmulatedModule, emulated
-from tests.ops.cuda.exit_inputs import EPS, inputs
+from tests.ops.cuda.exit_cases import EPS, inputs
 from tests.ops.cuda.paged_cases import paged_case
-from tests.ops.cuda.pruned_batches import batch_of, boundary_batch, listed_rows
+from tests.ops.cuda.prune_cases import boundary_batch
 from tests.ops.cuda.sample_cases import FIELDS, SampleCase
 
 Results = Iterator[torch.Tensor | np.ndarray]

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from faser_trtllm.core.batch import RaggedBatch, keep_rows
 from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.compact_rows import compact_rows_reference
-from tests.ops.cuda.compacted_rows import MAX_SEQ_LEN, assert_is_the_reference, check_arbitrary_data, run
+from tests.ops.cuda.compact_cases import (
+    MAX_SEQ_LEN,
+    assert_is_the_reference,
+    batch_of,
+    check_arbitrary_data,
+    listed_rows,
+    run,
+)
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.pruned_batches import batch_of, listed_rows
 from tests.support.effort import examples
 
 

@@ -8,8 +8,7 @@ from faser_trtllm.errors import InvalidArgumentError
 from faser_trtllm.ops.cuda.early_exit import MAX_CANDIDATES
 from faser_trtllm.ops.prune_rows import rank_and_gap
 from tests.ops.cuda.emulation import NO_KERNELS, emulated
-from tests.ops.cuda.exit_inputs import inputs
-from tests.ops.cuda.exit_runs import assert_equal_but_for_rounding, check_what_does_not_exist, expected, run
+from tests.ops.cuda.exit_cases import assert_equal_but_for_rounding, check_what_does_not_exist, expected, inputs, run
 
 
 def check(launcher, device="cpu", dtype=torch.bfloat16):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.ops.cuda.emulation import emulated
-from tests.ops.cuda.pruned_batches import boundary_batch
-from tests.ops.cuda.pruned_rows import assert_is_the_reference
+from tests.ops.cuda.prune_cases import assert_is_the_reference, boundary_batch
 from tests.support.effort import examples
 
 

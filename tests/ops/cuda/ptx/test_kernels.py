@@ -23,18 +23,17 @@ from faser_trtllm.ops.cuda.take_step import StepInputs, take_step, take_step_ref
 from tests.ops.cuda import (
     accept_batches,
     append_cases,
-    compacted_rows,
+    compact_cases,
     copied_tokens,
-    exit_runs,
-    pruned_rows,
+    exit_cases,
+    prune_cases,
     quantized_rows,
     sample_cases,
     silu_case,
 )
 from tests.ops.cuda.accept_batches import SMALL_BLOCK, SmallLaunches
-from tests.ops.cuda.exit_inputs import inputs
+from tests.ops.cuda.compact_cases import batch_of, listed_rows
 from tests.ops.cuda.paged_cases import garbage
-from tests.ops.cuda.pruned_batches import batch_of, boundary_batch, listed_rows
 from tests.ops.cuda.ptx.interpretation import InterpretedModule, program_of
 from tests.support.effort import pick
 from tests.support.sampling_slots import Slots
@@ -87,9 +86,9 @@ def test_set_conditional(memory, arch, order):
 @every_way
 def test_prune_rows(memory, arch, order):
     module = InterpretedModule(program_of("prune_rows", arch), memory, warps_apart=order)
-    scores, batch = boundary_batch(3, [4, 1, 6, 0, 9], [2, 5])
+    scores, batch = prune_cases.boundary_batch(3, [4, 1, 6, 0, 9], [2, 5])
     for launcher in (module, OfPositions(module)):
-        kept = pruned_rows.assert_is_the_reference(launcher, scores, batch, 3)
+        kept = prune_cases.assert_is_the_reference(launcher, scores, batch, 3)
         assert 0 < (kept == batch.num_rows).sum() < kept.size
 
 
@@ -99,7 +98,7 @@ def test_compact_rows(memory, arch, order, dtype):
     hidden, positions, cu_q_lens, kv_lens = batch_of([4, 1, 7, 3], [10, 0, 33, 2], 74, dtype)
     arguments = (hidden, positions, listed_rows(cu_q_lens, [2, 1, 7, 1], 14), cu_q_lens, kv_lens)
     module = InterpretedModule(program_of("compact_rows", arch), memory, warps_apart=order)
-    compacted_rows.assert_is_the_reference(compacted_rows.run(module, *arguments), *arguments)
+    compact_cases.assert_is_the_reference(compact_cases.run(module, *arguments), *arguments)
 
 
 @every_way
@@ -107,11 +106,11 @@ def test_compact_rows(memory, arch, order, dtype):
 def test_early_exit(memory, arch, order, dtype):
     module = InterpretedModule(program_of("early_exit", arch), memory, warps_apart=order)
     for hidden_size in (64, 75):  # 75 is not a whole number of packs
-        arguments = inputs(1, hidden_size=hidden_size, dtype=dtype)
-        found = exit_runs.run(module, arguments)
-        exit_runs.assert_equal_but_for_rounding(found, exit_runs.expected(arguments))
+        arguments = exit_cases.inputs(1, hidden_size=hidden_size, dtype=dtype)
+        found = exit_cases.run(module, arguments)
+        exit_cases.assert_equal_but_for_rounding(found, exit_cases.expected(arguments))
     if dtype is torch.bfloat16:
-        exit_runs.check_what_does_not_exist(module)
+        exit_cases.check_what_does_not_exist(module)
 
 
 @every_way
@@ -219,7 +218,7 @@ def test_accept(memory, arch, order, dtype):
 def test_arbitrary_data_is_harmless(memory):
     """What a builder may feed: no address leaves the tensors, of reads either, which the emulator does not check."""
     module = InterpretedModule(program_of("compact_rows"), memory, max_steps=100_000)
-    compacted_rows.check_arbitrary_data(module)
+    compact_cases.check_arbitrary_data(module)
     module = InterpretedModule(program_of("append_kv"), memory, max_steps=100_000)
     for seed in range(pick(6, 60)):
         generator = torch.Generator().manual_seed(seed)
@@ -235,11 +234,11 @@ def test_arbitrary_data_is_harmless(memory):
         copy_kv.copy_kv(module, copies, copied_tokens.random_cache((2, 3, 2, 16, 64), torch.bfloat16, seed))
     module = InterpretedModule(program_of("early_exit"), memory, max_steps=100_000)
     for seed in range(pick(3, 20)):
-        arguments = inputs(seed, num_candidates=3)
+        arguments = exit_cases.inputs(seed, num_candidates=3)
         generator = torch.Generator().manual_seed(seed)
         for index in (1, 4, 5):
             arguments[index] = garbage(generator, arguments[index])
-        exit_runs.run(module, arguments)
+        exit_cases.run(module, arguments)
 
 
 def test_no_kernel_is_left_out():

@@ -1,12 +1,28 @@
-"""compact_rows by any launcher, beside its reference."""
+"""Batches with rows to drop, and compact_rows by any launcher next to its reference."""
 
 import numpy as np
 import torch
 
 from faser_trtllm.ops.cuda.compact_rows import CompactedRows, compact_rows, compact_rows_reference
-from tests.ops.cuda.pruned_batches import batch_of
 
 MAX_SEQ_LEN = 512
+
+
+def batch_of(rows_per_request, past, hidden_size, dtype=torch.bfloat16, seed=0):
+    """hidden, positions, cu_q_lens, kv_lens of requests with this many new rows behind this many old ones."""
+    cu_q_lens = np.cumsum([0, *rows_per_request]).astype(np.int32)
+    positions = [np.arange(p, p + n) for n, p in zip(rows_per_request, past, strict=True)]
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(int(cu_q_lens[-1]), hidden_size, generator=generator).to(dtype)
+    kv_lens = np.array(past, np.int32) + np.array(rows_per_request, np.int32)
+    positions = np.concatenate([np.zeros(0), *positions]).astype(np.int32)
+    return hidden, torch.tensor(positions), torch.tensor(cu_q_lens), torch.tensor(kv_lens, dtype=torch.int32)
+
+
+def listed_rows(cu_q_lens, num_kept, bucket):
+    starts = cu_q_lens[:-1].tolist()
+    rows = [row for start, n in zip(starts, num_kept, strict=True) for row in range(start, start + n)]
+    return torch.tensor(rows + [-1] * (bucket - len(rows)), dtype=torch.int32)
 
 
 def run(launcher, hidden, positions, rows, cu_q_lens, kv_lens, device="cpu"):
