@@ -20,7 +20,7 @@ from types import TracebackType
 
 from pydantic import TypeAdapter, ValidationError
 
-from faser_trtllm.builder.engine_file import TENSORRT_MAGIC
+from faser_trtllm.builder.engine_file import TENSORRT_MAGIC, round_up
 from faser_trtllm.builder.network.options import NetworkOptions, TensorSpec
 from faser_trtllm.core.closing import Closing
 from faser_trtllm.errors import EngineFileError, FaserError, reason_of
@@ -109,7 +109,7 @@ class PlanFileWriter:
 
     def add(self, info: PlanInfo, plan: memoryview) -> None:
         """Append a plan's bytes, hashing them in chunks; OSError from the file system."""
-        offset = _round_up(self._file.tell())
+        offset = round_up(self._file.tell(), PLAN_ALIGNMENT)
         self._file.seek(offset)
         digest = hashlib.sha256()
         plan = plan.cast("B")
@@ -199,10 +199,6 @@ def arch_capability(arch: str) -> str:
     """ "sm_89" -> "8.9", "sm_120" -> "12.0"."""
     digits = arch.removeprefix("sm_").rstrip("af")
     return f"{digits[:-1]}.{digits[-1]}"
-
-
-def _round_up(offset: int) -> int:
-    return -(-offset // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
 
 
 def _read_table(mapping: mmap.mmap, size: int, label: str) -> PlanTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,16 @@ CONTEXT_BUCKET = 16  # tokens
 CACHE_SIZE = 2048
 MEASURED, MODELLED = "measured", "modelled"  # CostTable.source
 NEWER_SLOPES = ("per_request_context_ms", "per_context_ms", "context_limit")  # of CostCurve, which old files lack
+
+
+def write_json(data: Mapping[str, object], path: Path) -> None:
+    """Write a JSON file atomically; OSError if its directory cannot be written."""
+    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        staged.write_text(json.dumps(data, indent=1) + "\n")
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def context_bucket(context_len: float) -> int:
@@ -297,10 +308,8 @@ class CostTable:
             raise ConfigError(f"the cost table lacks or garbles {error}; run `faser profile` again") from error
 
     def save(self, path: Path) -> None:
-        """Write atomically: readers see the old table or the new one."""
-        staged = path.with_name(path.name + ".tmp")
-        staged.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        staged.replace(path)
+        """Write a file of to_json(); readers see the old table or the new one."""
+        write_json(self.to_json(), path)
 
     @staticmethod
     def load(path: Path, fingerprint: Fingerprint) -> CostTable:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
 from faser_trtllm.config import ExecutorConfig
+from faser_trtllm.core.cost_table import write_json
 from faser_trtllm.costmodel.fingerprint import PROFILE, extra_table_path, find_costs, gpu_model
 from faser_trtllm.errors import ConfigError, FaserError
 from faser_trtllm.partition.core_set import CoreSet
@@ -83,11 +84,11 @@ def measure_once(
             return None
         # Both import the whole executor, which is not needed if a table fits.
         from faser_trtllm.profiling.options import ProfileOptions
-        from faser_trtllm.profiling.profile import measure_engine_dir, write_report
+        from faser_trtllm.profiling.profile import measure_engine_dir
 
         options = ProfileOptions(engine_dir, quick=True, cores=cores, num_threads=num_threads)
         report = measure_engine_dir(options, progress)
-        write_report(report, missing.path or extra_table_path(engine_dir, report.table.fingerprint))
+        write_json(report.to_json(), missing.path or extra_table_path(engine_dir, report.table.fingerprint))
         return report.seconds
 
 

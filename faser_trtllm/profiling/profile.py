@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from faser_trtllm.backends import find_backend
 from faser_trtllm.builder.engine_dir import EngineDir
-from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference
+from faser_trtllm.core.cost_table import ALL, CostSample, CostTable, Fingerprint, Interference, write_json
 from faser_trtllm.costmodel.fingerprint import PROFILE, fingerprint_of
 from faser_trtllm.errors import ConfigError
 from faser_trtllm.profiling.calibrate import Calibration, calibrate
@@ -53,7 +50,7 @@ def profile_engine_dir(options: ProfileOptions, progress: Progress | None = None
     Raises as measure_engine_dir, and OSError if the directory cannot be written.
     """
     report = measure_engine_dir(options, progress)
-    write_report(report, options.engine_dir / PROFILE)
+    write_json(report.to_json(), options.engine_dir / PROFILE)
     if options.plot and not options.quick:
         write_plot(report, options.engine_dir / PLOT_FILE)
     return report
@@ -153,16 +150,6 @@ def _open_probe(engines: EngineDir, options: ProfileOptions) -> Probe:
     from faser_trtllm.profiling.gpu_probe import open_gpu_probe
 
     return open_gpu_probe(engines, options.quick, options.lanes)
-
-
-def write_report(report: ProfileReport, path: Path) -> None:
-    """Write the file atomically."""
-    staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        staged.write_text(json.dumps(report.to_json(), indent=1) + "\n")
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
 
 
 def grid(limits: Limits, partitions: tuple[str, ...], options: ProfileOptions, has_draft: bool = True) -> list[Point]:
