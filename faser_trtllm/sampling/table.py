@@ -55,34 +55,31 @@ class SamplingTable:
         """Set up the slot for the request, whose arrays must not be replaced afterwards."""
         params = request.params
         mode = request.sampling_mode
-        kept: list[npt.NDArray[Any]] = [request.tokens, request.draft_margins, request.draft_candidates]
-        kept += [request.draft_sources, request.draft_runners_up]
+        words = params.bad_words
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "tokens": request.tokens,
+            "draft_margins": request.draft_margins,
+            "draft_sources": request.draft_sources,
+            "draft_candidates": request.draft_candidates,
+            "draft_runners_up": request.draft_runners_up,
+            "end_ids": np.array(params.end_ids, np.int32),
+            "bias_ids": np.array([token for token, _ in params.logit_bias], np.int32),
+            "bias_values": np.array([value for _, value in params.logit_bias], np.float32),
+            "bad_words": np.array([token for word in words for token in word], np.int32),
+            "cu_bad_words": np.cumsum([0, *map(len, words)] if words else [], dtype=np.int32),
+        }
         entry: dict[str, Any] = NO_FILTERS | {
             name: value for name in _PLAIN_FIELDS if (value := getattr(params, name)) is not None
         }
+        entry |= {name: address_of(array, array.dtype) for name, array in arrays.items() if array.size}
         entry |= {
-            "tokens": address_of(request.tokens, np.int32),
-            "draft_margins": address_of(request.draft_margins, np.float32),
-            "draft_sources": address_of(request.draft_sources, np.int8),
             "prompt_len": request.prompt_len,
             "mode": mode,
             "temperature": params.effective_temperature,
             "num_end_ids": len(params.end_ids),
             "num_bias": len(params.logit_bias),
-            "num_bad_words": len(params.bad_words),
+            "num_bad_words": len(words),
         }
-        if request.draft_candidates.size:
-            entry["draft_candidates"] = address_of(request.draft_candidates, np.int32)
-        if request.draft_runners_up.size:
-            entry["draft_runners_up"] = address_of(request.draft_runners_up, np.int32)
-        if params.end_ids:
-            entry["end_ids"] = _keep(kept, params.end_ids, np.int32)
-        if params.logit_bias:
-            entry["bias_ids"] = _keep(kept, [token for token, _ in params.logit_bias], np.int32)
-            entry["bias_values"] = _keep(kept, [value for _, value in params.logit_bias], np.float32)
-        if params.bad_words:
-            entry["bad_words"] = _keep(kept, [token for word in params.bad_words for token in word], np.int32)
-            entry["cu_bad_words"] = _keep(kept, np.cumsum([0, *map(len, params.bad_words)]), np.int32)
         if mode == native.SEEDED:
             entry["key"] = params.seed
         elif mode == native.SAMPLED:
@@ -95,7 +92,7 @@ class SamplingTable:
         row = self.array[slot]
         for name, value in entry.items():
             row[name] = value
-        self._kept[slot] = tuple(kept)
+        self._kept[slot] = tuple(arrays.values())
 
     def park(self, slot: int, request: Request) -> None:
         """Keep the draft probs of a preempted request's pending drafts until it is bound again, or forgotten."""
@@ -123,10 +120,3 @@ class SamplingTable:
         """Drafts of a source (native.BY_MODEL, native.BY_SUFFIX) that were tested, and those that passed, since the
         start."""
         return int(self.array["num_tested"][:, source].sum()), int(self.array["num_passed"][:, source].sum())
-
-
-def _keep(kept: list[npt.NDArray[Any]], values: npt.ArrayLike, dtype: type[np.generic]) -> int:
-    """Copy the values to an array that lives as long as the slot's entry and return its address."""
-    array = np.array(values, dtype)
-    kept.append(array)
-    return address_of(array, dtype)
